@@ -1,0 +1,95 @@
+"""The preallocated key-value cache: a length for each row, and roll-back by moving it.
+
+Slots at or beyond a row's length are stale. They are masked by position and overwritten by the
+next write, never zeroed: a zeroed key would still add e^0 to the softmax.
+"""
+
+import dataclasses
+from typing import Protocol, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+# Attention reads the cache in blocks of this many slots, so that cost follows use.
+BLOCK = 256
+
+
+class Cache(Protocol):
+    """What the loop needs of a cache, whatever it holds."""
+
+    length: Int[Array, "b"]
+
+    def append(self, entries) -> Self:
+        """Stores what a model call returned for its fed tokens, and advances by that many."""
+
+    def truncate(self, length: Int[Array, "b"]) -> Self:
+        """Forgets every token at or after `length`, row by row."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The keys and values of freshly fed tokens, not yet in any cache."""
+
+    keys: Float[Array, "l b g t d"]
+    values: Float[Array, "l b g t d"]
+
+    def pad(self, count: int) -> Self:
+        """The same entries followed by stale ones, `count` in all."""
+        return jax.tree.map(lambda x: _pad_axis(x, 3, count), self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds."""
+
+    keys: Float[Array, "l b g s d"]
+    values: Float[Array, "l b g s d"]
+    length: Int[Array, "b"]
+
+    @classmethod
+    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype) -> Self:
+        """A cache of `capacity` slots a row, rounded up to whole attention blocks."""
+        capacity = -(-capacity // BLOCK) * BLOCK
+        shape = (layers, batch, heads, capacity, head_dim)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    def append(self, entries: Entries) -> Self:
+        """Writes each row's entries at its own length.
+
+        The caller leaves room: a row needs `length + t <= capacity`.
+        """
+        return type(self)(
+            _write(self.keys, entries.keys, self.length),
+            _write(self.values, entries.values, self.length),
+            self.length + entries.keys.shape[3],
+        )
+
+    def truncate(self, length: Int[Array, "b"]) -> Self:
+        """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""
+        return dataclasses.replace(self, length=length)
+
+
+def _pad_axis(x: Array, axis: int, count: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, count - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+def _write(buffer, fresh, start):
+    if buffer.shape[1] == 1:
+        zero = jnp.zeros((), start.dtype)
+        return jax.lax.dynamic_update_slice(buffer, fresh.astype(buffer.dtype), (zero, zero, zero, start[0], zero))
+    write_row = jax.vmap(
+        lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2),
+        in_axes=(1, 1, 0),
+        out_axes=1,
+    )
+    return write_row(buffer, fresh.astype(buffer.dtype), start)

@@ -1,0 +1,186 @@
+"""Validation at the boundary: what was got, what was expected, what to pass instead.
+
+Shapes and static options are always checked. Values are checked when they are concrete; inside
+a caller's `jit` they are not, and `traced_status` reports them in the result instead.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int
+
+from jaxspec.sampling import Policy, Sampling
+from jaxspec.state import Status
+
+
+def is_concrete(*values: Any) -> bool:
+    """Whether no value is traced, so that the host may look at them."""
+    return not any(isinstance(leaf, jax.core.Tracer) for value in values for leaf in jax.tree.leaves(value))
+
+
+def draft_length(k: int) -> None:
+    """Raises unless `k` is an integer of at least 0."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
+
+
+def same_vocabulary(*, draft: int, target: int) -> None:
+    """Raises unless draft and target have equally many tokens."""
+    if draft != target:
+        raise ValueError(
+            f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
+            f"{target}; pass a draft model trained with the target's tokenizer"
+        )
+
+
+def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
+    """Raises unless the prompt is `[b, t]` integers with ids in range and lengths in `[1, t]`."""
+    if not hasattr(tokens, "ndim") or tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        shape, dtype = getattr(tokens, "shape", None), getattr(tokens, "dtype", type(tokens).__name__)
+        raise ValueError(
+            f"prompt must be an integer array [batch, time], got shape {shape} and dtype {dtype}; "
+            "pass jnp.asarray([[1, 2, 3]]), shorter rows padded on the right and named in prompt_length"
+        )
+    if tokens.shape[0] == 0 or tokens.shape[1] == 0:
+        raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
+    if prompt_length is not None and is_concrete(prompt_length):
+        lengths = np.asarray(prompt_length)
+        if lengths.shape not in ((), (tokens.shape[0],)) or not np.issubdtype(lengths.dtype, np.integer):
+            raise ValueError(
+                f"prompt_length must be one integer or one a row, got shape {lengths.shape} and dtype "
+                f"{lengths.dtype} for {tokens.shape[0]} rows"
+            )
+        if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
+            raise ValueError(
+                f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
+                "an empty prompt has no law to sample from: pass at least a start token"
+            )
+    if is_concrete(tokens, prompt_length):
+        ids, lengths = np.asarray(tokens), np.broadcast_to(
+            tokens.shape[1] if prompt_length is None else np.asarray(prompt_length), tokens.shape[:1]
+        )
+        used = ids[np.arange(ids.shape[1])[None] < lengths[:, None]]
+        if used.min() < 0 or used.max() >= vocab_size:
+            bad = used[(used < 0) | (used >= vocab_size)][0]
+            raise ValueError(
+                f"prompt has token id {bad}, expected ids in [0, {vocab_size}); "
+                "was it encoded with another model's tokenizer?"
+            )
+
+
+def sampling(policy: Policy, batch: int) -> None:
+    """Raises unless each sampling parameter is a scalar or `[b]`, and in range."""
+    if not isinstance(policy, Sampling):
+        return
+    ranges = {
+        "temperature": (policy.temperature, lambda x: x >= 0, ">= 0; 0 is greedy"),
+        "top_p": (policy.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]; 1 keeps every token"),
+        "min_p": (policy.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]; 0 keeps every token"),
+        "top_k": (policy.top_k, lambda x: x == np.floor(x), "an integer; 0 keeps every token"),
+    }
+    for name, (value, in_range, expected) in ranges.items():
+        if value is None:
+            continue
+        if jnp.shape(value) not in ((), (batch,)):
+            raise ValueError(
+                f"{name} must be one value or one a row, got shape {jnp.shape(value)} for {batch} rows"
+            )
+        if is_concrete(value):
+            values = np.asarray(value, np.float64)
+            if not np.all(np.isfinite(values) & in_range(values)):
+                raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
+
+
+def max_new_tokens(value: Any, batch: int) -> None:
+    """Raises unless it is one non-negative integer or one a row."""
+    if jnp.shape(value) not in ((), (batch,)) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        raise ValueError(
+            f"max_new_tokens must be one integer or one a row, got shape {jnp.shape(value)} and dtype "
+            f"{jnp.result_type(value)} for {batch} rows"
+        )
+    if is_concrete(value) and np.min(value) < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
+
+
+def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
+    """Raises unless `total` tokens a row fit the capacity and each model's context."""
+    if capacity is not None and total > capacity:
+        raise ValueError(
+            f"prompt and new tokens need {total} slots, capacity is {capacity}; "
+            f"pass capacity={total} or more, or a shorter prompt"
+        )
+    for name, context in contexts.items():
+        if context is not None and total > context:
+            raise ValueError(
+                f"prompt and new tokens are {total} together, the {name} model's context is {context}; "
+                "shorten the prompt or lower max_new_tokens"
+            )
+
+
+def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n"] | Array:
+    """Stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
+    if not is_concrete(value):
+        array = value
+    else:
+        array = np.asarray(value)
+        array = array.astype(np.int32) if array.size == 0 else array
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"stop_tokens must be integers, got dtype {array.dtype}")
+        if array.size and (array.min() < -1 or array.max() >= vocab_size):
+            raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
+    if array.ndim == 0:
+        array = array[None]
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != batch):
+        raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {array.shape} for {batch} rows")
+    return jnp.broadcast_to(jnp.asarray(array, jnp.int32), (batch, array.shape[-1]))
+
+
+def key_needed(key: Any, policy: Policy) -> None:
+    """Raises where a policy draws and there is no key to draw with."""
+    if key is None and not policy.greedy:
+        raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")
+
+
+def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
+    """Raises where a verifier changes the law and the caller has not agreed."""
+    if not lossless and not lossy:
+        raise ValueError(f"{name} does not keep the target's law; pass lossy=True to accept that")
+
+
+def traced_status(
+    tokens: Int[Array, "b t"],
+    prompt_length: Int[Array, "b"],
+    limit_fits: Array,
+    policy: Policy,
+    vocab_size: int,
+) -> Int[Array, "b"]:
+    """The `Status` of each row from values that the host could not look at."""
+    used = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < prompt_length[:, None]
+    in_range = jnp.all(~used | ((tokens >= 0) & (tokens < vocab_size)), axis=1)
+    length_ok = (prompt_length >= 1) & (prompt_length <= tokens.shape[1])
+    status = jnp.full(tokens.shape[:1], Status.OK, jnp.int32)
+    for good, code in (
+        (_sampling_in_range(policy), Status.BAD_SAMPLING),
+        (limit_fits, Status.BAD_MAX_NEW_TOKENS),
+        (in_range, Status.TOKEN_OUT_OF_RANGE),
+        (length_ok, Status.BAD_PROMPT_LENGTH),
+    ):
+        status = jnp.where(good, status, jnp.int32(code))
+    return status
+
+
+def _sampling_in_range(policy: Policy) -> Array:
+    if not isinstance(policy, Sampling):
+        return jnp.ones((), jnp.bool_)
+    good = (policy.temperature >= 0) & (policy.temperature < math.inf)
+    if policy.top_p is not None:
+        good = good & (policy.top_p > 0) & (policy.top_p <= 1)
+    if policy.min_p is not None:
+        good = good & (policy.min_p >= 0) & (policy.min_p <= 1)
+    return good

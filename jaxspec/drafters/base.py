@@ -1,0 +1,84 @@
+"""What a drafter is: the cheap guesser whose drafts a verifier checks."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+
+from jaxspec.model import Model
+from jaxspec.prefill import Prefilled
+from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.verifiers.base import Draws
+
+
+class Drafter(abc.ABC):
+    """Guesses up to `k` tokens a round. A frozen pytree; what changes lives in its own state.
+
+    Attributes:
+      k: drafted tokens a round, static.
+      deterministic: guesses are a function of the text, so their law is one-hot.
+      capture: which of the target's hidden states `init` and `observe` are given.
+    """
+
+    k: int
+    deterministic: ClassVar[bool] = False
+    capture: tuple[int, ...] = ()
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it can draft for; `None` if it has no bound."""
+        return None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Draft lengths that verification is compiled for, rising, the last of them `k`.
+
+        Each round runs the shortest that holds every row's valid drafts.
+        """
+        return (self.k,)
+
+    def check(self, target: Model) -> None:  # noqa: B027 (nothing to check is the common case)
+        """Raises `ValueError` if this drafter cannot draft for `target`."""
+
+    @abc.abstractmethod
+    def init(self, context: Context, prefilled: Prefilled, slots: int) -> Any:
+        """The state before the first round.
+
+        Args:
+          context: the padded prompt, its lengths, and the target; every row is live.
+          prefilled: the target's pass over it, with the captured states.
+          slots: how many cache slots a row may ever need, a round's drafts included.
+        """
+
+    @abc.abstractmethod
+    def propose(self, draws: Draws, state: Any, context: Context) -> tuple[Proposal, Any]:
+        """Drafts `k` tokens after the committed ones.
+
+        Stochastic drafts are drawn with `draws.draft_noise(offset, vocab_size)`.
+        """
+
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[jax.Array, ...]) -> Any:
+        """Takes in a round's outcome; `context` is the one before it.
+
+        `hidden[i]` is `[b, k + 1, d]`: the captured states of the last token and the drafts.
+        """
+        del context, verdict, hidden
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NoDrafter(Drafter):
+    """Drafts nothing: plain decoding, by the same code."""
+
+    k: ClassVar[int] = 0
+    deterministic: ClassVar[bool] = True
+
+    def init(self, context, prefilled, slots):
+        return ()
+
+    def propose(self, draws, state, context):
+        batch = context.tokens.shape[0]
+        empty = jax.numpy.zeros((batch, 0), jax.numpy.int32)
+        return Proposal(empty, empty.astype(bool)), state

@@ -1,0 +1,85 @@
+"""Prompt lookup: what followed the last time the text ended like this."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxspec import checks
+from jaxspec.drafters.base import Drafter
+from jaxspec.state import Proposal
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NGramDrafter(Drafter):
+    """Copies what followed the longest, then latest, earlier occurrence of the text's end.
+
+    Searches the row's own tokens on the device (Saxena, prompt lookup decoding, 2023). A match
+    that runs into the end of the text is continued periodically. A row without a match drafts
+    nothing, and a round without any costs what plain decoding costs.
+
+    Attributes:
+      k: drafted tokens a round.
+      max_ngram: the longest end that is looked for.
+      min_ngram: the shortest; raise it for fewer and better guesses.
+    """
+
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    max_ngram: int = dataclasses.field(default=4, metadata={"static": True})
+    min_ngram: int = dataclasses.field(default=2, metadata={"static": True})
+
+    deterministic: ClassVar[bool] = True
+
+    def __post_init__(self):
+        checks.draft_length(self.k)
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ValueError(
+                "NGramDrafter needs 1 <= min_ngram <= max_ngram, "
+                f"got min_ngram={self.min_ngram} and max_ngram={self.max_ngram}"
+            )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (0, self.k) if self.k else (0,)
+
+    def init(self, context, prefilled, slots):
+        return ()
+
+    def propose(self, draws, state, context):
+        matched, end = find_latest_match(context.tokens, context.length, self.max_ngram)
+        tokens = _continuation(context.tokens, context.length, end, self.k)
+        found = matched >= self.min_ngram
+        return Proposal(tokens, jnp.broadcast_to(found[:, None], tokens.shape)), state
+
+
+def find_latest_match(
+    tokens: Int[Array, "b s"], length: Int[Array, "b"], max_ngram: int
+) -> tuple[Int[Array, "b"], Int[Array, "b"]]:
+    """Where the end of each row's text occurred before: longest match first, then latest.
+
+    Returns:
+      How many tokens match (0 to `max_ngram`), and the position of the last of them.
+    """
+    slots = tokens.shape[1]
+    positions = jnp.arange(slots, dtype=jnp.int32)[None]
+    matched = jnp.zeros(tokens.shape, jnp.int32)
+    still: Bool[Array, "b s"] = positions < length[:, None] - 1
+    for back in range(max_ngram):
+        at = jnp.maximum(length - 1 - back, 0)[:, None]
+        suffix = jnp.take_along_axis(tokens, at, axis=1)
+        shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :slots]
+        still = still & (shifted == suffix)
+        matched = matched + still
+    best = jnp.argmax(matched * slots + positions * (matched > 0), axis=1).astype(jnp.int32)
+    return jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0], best
+
+
+def _continuation(tokens, length, end, k: int):
+    """The `k` tokens after position `end`, repeating with the match's period past the text."""
+    period = jnp.maximum(length - 1 - end, 1)
+    offsets = jnp.arange(k, dtype=jnp.int32)[None] % period[:, None]
+    return jnp.take_along_axis(tokens, end[:, None] + 1 + offsets, axis=1)

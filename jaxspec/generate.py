@@ -1,0 +1,245 @@
+"""The loop. Speculative decoding as one jitted `lax.while_loop` over rounds.
+
+Invariants:
+
+1. `tokens[b, :length[b]]` is final. Nothing beyond it is read as history.
+2. The target's cache holds exactly `length - 1` tokens: the last committed token is always
+   unfed. A round feeds `[last, drafts]` and gets one row of logits more than there are drafts.
+3. A model drafter's cache lags by at most two tokens: its first pass feeds a window of two.
+4. Buffers hold `prompt + max_new_tokens + k + 1` slots; what is not emitted is dropped.
+5. A finished row is frozen: it emits nothing and changes no other row.
+6. What a row emits depends on its key, its prompt and its policy; never on its neighbours, its
+   place in the batch or the padding.
+7. Whether a drafted token is submitted does not depend on that token (deterministic drafters
+   are exempt: there it is a function of the text).
+8. No value leaves the device inside the loop.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxspec import checks
+from jaxspec.drafters.base import Drafter
+from jaxspec.fold import fold_rows_under_vmap
+from jaxspec.metrics import Stats
+from jaxspec.model import Model
+from jaxspec.prefill import prefill
+from jaxspec.request import Request, prepare
+from jaxspec.round import run_round
+from jaxspec.sampling import Greedy, Policy
+from jaxspec.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
+from jaxspec.verifiers.base import Verifier
+
+
+def generate(
+    target: Model,
+    drafter: Drafter | None,
+    prompt: Array,
+    *,
+    prompt_length: Array | int | None = None,
+    key: Array | None = None,
+    sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
+    verifier: Verifier | None = None,
+    max_new_tokens: Array | int,
+    stop_tokens: Any = (),
+    capacity: int | None = None,
+    lossy: bool = False,
+) -> Generation:
+    """Continues each prompt; the output follows the target's law whatever the drafter guesses.
+
+    Works as it is, inside the caller's `jax.jit` and `lax.scan`, and under `jax.vmap` (a mapped
+    axis is folded into the batch).
+
+    Args:
+      target: the model whose law is kept.
+      drafter: guesses tokens; `None` is plain decoding.
+      prompt: `[b, t]` token ids, shorter rows padded on the right.
+      prompt_length: how many tokens of each row count, one integer or `[b]`; `None` is all.
+      key: a JAX key (typed or raw), or one a row; not needed for greedy decoding.
+      sampling: `Greedy()` or `Sampling(...)`.
+      verifier: which drafts are kept; `None` is `TokenVerifier()`. With `CoupledVerifier()` the
+        tokens are those of plain decoding with the same key.
+      max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
+      stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
+      capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
+      lossy: must be True for a verifier that does not keep the target's law.
+
+    Returns:
+      A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
+      `capacity - t` if that is traced.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit. Values that are traced cannot raise:
+        see `Generation.status`.
+
+    Example:
+      >>> target = jaxspec.load("smollm2-135m-instruct")
+      >>> prompt = jnp.asarray([target.tokenizer.encode("The sea is")])
+      >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=32)
+      >>> target.tokenizer.decode(result.tokens[0, : result.length[0]])
+    """
+    prepared = prepare(
+        target,
+        drafter,
+        prompt,
+        prompt_length=prompt_length,
+        key=key,
+        sampling=sampling,
+        verifier=verifier,
+        max_new_tokens=max_new_tokens,
+        stop_tokens=stop_tokens,
+        capacity=capacity,
+        lossy=lossy,
+    )
+    run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new))
+    result = run((target, prepared.drafter, prepared.verifier), prepared.request)
+    return _cut(result, prepared.width)
+
+
+def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> GenerationState:
+    """The state before the first round: the prompt is fed, nothing is emitted.
+
+    Takes the arguments of `generate`.
+    """
+    prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
+    return _init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+
+
+def step(
+    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """One round: propose, verify, commit. Pure; the caller's state stays alive.
+
+    Finished rows emit nothing, so calling it after the end changes nothing.
+    """
+    return run_round(target, drafter, verifier, state)
+
+
+def jit_step(*, donate: bool = False):
+    """`step`, jitted. With `donate` its buffers are reused: the state passed in is consumed."""
+    return _donating_step if donate else _keeping_step
+
+
+def finish(state: GenerationState, *, lossless: bool = True) -> Generation:
+    """What has been generated so far, as `generate` returns it."""
+    k = state.stats.drafted_at.shape[1]
+    result = _collect(state, state.tokens.shape[1] - k - 1, lossless)
+    most = state.limit - state.prompt_length
+    return _cut(result, int(np.max(most))) if checks.is_concrete(most) else result
+
+
+def stream(
+    target: Model, drafter: Drafter | None, prompt: Array, **options: Any
+) -> Iterator[list[np.ndarray]]:
+    """Yields after each round the new token ids of each row, until every row has ended.
+
+    A loop on the host over the jitted `step`. Takes the arguments of `generate`. The generator
+    returns the final `Generation` (the value of `yield from`).
+    """
+    options = _DEFAULTS | options
+    prepared = prepare(target, drafter, prompt, **options)
+    state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+    advance = jit_step(donate=True)
+    while not np.all(state.done):
+        state, info = advance(target, prepared.drafter, prepared.verifier, state)
+        tokens, count = jax.device_get((info.tokens, info.count))
+        yield [row[:n] for row, n in zip(tokens, count, strict=True)]
+    result = _collect(state, prepared.max_new, prepared.verifier.lossless)
+    return _cut(result, prepared.width)
+
+
+_DEFAULTS = {
+    "prompt_length": None,
+    "key": None,
+    "sampling": Greedy(),
+    "verifier": None,
+    "stop_tokens": (),
+    "capacity": None,
+    "lossy": False,
+}
+_keeping_step = jax.jit(step)
+_donating_step = jax.jit(step, donate_argnames="state")
+
+
+@functools.partial(jax.jit, static_argnames="max_new")
+def _generate(players, request: Request, *, max_new: int) -> Generation:
+    target, drafter, verifier = players
+    state = _init(target, drafter, request, max_new=max_new)
+    state = jax.lax.while_loop(
+        lambda state: ~jnp.all(state.done),
+        lambda state: run_round(target, drafter, verifier, state)[0],
+        state,
+    )
+    return _collect(state, max_new, verifier.lossless)
+
+
+def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) -> GenerationState:
+    batch, width = request.prompt.shape
+    limit_fits = (request.max_new_tokens >= 0) & (request.max_new_tokens <= max_new)
+    status = checks.traced_status(
+        request.prompt, request.prompt_length, limit_fits, request.sampling, target.vocab_size
+    )
+    prompt = jnp.clip(request.prompt, 0, target.vocab_size - 1)
+    length = jnp.clip(request.prompt_length, 1, width)
+    budget = jnp.clip(request.max_new_tokens, 0, max_new)
+    slots = width + max_new + drafter.k + 1
+    prefilled = prefill(target, prompt, length, target.init_cache(batch, slots), drafter.capture)
+    done = (budget == 0) | (status != Status.OK)
+    context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), request.sampling)
+    failed = status != Status.OK
+    empty = jnp.zeros((batch, slots), jnp.float32)
+    return GenerationState(
+        tokens=jnp.pad(prompt, ((0, 0), (0, slots - width))),
+        log_probs=empty,
+        warped_log_probs=empty,
+        prompt_length=length,
+        length=length,
+        limit=length + budget,
+        done=done,
+        stop_reason=jnp.select(
+            [failed, done],
+            [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.MAX_NEW_TOKENS)],
+            jnp.int32(StopReason.RUNNING),
+        ),
+        status=status,
+        keys=request.keys,
+        stop_tokens=request.stop_tokens,
+        sampling=request.sampling,
+        cache=prefilled.cache,
+        drafter_state=drafter.init(context, prefilled, slots),
+        stats=Stats.zero(batch, drafter.k),
+    )
+
+
+_jit_init = jax.jit(_init, static_argnames="max_new")
+
+
+def _collect(state: GenerationState, width: int, lossless: bool) -> Generation:
+    """The new tokens of each row, moved to the left edge; zeros follow them."""
+    offsets = jnp.arange(width, dtype=jnp.int32)[None]
+    length = state.length - state.prompt_length
+    new = offsets < length[:, None]
+    at = jnp.minimum(state.prompt_length[:, None] + offsets, state.tokens.shape[1] - 1)
+    tokens, log_probs, warped = (
+        jnp.where(new, jnp.take_along_axis(x, at, axis=1), jnp.zeros((), x.dtype))
+        for x in (state.tokens, state.log_probs, state.warped_log_probs)
+    )
+    return Generation(
+        tokens, length, log_probs, warped, state.stop_reason, state.status, state.stats, lossless
+    )
+
+
+def _cut(result: Generation, width: int) -> Generation:
+    return dataclasses.replace(
+        result,
+        tokens=result.tokens[:, :width],
+        log_probs=result.log_probs[:, :width],
+        warped_log_probs=result.warped_log_probs[:, :width],
+    )

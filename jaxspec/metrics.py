@@ -1,0 +1,94 @@
+"""What speculation achieved, counted on the device and read on the host."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counts of one generation, a row each; the methods pool the rows.
+
+    A drafted token counts if it was submitted to verification and the row did not end before
+    it. The names follow vLLM: the *mean acceptance length* is emitted tokens a round, bonus
+    included; the *acceptance rate* is accepted over drafted tokens.
+
+    Attributes:
+      rounds: rounds in which the row was live.
+      emitted: new tokens.
+      drafted: drafted tokens that were verified.
+      accepted: those of them that were kept.
+      drafted_at: the same as `drafted`, by position in the draft.
+      accepted_at: the same as `accepted`, by position in the draft.
+      histogram: rounds that accepted exactly `i` drafted tokens.
+    """
+
+    rounds: Int[Array, "b"]
+    emitted: Int[Array, "b"]
+    drafted: Int[Array, "b"]
+    accepted: Int[Array, "b"]
+    drafted_at: Int[Array, "b k"]
+    accepted_at: Int[Array, "b k"]
+    histogram: Int[Array, "b k_plus_1"]
+
+    @classmethod
+    def zero(cls, batch: int, k: int) -> Self:
+        none = jnp.zeros(batch, jnp.int32)
+        at = jnp.zeros((batch, k), jnp.int32)
+        return cls(none, none, none, none, at, at, jnp.zeros((batch, k + 1), jnp.int32))
+
+    def count(
+        self, live: Array, emitted: Int[Array, "b"], drafted: Int[Array, "b"], accepted: Int[Array, "b"]
+    ) -> Self:
+        """Adds one round. Rows that are not `live` add nothing."""
+        k = self.drafted_at.shape[1]
+        one = live.astype(jnp.int32)
+        positions = jnp.arange(k + 1, dtype=jnp.int32)[None]
+        return Stats(
+            self.rounds + one,
+            self.emitted + one * emitted,
+            self.drafted + one * drafted,
+            self.accepted + one * accepted,
+            self.drafted_at + one[:, None] * (positions[:, :k] < drafted[:, None]),
+            self.accepted_at + one[:, None] * (positions[:, :k] < accepted[:, None]),
+            self.histogram + one[:, None] * (positions == accepted[:, None]),
+        )
+
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens a round, over all rows; 0 before the first round."""
+        return _ratio(self.emitted, self.rounds)
+
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens, over all rows; 0 if nothing was drafted."""
+        return _ratio(self.accepted, self.drafted)
+
+    def acceptance_by_position(self) -> Float[np.ndarray, "k"]:
+        """The share of rounds that accepted the draft at each position, over all rows."""
+        rounds = max(int(np.sum(self.rounds)), 1)
+        return np.sum(self.accepted_at, axis=0) / rounds
+
+
+def expected_speed_up(acceptance_rate: float, k: int, draft_cost: float, verify_cost: float = 1.0) -> float:
+    """The speed-up over plain decoding that independent acceptance would give.
+
+    `(1 + a + ... + a^k) / (k * draft_cost + verify_cost)`: Leviathan et al. 2211.17192, theorem
+    3.8, with the cost of the verification pass measured instead of taken as 1.
+
+    Args:
+      acceptance_rate: the chance that a drafted token is kept, in [0, 1].
+      k: drafted tokens a round.
+      draft_cost: time of one draft step, in plain decoding steps.
+      verify_cost: time of the pass over `k + 1` tokens, in plain decoding steps.
+    """
+    return sum(acceptance_rate**i for i in range(k + 1)) / (k * draft_cost + verify_cost)
+
+
+def _ratio(numerator, denominator) -> float:
+    total = int(np.sum(denominator))
+    return float(np.sum(numerator)) / total if total else 0.0

@@ -1,0 +1,119 @@
+"""What the loop needs of a language model, and `LanguageModel`, which gives it to a Flax module.
+
+A model is a pytree: its arrays are leaves, everything else is static, so it goes through
+`jax.jit`, `jax.vmap` and `lax.scan` as an argument.
+"""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.cache import Cache, KVCache
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ModelOutput:
+    """What one forward pass returns.
+
+    Attributes:
+      logits: `[b, t, v]` float32; row `i` is the law of the token after fed token `i`.
+      entries: what the cache must store of the fed tokens (`cache.append(entries)`).
+      hidden: the captured states, `[b, t, d]` each, in the order of `capture`.
+    """
+
+    logits: Float[Array, "b t v"]
+    entries: Any
+    hidden: tuple[Float[Array, "b t d"], ...] = ()
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A causal language model over a cache that the caller holds.
+
+    A call does not write the cache: it returns entries, and `cache.append` stores them. So a
+    forward pass may stand inside a `lax.cond` or `lax.switch` without copying the cache, and
+    rejected tokens need never be stored.
+
+    Attributes:
+      vocab_size: how many token ids there are.
+      context_length: the longest sequence the model takes; `None` if it has no bound.
+    """
+
+    vocab_size: int
+    context_length: int | None
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """An empty cache with room for at least `capacity` tokens a row."""
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        cache: Cache,
+        *,
+        mask: Bool[Array, "b t t"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        capture: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """Scores fresh tokens that follow the cached ones.
+
+        Args:
+          tokens: the fed tokens.
+          cache: the history; row `b` holds `cache.length[b]` tokens.
+          mask: which fed token sees which, for trees; `None` is causal. Every fed token sees
+            the whole history.
+          positions: the fed tokens' positions; `None` counts on from the history.
+          capture: which hidden states to return: `i` is the state entering layer `i`.
+        """
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+    """A Flax Linen decoder and its parameters, as a `Model`.
+
+    Attributes:
+      module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same
+        call signature whose `config` has the same fields.
+      params: its `params` collection.
+      tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
+    """
+
+    module: nn.Module = dataclasses.field(metadata={"static": True})
+    params: Any
+    tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def vocab_size(self) -> int:
+        return self.module.config.vocab_size
+
+    @property
+    def context_length(self) -> int | None:
+        return self.module.config.context_length
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of weights and activations."""
+        return jnp.dtype(self.module.dtype)
+
+    def init_cache(self, batch: int, capacity: int) -> KVCache:
+        config = self.module.config
+        return KVCache.empty(
+            layers=config.num_layers,
+            batch=batch,
+            heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+        )
+
+    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=()) -> ModelOutput:
+        variables = {"params": self.params}
+        return ModelOutput(
+            *self.module.apply(variables, tokens, cache, mask=mask, positions=positions, capture=capture)
+        )

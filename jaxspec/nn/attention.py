@@ -1,0 +1,130 @@
+"""Attention of a few fresh tokens over a long preallocated history.
+
+The history is read in blocks with a dynamic trip count, so that cost follows how much of the
+cache is used and not its capacity; the softmax is accumulated online (Milakov & Gimelshein
+1805.02867), and the fresh tokens' own keys are merged last:
+
+    slots      0 1 2 3 4 5 6 7 | fresh
+    row 0      x x x x x . . . | causal or tree mask        length 5
+    row 1      x x . . . . . . | causal or tree mask        length 2
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.cache import BLOCK
+
+_LOWEST = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """What the fed tokens know of each other: their keys, values, positions and mask."""
+
+    keys: Float[Array, "b t g d"]
+    values: Float[Array, "b t g d"]
+    positions: Int[Array, "b t"]
+    mask: Bool[Array, "b t t"]
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """One layer's view of the cache. Slot `i` of a row holds the token at position `i`."""
+
+    keys: Float[Array, "l b g s d"]
+    values: Float[Array, "l b g s d"]
+    length: Int[Array, "b"]
+    layer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Partial:
+    """An unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
+
+    weighted: Float[Array, "b g r t d"]
+    weight: Float[Array, "b g r t"]
+    maximum: Float[Array, "b g r t"]
+
+
+jax.tree_util.register_dataclass(_Partial, ["weighted", "weight", "maximum"], [])
+
+
+def attend(
+    queries: Float[Array, "b t g r d"], fresh: Fresh, history: History, *, scale: float, window: int | None
+) -> Float[Array, "b t g r d"]:
+    """Attends from each fed token to the whole history and to the fed tokens its mask allows.
+
+    Args:
+      queries: `r` query heads for each of the `g` key-value heads.
+      fresh: the fed tokens.
+      history: the cache before them.
+      scale: multiplies every score.
+      window: how many positions back a token sees, itself included; `None` sees all.
+    """
+    queries = jnp.einsum("btgrd->bgrtd", queries)
+    state = _over_history(queries, fresh.positions, history, scale, window)
+    state = _accumulate(
+        state,
+        _scores(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
+        jnp.einsum("btgd->bgtd", fresh.values),
+        fresh.mask & _within(fresh.positions, fresh.positions, window),
+    )
+    out = state.weighted / state.weight[..., None]
+    return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
+
+
+def _over_history(queries, positions, history: History, scale, window) -> _Partial:
+    block = min(BLOCK, history.keys.shape[3])
+    state = _Partial(
+        jnp.zeros(queries.shape, jnp.float32),
+        jnp.zeros(queries.shape[:-1], jnp.float32),
+        jnp.full(queries.shape[:-1], _LOWEST, jnp.float32),
+    )
+
+    def visit(index, state):
+        slots = index * block + jnp.arange(block, dtype=jnp.int32)
+        seen = (slots[None] < history.length[:, None])[:, None]
+        seen = seen & _within(positions, jnp.broadcast_to(slots, (positions.shape[0], block)), window)
+        keys = _block_of(history.keys, history.layer, index * block, block)
+        values = _block_of(history.values, history.layer, index * block, block)
+        return _accumulate(state, _scores(queries, keys, scale), values, seen)
+
+    blocks = (jnp.max(history.length) + block - 1) // block
+    return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, state)
+
+
+def _block_of(buffer, layer, start, block):
+    _, batch, heads, _, width = buffer.shape
+    zero = jnp.zeros((), start.dtype)
+    index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
+    return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, block, width))[0]
+
+
+def _scores(queries, keys, scale):
+    return jnp.einsum("bgrtd,bgsd->bgrts", queries, keys, preferred_element_type=jnp.float32) * scale
+
+
+def _within(query_positions, key_positions, window):
+    """Which keys are near enough, `[b, t, s]`."""
+    if window is None:
+        return jnp.ones((), jnp.bool_)
+    return key_positions[:, None, :] > query_positions[:, :, None] - window
+
+
+def _accumulate(state: _Partial, scores, values, seen: Bool[Array, "b t s"]) -> _Partial:
+    scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
+    shrink = jnp.exp(state.maximum - maximum)
+    weights = jnp.exp(scores - maximum[..., None])
+    weighted = jnp.einsum(
+        "bgrts,bgsd->bgrtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+    )
+    return _Partial(
+        state.weighted * shrink[..., None] + weighted,
+        state.weight * shrink + jnp.sum(weights, axis=-1),
+        maximum,
+    )

@@ -1,0 +1,84 @@
+"""What shape a decoder has: the one configuration every model family is read into."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than the trained one.
+
+    `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
+    between the two cut-offs (Llama 3.1 model card).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of one layer: base frequency and optional scaling."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The hyperparameters of a decoder-only transformer.
+
+    Sizes count elements. `windows[i]` is how many positions back layer `i` may attend, itself
+    included (`None`: all); `ropes[i]` is its rotary embedding (`None`: learned absolute
+    positions, of which there are `context_length`).
+    """
+
+    vocab_size: int
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    context_length: int
+    ropes: tuple[Rope | None, ...]
+    windows: tuple[int | None, ...]
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    query_key_norm: bool = False
+    post_norms: bool = False
+    tied_head: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
+            )
+        for name in ("ropes", "windows"):
+            if len(getattr(self, name)) != self.num_layers:
+                raise ValueError(
+                    f"{name} must have one entry a layer, got {len(getattr(self, name))} for {self.num_layers} layers"
+                )
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def learned_positions(self) -> bool:
+        return self.ropes[0] is None
+
+    @property
+    def score_scale(self) -> float:
+        """What a query-key product is multiplied by before the softmax."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale

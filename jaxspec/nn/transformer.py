@@ -1,0 +1,181 @@
+"""One decoder-only transformer, configured for each family: Llama, Mistral, Qwen, Gemma 3, GPT-2.
+
+Weights are stored `[out, in]`, queries, keys and values of one key-value head side by side, so
+that a mesh axis can split them by head:
+
+    qkv       [g, r + 2, head_dim, width]   r queries, one key, one value for each of g heads
+    output    [width, g, r, head_dim]
+    gate_up   [2, mlp_width, width]
+    down      [width, mlp_width]
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.cache import Entries, KVCache
+from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.products import project
+from jaxspec.nn.rope import apply_rope
+
+_init = nn.initializers.normal(0.02)
+
+
+class Norm(nn.Module):
+    """RMS or layer normalisation over the last axis, computed in float32."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x):
+        width = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (width,))
+        wide = x.astype(jnp.float32)
+        if self.config.norm == "layer":
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(variance + self.config.norm_eps)
+        wide = wide * _like(scale, wide)
+        if self.config.norm == "layer":
+            wide = wide + _like(self.param("bias", nn.initializers.zeros, (width,)), wide)
+        return wide.astype(x.dtype)
+
+
+class Dense(nn.Module):
+    """A product with a kernel `[*out, *in]`, and a bias `[*out]` where the family has one."""
+
+    out: tuple[int, ...]
+    contract: int
+    bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", _init, (*self.out, *x.shape[-self.contract :]), self.dtype)
+        y = project(x, kernel, contract=self.contract)
+        if self.bias:
+            y = y + _like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
+        return y
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of the fed tokens over the cache and each other."""
+
+    config: TransformerConfig
+    layer: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, cache: KVCache, positions, mask):
+        config = self.config
+        heads, group = config.num_kv_heads, config.queries_per_kv_head
+        shape = (heads, group + 2, config.head_dim)
+        qkv = Dense(shape, 1, config.qkv_bias, self.dtype, name="qkv")(x)
+        queries, keys, values = qkv[..., :group, :], qkv[..., group, :], qkv[..., group + 1, :]
+        if config.query_key_norm:
+            queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
+        if (rope := config.ropes[self.layer]) is not None:
+            queries, keys = apply_rope(queries, positions, rope), apply_rope(keys, positions, rope)
+        attended = attend(
+            queries,
+            Fresh(keys, values, positions, mask),
+            History(cache.keys, cache.values, cache.length, self.layer),
+            scale=config.score_scale,
+            window=config.windows[self.layer],
+        )
+        out = Dense((config.width,), 3, config.output_bias, self.dtype, name="output")(attended)
+        return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
+
+
+class MLP(nn.Module):
+    """The feed-forward block, gated (SwiGLU, GeGLU) or plain."""
+
+    config: TransformerConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        config = self.config
+        activate = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[config.activation]
+        if config.gated_mlp:
+            both = Dense((2, config.mlp_width), 1, config.mlp_bias, self.dtype, name="gate_up")(x)
+            inner = activate(both[..., 0, :]) * both[..., 1, :]
+        else:
+            inner = activate(Dense((config.mlp_width,), 1, config.mlp_bias, self.dtype, name="up")(x))
+        return Dense((config.width,), 1, config.mlp_bias, self.dtype, name="down")(inner)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
+    config: TransformerConfig
+    layer: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, cache, positions, mask):
+        config = self.config
+        attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
+            Norm(config, name="attention_norm")(x), cache, positions, mask
+        )
+        if config.post_norms:
+            attended = Norm(config, name="attention_post_norm")(attended)
+        x = x + attended
+        fed = MLP(config, self.dtype, name="mlp")(Norm(config, name="mlp_norm")(x))
+        if config.post_norms:
+            fed = Norm(config, name="mlp_post_norm")(fed)
+        return x + fed, entry
+
+
+class Transformer(nn.Module):
+    """The decoder: tokens and a cache in; logits, fresh cache entries and captured states out.
+
+    `dtype` is that of weights and activations; norms, softmax and logits are float32.
+    """
+
+    config: TransformerConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t t"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        capture: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "b t v"], Entries, tuple[Float[Array, "b t d"], ...]]:
+        config, (batch, time) = self.config, tokens.shape
+        if positions is None:
+            positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+        if mask is None:
+            mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
+        embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
+        x = embedding[tokens] * jnp.asarray(config.embedding_scale, self.dtype)
+        if config.learned_positions:
+            table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
+            x = x + table[positions]
+        captured, entries = {}, []
+        for layer in range(config.num_layers):
+            captured[layer] = x
+            x, entry = Block(config, layer, self.dtype, name=f"layer_{layer}")(x, cache, positions, mask)
+            entries.append(entry)
+        captured[config.num_layers] = x
+        x = Norm(config, name="final_norm")(x)
+        head = embedding
+        if not config.tied_head:
+            head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+        logits = project(x, head).astype(jnp.float32)
+        keys, values = (jnp.stack(part) for part in zip(*entries, strict=True))
+        return logits, Entries(keys, values), tuple(captured[layer] for layer in capture)
+
+
+def _like(vector: Array, x: Array) -> Array:
+    """`vector` over the trailing axes of `x`, in its dtype."""
+    return vector.astype(x.dtype).reshape(*(1,) * (x.ndim - vector.ndim), *vector.shape)

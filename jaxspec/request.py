@@ -1,0 +1,168 @@
+"""From the arguments a person passes to the arrays and static sizes the loop runs on."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from jaxspec import checks
+from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.keys import row_keys
+from jaxspec.model import Model
+from jaxspec.sampling import Policy, Sampling
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.token import TokenVerifier
+
+_SMALLEST_BUCKET = 16
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked of each row. Every leaf has the batch as its first axis."""
+
+    prompt: Int[Array, "b t"]
+    prompt_length: Int[Array, "b"]
+    max_new_tokens: Int[Array, "b"]
+    stop_tokens: Int[Array, "b n_stop"]
+    keys: Key[Array, "b"]
+    sampling: Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A checked request.
+
+    Attributes:
+      drafter: as passed, or `NoDrafter`.
+      verifier: as passed, or the default.
+      request: the arrays.
+      max_new: how many new tokens a row of the buffers holds (a bucket).
+      width: how many of them the caller asked to get back.
+    """
+
+    drafter: Drafter
+    verifier: Verifier
+    request: Request
+    max_new: int
+    width: int
+
+
+def prepare(
+    target: Model,
+    drafter: Drafter | None,
+    prompt: Any,
+    *,
+    prompt_length: Any,
+    key: Any,
+    sampling: Policy,
+    verifier: Verifier | None,
+    max_new_tokens: Any,
+    stop_tokens: Any,
+    capacity: int | None,
+    lossy: bool,
+) -> Prepared:
+    """Checks everything and pads shapes to buckets, so that nearby requests share a program.
+
+    Raises:
+      TypeError, ValueError: for whatever does not fit; the text says what to pass instead.
+    """
+    drafter = NoDrafter() if drafter is None else drafter
+    verifier = TokenVerifier() if verifier is None else verifier
+    _check_kinds(target, drafter, verifier, sampling)
+    if isinstance(prompt, list | tuple):
+        prompt = _as_array(prompt)
+    checks.prompt(prompt, prompt_length, target.vocab_size)
+    batch, width = prompt.shape
+    checks.sampling(sampling, batch)
+    checks.max_new_tokens(max_new_tokens, batch)
+    checks.key_needed(key, sampling)
+    checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
+    drafter.check(target)
+    max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
+    lengths = width if prompt_length is None else prompt_length
+    padded = bucket(width)
+    return Prepared(
+        drafter,
+        verifier,
+        Request(
+            prompt=jnp.pad(jnp.asarray(prompt, jnp.int32), ((0, 0), (0, padded - width))),
+            prompt_length=jnp.broadcast_to(jnp.asarray(lengths, jnp.int32), (batch,)),
+            max_new_tokens=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+            stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
+            keys=row_keys(jax.random.key(0) if key is None else key, batch),
+            sampling=_per_row(sampling, batch),
+        ),
+        max_new,
+        returned,
+    )
+
+
+def bucket(size: int) -> int:
+    """The least of 16, 24, 32, 48, 64, 96, ... that is at least `size`."""
+    power = _SMALLEST_BUCKET
+    while power < size:
+        if power + power // 2 >= size:
+            return power + power // 2
+        power *= 2
+    return power
+
+
+def _check_kinds(target, drafter, verifier, sampling) -> None:
+    kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
+    for value, kind, name in kinds:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name} must be a jaxspec {kind.__name__}, got {type(value).__name__}; "
+                "jaxspec.load, jaxspec.NGramDrafter, jaxspec.TokenVerifier and their kin make one"
+            )
+    if not hasattr(sampling, "log_probs"):
+        raise TypeError(
+            f"sampling must be a policy, got {type(sampling).__name__}; pass Greedy() or Sampling(temperature=...)"
+        )
+
+
+def _as_array(rows: Any) -> np.ndarray:
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        raise ValueError(
+            "prompt must be a rectangle, got rows of different lengths; pad them on the right and pass prompt_length"
+        ) from error
+
+
+def _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity) -> tuple[int, int]:
+    """New-token slots of the buffers, and how many of them are returned."""
+    contexts = {"target": target.context_length, "draft": drafter.context_length}
+    if not checks.is_concrete(max_new_tokens):
+        if capacity is None:
+            raise ValueError(
+                "max_new_tokens is traced, so the shape of the result is open; pass capacity=, "
+                "the prompt's width plus the most new tokens there can be"
+            )
+        if capacity < width:
+            raise ValueError(f"capacity must be at least the prompt's width {width}, got {capacity}")
+        checks.fits(capacity, None, **contexts)
+        return capacity - width, capacity - width
+    most = int(np.max(max_new_tokens))
+    lengths = width if prompt_length is None or not checks.is_concrete(prompt_length) else np.asarray(prompt_length)
+    checks.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, **contexts)
+    return (bucket(most) if capacity is None else max(capacity - width, most)), most
+
+
+def _per_row(policy: Policy, batch: int) -> Policy:
+    """Sampling parameters as one value a row, so that a new value or mix is no new program."""
+    if not isinstance(policy, Sampling):
+        return policy
+    dtypes = {"temperature": jnp.float32, "top_k": jnp.int32, "top_p": jnp.float32, "min_p": jnp.float32}
+    spread = {
+        name: jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
+        for name, dtype in dtypes.items()
+        if (value := getattr(policy, name)) is not None
+    }
+    return dataclasses.replace(policy, **spread)
+

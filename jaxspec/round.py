@@ -1,0 +1,173 @@
+"""One round: propose, verify, commit.
+
+    before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
+    propose            . . . . . x y z    three drafts
+    verify     feed            [e x y z]  one pass gives the law after each
+    verdict    x kept, y rejected, w drawn in its place
+    commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters.base import Drafter
+from jaxspec.model import Model
+from jaxspec.sampling import Policy
+from jaxspec.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
+from jaxspec.verifiers.base import Draws, Verifier, leading
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Verified:
+    """What the verification pass found, at the shape of the longest compiled draft."""
+
+    verdict: Verdict
+    tokens: Int[Array, "b n"]
+    log_probs: Float[Array, "b n"]
+    warped_log_probs: Float[Array, "b n"]
+    finite: Bool[Array, "b"]
+    entries: object
+    hidden: tuple[Array, ...]
+
+
+def run_round(
+    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """Advances every live row by at least one token, unless its logits are not finite."""
+    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    draws = verifier.draws(state.keys, state.length)
+    if not drafter.deterministic:
+        draws = draws.shared(drafter.k + 1, target.vocab_size)
+    with jax.named_scope("propose"):
+        proposal, drafter_state = drafter.propose(draws, state.drafter_state, context)
+    proposal = _within_budget(proposal, state)
+    with jax.named_scope("verify"):
+        verified = _verify(drafter, verifier, draws, proposal, context)
+    with jax.named_scope("commit"):
+        drafter_state = drafter.observe(drafter_state, context, verified.verdict, verified.hidden)
+        return _commit(state, proposal, verified, drafter_state)
+
+
+def _within_budget(proposal: Proposal, state: GenerationState) -> Proposal:
+    """Withdraws drafts that could not be emitted, and those of finished rows."""
+    n = proposal.tokens.shape[1]
+    room = jnp.where(state.done, 0, state.limit - state.length - 1)
+    allowed = jnp.arange(n, dtype=jnp.int32)[None] < room[:, None]
+    return dataclasses.replace(proposal, valid=proposal.valid & allowed)
+
+
+def _verify(
+    drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context
+) -> _Verified:
+    """Runs the shortest compiled pass that holds every row's valid drafts.
+
+    The target's cache is only read in here, and fresh entries come out, so the branches copy
+    no cache.
+    """
+    lengths = drafter.lengths
+
+    def branch(n: int):
+        return lambda: _verify_drafts(drafter, verifier, draws, proposal.first(n), context)
+
+    if len(lengths) == 1:
+        return branch(lengths[0])()
+    longest = jnp.max(jnp.sum(proposal.valid, axis=1, dtype=jnp.int32))
+    index = jnp.sum(jnp.asarray(lengths, jnp.int32) < longest, dtype=jnp.int32)
+    return jax.lax.switch(index, [branch(n) for n in lengths])
+
+
+def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
+    n, k = proposal.tokens.shape[1], drafter.k
+    last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+    fed = jnp.concatenate([last, proposal.tokens], axis=1)
+    output = context.target(fed, context.cache, capture=drafter.capture)
+    verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
+    tokens = _emitted(proposal, verdict)
+    normaliser = jax.nn.logsumexp(output.logits, axis=-1)
+    used = jnp.arange(n + 1, dtype=jnp.int32)[None] <= verdict.accepted[:, None]
+    log_probs = _at(output.logits, tokens) - normaliser
+    warped = jnp.zeros_like(log_probs) if law is None else _at(law, tokens)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, k - n), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
+    return _Verified(
+        verdict,
+        pad(tokens),
+        pad(log_probs),
+        pad(warped),
+        jnp.all(jnp.isfinite(normaliser) | ~used, axis=1),
+        output.entries.pad(k + 1),
+        tuple(pad(x) for x in output.hidden),
+    )
+
+
+def _verdict(
+    verifier: Verifier, draws: Draws, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
+) -> tuple[Verdict, Float[Array, "b n v"] | None]:
+    """The verdict, and the law it was drawn from (`None`: one-hot, for a greedy policy)."""
+    if policy.greedy:
+        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return verifier.verify_greedy(proposal, tokens), None
+    law = policy.log_probs(logits)
+    return verifier.verify(draws, proposal, law), law
+
+
+def _emitted(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n"]:
+    """The accepted drafts, then the next token; what follows is never read."""
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    return jnp.where(index == verdict.accepted[:, None], verdict.next_token[:, None], tokens)
+
+
+def _at(values: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
+
+
+def _commit(
+    state: GenerationState, proposal: Proposal, verified: _Verified, drafter_state
+) -> tuple[GenerationState, RoundInfo]:
+    accepted = verified.verdict.accepted
+    live = ~state.done & verified.finite
+    position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
+    stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
+    stops = stops & (position <= accepted[:, None])
+    before_stop = leading(~stops)
+    stopped = live & jnp.any(stops, axis=1)
+    count = jnp.where(stopped, before_stop + 1, accepted + 1)
+    count = jnp.where(live, count, 0)
+    length = state.length + count
+    out_of_budget = live & (length >= state.limit)
+    failed = ~state.done & ~verified.finite
+    reason = jnp.select(
+        [failed, stopped, out_of_budget],
+        [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.STOP_TOKEN), jnp.int32(StopReason.MAX_NEW_TOKENS)],
+        state.stop_reason,
+    )
+    slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
+    submitted = jnp.minimum(jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), jnp.where(stopped, count, 2**30))
+    kept = jnp.minimum(accepted, count)
+    committed = dataclasses.replace(
+        state,
+        tokens=_store(state.tokens, slots, verified.tokens),
+        log_probs=_store(state.log_probs, slots, verified.log_probs),
+        warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
+        length=length,
+        done=state.done | failed | stopped | out_of_budget,
+        stop_reason=reason,
+        status=jnp.where(failed, jnp.int32(Status.NOT_FINITE_LOGITS), state.status),
+        cache=state.cache.append(verified.entries).truncate(length - 1),
+        drafter_state=drafter_state,
+        stats=state.stats.count(live, count, submitted, kept),
+    )
+    none = jnp.zeros_like(count)
+    info = RoundInfo(verified.tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
+    return committed, info
+
+
+def _store(buffer: Array, slots: Int[Array, "b n"], values: Array) -> Array:
+    """Writes each row's values at its slots; a slot past the end is dropped."""
+    rows = jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None]
+    return buffer.at[rows, slots].set(values, mode="drop")
