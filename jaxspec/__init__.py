@@ -1,5 +1,7 @@
 """jaxspec: speculative decoding for JAX, exact and inside your own `jit`."""
 
+from jaxspec.adapters import from_function as from_function
+from jaxspec.adapters import from_nnx as from_nnx
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import NGramDrafter as NGramDrafter

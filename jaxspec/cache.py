@@ -5,7 +5,7 @@ next write, never zeroed: a zeroed key would still add e^0 to the softmax.
 """
 
 import dataclasses
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 BLOCK = 256
 
 
+@runtime_checkable
 class Cache(Protocol):
     """What the loop needs of a cache, whatever it holds."""
 
@@ -83,13 +84,22 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
     return jnp.pad(x, widths)
 
 
-def _write(buffer, fresh, start):
-    if buffer.shape[1] == 1:
-        zero = jnp.zeros((), start.dtype)
-        return jax.lax.dynamic_update_slice(buffer, fresh.astype(buffer.dtype), (zero, zero, zero, start[0], zero))
-    write_row = jax.vmap(
-        lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2),
-        in_axes=(1, 1, 0),
-        out_axes=1,
+def _write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
+    fresh = fresh.astype(buffer.dtype)
+    return jax.lax.platform_dependent(buffer, fresh, start, cpu=_write_row_by_row, default=_write_rows)
+
+
+def _write_rows(buffer, fresh, start):
+    write = jax.vmap(
+        lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2), in_axes=(1, 1, 0), out_axes=1
     )
-    return write_row(buffer, fresh.astype(buffer.dtype), start)
+    return write(buffer, fresh, start)
+
+
+def _write_row_by_row(buffer, fresh, start):
+    # A CPU runs the scatter above as a copy of the whole buffer; these updates are in place.
+    zero = jnp.zeros((), start.dtype)
+    for row in range(buffer.shape[1]):
+        index = (zero, jnp.full((), row, start.dtype), zero, start[row], zero)
+        buffer = jax.lax.dynamic_update_slice(buffer, fresh[:, row : row + 1], index)
+    return buffer

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 # Above this many rows the product is bound by arithmetic and the library's matrix product wins.
-_MAX_FUSED_ROWS = 32
+_MAX_FUSED_ROWS = 48
 
 
 def project(x: Array, kernel: Array, *, contract: int = 1) -> Array:
