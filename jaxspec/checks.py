@@ -62,8 +62,9 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
                 "an empty prompt has no law to sample from: pass at least a start token"
             )
     if is_concrete(tokens, prompt_length):
-        ids, lengths = np.asarray(tokens), np.broadcast_to(
-            tokens.shape[1] if prompt_length is None else np.asarray(prompt_length), tokens.shape[:1]
+        ids, lengths = (
+            np.asarray(tokens),
+            np.broadcast_to(tokens.shape[1] if prompt_length is None else np.asarray(prompt_length), tokens.shape[:1]),
         )
         used = ids[np.arange(ids.shape[1])[None] < lengths[:, None]]
         if used.min() < 0 or used.max() >= vocab_size:
@@ -88,9 +89,7 @@ def sampling(policy: Policy, batch: int) -> None:
         if value is None:
             continue
         if jnp.shape(value) not in ((), (batch,)):
-            raise ValueError(
-                f"{name} must be one value or one a row, got shape {jnp.shape(value)} for {batch} rows"
-            )
+            raise ValueError(f"{name} must be one value or one a row, got shape {jnp.shape(value)} for {batch} rows")
         if is_concrete(value):
             values = np.asarray(value, np.float64)
             if not np.all(np.isfinite(values) & in_range(values)):

@@ -28,9 +28,7 @@ def fold_rows_under_vmap(function: Callable[[Any, Any], Any]) -> Callable[[Any, 
         else:
             rows = jax.tree.map(lambda x, mapped: x if mapped else _repeat(x, axis_size), rows, rows_mapped)
             folded = wrapped(players, jax.tree.map(lambda x: x.reshape(axis_size * x.shape[1], *x.shape[2:]), rows))
-            result = jax.tree.map(
-                lambda x: x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]), folded
-            )
+            result = jax.tree.map(lambda x: x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]), folded)
         return result, jax.tree.map(lambda _: True, result)
 
     return wrapped

@@ -135,9 +135,7 @@ def finish(state: GenerationState, *, lossless: bool = True) -> Generation:
     return _cut(result, int(np.max(most))) if checks.is_concrete(most) else result
 
 
-def stream(
-    target: Model, drafter: Drafter | None, prompt: Array, **options: Any
-) -> Iterator[list[np.ndarray]]:
+def stream(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> Iterator[list[np.ndarray]]:
     """Yields after each round the new token ids of each row, until every row has ended.
 
     A loop on the host over the jitted `step`. Takes the arguments of `generate`. The generator
@@ -231,9 +229,7 @@ def _collect(state: GenerationState, width: int, lossless: bool) -> Generation:
         jnp.where(new, jnp.take_along_axis(x, at, axis=1), jnp.zeros((), x.dtype))
         for x in (state.tokens, state.log_probs, state.warped_log_probs)
     )
-    return Generation(
-        tokens, length, log_probs, warped, state.stop_reason, state.status, state.stats, lossless
-    )
+    return Generation(tokens, length, log_probs, warped, state.stop_reason, state.status, state.stats, lossless)
 
 
 def _cut(result: Generation, width: int) -> Generation:

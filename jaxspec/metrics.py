@@ -43,21 +43,20 @@ class Stats:
         at = jnp.zeros((batch, k), jnp.int32)
         return cls(none, none, none, none, at, at, jnp.zeros((batch, k + 1), jnp.int32))
 
-    def count(
-        self, live: Array, emitted: Int[Array, "b"], drafted: Int[Array, "b"], accepted: Int[Array, "b"]
-    ) -> Self:
+    def count(self, live: Array, emitted: Int[Array, "b"], drafted: Int[Array, "b"], accepted: Int[Array, "b"]) -> Self:
         """Adds one round. Rows that are not `live` add nothing."""
         k = self.drafted_at.shape[1]
         one = live.astype(jnp.int32)
         positions = jnp.arange(k + 1, dtype=jnp.int32)[None]
+        counted = lambda where: (live[:, None] & where).astype(jnp.int32)  # noqa: E731
         return Stats(
             self.rounds + one,
             self.emitted + one * emitted,
             self.drafted + one * drafted,
             self.accepted + one * accepted,
-            self.drafted_at + one[:, None] * (positions[:, :k] < drafted[:, None]),
-            self.accepted_at + one[:, None] * (positions[:, :k] < accepted[:, None]),
-            self.histogram + one[:, None] * (positions == accepted[:, None]),
+            self.drafted_at + counted(positions[:, :k] < drafted[:, None]),
+            self.accepted_at + counted(positions[:, :k] < accepted[:, None]),
+            self.histogram + counted(positions == accepted[:, None]),
         )
 
     def mean_acceptance_length(self) -> float:

@@ -165,4 +165,3 @@ def _per_row(policy: Policy, batch: int) -> Policy:
         if (value := getattr(policy, name)) is not None
     }
     return dataclasses.replace(policy, **spread)
-

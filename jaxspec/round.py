@@ -1,10 +1,10 @@
 """One round: propose, verify, commit.
 
-    before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
-    propose            . . . . . x y z    three drafts
-    verify     feed            [e x y z]  one pass gives the law after each
-    verdict    x kept, y rejected, w drawn in its place
-    commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
+before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
+propose            . . . . . x y z    three drafts
+verify     feed            [e x y z]  one pass gives the law after each
+verdict    x kept, y rejected, w drawn in its place
+commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
 """
 
 import dataclasses
@@ -61,9 +61,7 @@ def _within_budget(proposal: Proposal, state: GenerationState) -> Proposal:
     return dataclasses.replace(proposal, valid=proposal.valid & allowed)
 
 
-def _verify(
-    drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context
-) -> _Verified:
+def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context) -> _Verified:
     """Runs the shortest compiled pass that holds every row's valid drafts.
 
     The target's cache is only read in here, and fresh entries come out, so the branches copy

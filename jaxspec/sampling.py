@@ -5,7 +5,7 @@ temperature, top-k, top-p, min-p, then renormalise.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A law over next tokens, computed from logits."""
 
@@ -80,9 +81,7 @@ class Sampling:
             top_p = _per_row(self.top_p, scaled.dtype)
             weights = jnp.exp(_keep(scaled, threshold))
             goal = top_p * jnp.sum(weights, axis=-1, keepdims=True)
-            nucleus = _bisect(
-                scaled, lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), -1, keepdims=True) >= goal
-            )
+            nucleus = _bisect(scaled, lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), -1, keepdims=True) >= goal)
             threshold = jnp.maximum(threshold, jnp.where(top_p < 1, nucleus, -jnp.inf))
         if self.min_p is not None:
             threshold = jnp.maximum(threshold, jnp.log(_per_row(self.min_p, scaled.dtype)))

@@ -42,7 +42,7 @@ class Tokenizer:
         self._backend = backend
         self._special = {name: token for name, token in (special_tokens or {}).items() if token is not None}
         if unknown := set(self._special) - set(_NAMES):
-            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected some of {', '.join(_NAMES)}")
+            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected {', '.join(_NAMES)}")
         self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self._chat_template = chat_template
 
@@ -132,7 +132,7 @@ class Tokenizer:
           TypeError: `text` is not a string.
         """
         if not isinstance(text, str):
-            raise TypeError(f"text must be a string, got {type(text).__name__}; encode several texts one by one")
+            raise TypeError(f"text must be one string, got {type(text).__name__}; encode texts one by one")
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -145,7 +145,7 @@ class Tokenizer:
         """
         ids = [int(index) for index in ids]
         if any(index < 0 for index in ids):
-            raise ValueError(f"token ids must be at least 0, got {min(ids)}; cut the sequence to its length first")
+            raise ValueError(f"token ids must be at least 0, got {min(ids)}; cut off the padding first")
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
@@ -256,13 +256,16 @@ class Tokenizer:
         from transformers import PreTrainedTokenizerFast
 
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-        return PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=self._chat_template, **self._special)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=empty, chat_template=self._chat_template, **self._special
+        )
 
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in GPT-2's vocabulary, the other way round."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    ranges = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    printable = [byte for first, last in ranges for byte in range(ord(first), ord(last) + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 

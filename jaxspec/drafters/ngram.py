@@ -73,8 +73,8 @@ def find_latest_match(
         suffix = jnp.take_along_axis(tokens, at, axis=1)
         shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :slots]
         still = still & (shifted == suffix)
-        matched = matched + still
-    best = jnp.argmax(matched * slots + positions * (matched > 0), axis=1).astype(jnp.int32)
+        matched = matched + still.astype(jnp.int32)
+    best = jnp.argmax(jnp.where(matched > 0, matched * slots + positions, 0), axis=1).astype(jnp.int32)
     return jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0], best
 
 

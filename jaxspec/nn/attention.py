@@ -120,9 +120,7 @@ def _accumulate(state: _Partial, scores, values, seen: Bool[Array, "b t s"]) -> 
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)
     weights = jnp.exp(scores - maximum[..., None])
-    weighted = jnp.einsum(
-        "bgrts,bgsd->bgrtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
-    )
+    weighted = jnp.einsum("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return _Partial(
         state.weighted * shrink[..., None] + weighted,
         state.weight * shrink + jnp.sum(weights, axis=-1),

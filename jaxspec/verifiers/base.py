@@ -36,9 +36,7 @@ class Verifier(abc.ABC):
         return RoundDraws(keys, length)
 
     @abc.abstractmethod
-    def verify(
-        self, draws: Draws, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]
-    ) -> Verdict:
+    def verify(self, draws: Draws, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         """Draws the verdict at a policy with randomness.
 
         Args:

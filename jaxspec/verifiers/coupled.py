@@ -30,8 +30,6 @@ class CoupledVerifier(Verifier):
         return match_prefix(proposal, coupled_tokens(target_log_probs, noise))
 
 
-def coupled_tokens(
-    log_probs: Float[Array, "b n v"], noise: Float[Array, "b n v"]
-) -> Int[Array, "b n"]:
+def coupled_tokens(log_probs: Float[Array, "b n v"], noise: Float[Array, "b n v"]) -> Int[Array, "b n"]:
     """Each position's draw from its law with its noise (the Gumbel-max trick)."""
     return jnp.argmax(log_probs + noise, axis=-1).astype(jnp.int32)

@@ -32,9 +32,7 @@ class TokenVerifier(Verifier):
         return Verdict(accepted, next_token.astype(jnp.int32))
 
 
-def log_acceptance(
-    proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]
-) -> Float[Array, "b n"]:
+def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
     """The log-probability with which each draft is accepted, given that those before it were."""
     at = proposal.tokens[..., None]
     target = jnp.take_along_axis(target_log_probs[:, :-1], at, axis=-1)[..., 0]

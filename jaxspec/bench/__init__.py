@@ -1,0 +1,8 @@
+"""The measured side: each module prints one figure as a ratio within one run.
+
+python -m jaxspec.bench plain       plain decoding against transformers, and the memory bandwidth
+python -m jaxspec.bench round       one round against its parts timed alone
+python -m jaxspec.bench capacity    a large cache, little used, against a small one
+python -m jaxspec.bench compile     the first call for a shape, and the second
+python -m jaxspec.bench speculate   speculative decoding against plain decoding
+"""

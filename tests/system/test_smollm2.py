@@ -1,0 +1,133 @@
+"""The promises on the default model, in float32: speculation changes nothing but the speed."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.keys import PositionDraws
+from tests.system.near_ties import MARGIN, next_logits, partings
+
+pytestmark = pytest.mark.smollm2
+
+PROMPTS = (pathlib.Path(__file__).parent / "prompts.txt").read_text().splitlines()
+NEW_TOKENS = 128
+BATCH = 8
+
+
+def encode(tokenizer, texts):
+    rows = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), max(96, lengths.max())), np.int32)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)] = ids
+    return tokens, lengths
+
+
+def disturbed(model, scale):
+    """A draft model that often agrees with its target: the same weights with noise."""
+
+    def disturb(path, x):
+        if x.ndim < 2:
+            return x
+        key = jax.random.fold_in(jax.random.key(0), hash_of(path))
+        return x + scale * jnp.std(x) * jax.random.normal(key, x.shape, x.dtype)
+
+    def hash_of(path):
+        return sum(ord(letter) * (index + 1) for index, letter in enumerate(jax.tree_util.keystr(path)))
+
+    return dataclasses.replace(model, params=jax.tree_util.tree_map_with_path(disturb, model.params))
+
+
+@pytest.fixture(scope="module")
+def drafters(smollm2):
+    return {
+        "n-gram, k=4": jaxspec.NGramDrafter(k=4),
+        "draft model, k=4": jaxspec.ModelDrafter(disturbed(smollm2, 0.05), k=4),
+    }
+
+
+def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, capsys):
+    stop = smollm2.tokenizer.eos_token_ids
+    found, rounds = {name: [] for name in drafters}, {name: [] for name in drafters}
+    for first in range(0, len(PROMPTS), BATCH):
+        tokens, lengths = encode(smollm2.tokenizer, PROMPTS[first : first + BATCH])
+        options = {"prompt_length": lengths, "max_new_tokens": NEW_TOKENS, "stop_tokens": stop}
+        plain = jaxspec.generate(smollm2, None, tokens, **options)
+        for name, drafter in drafters.items():
+            other = jaxspec.generate(smollm2, drafter, tokens, **options)
+            score = lambda text, row: next_logits(smollm2, text)
+            found[name] += partings(plain, other, tokens, lengths, score)
+            rounds[name].append(other.stats.mean_acceptance_length())
+    with capsys.disabled():
+        for name, places in found.items():
+            print(
+                f"\n{name}: {len(PROMPTS)} prompts x {NEW_TOKENS} greedy tokens, {np.mean(rounds[name]):.2f} tokens a "
+                f"round, {len(places)} near-ties, largest margin {max([p.margin for p in places], default=0):.1e}"
+            )
+    assert all(place.margin < MARGIN for places in found.values() for place in places)
+
+
+def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters, capsys):
+    tokens, lengths = encode(smollm2.tokenizer, PROMPTS[:4])
+    keys = jax.random.split(jax.random.key(7), len(lengths))
+    policy = jaxspec.Sampling(temperature=0.8, top_p=0.95)
+    options = {"sampling": policy, "verifier": jaxspec.CoupledVerifier(), "max_new_tokens": 48}
+    plain = jaxspec.generate(smollm2, None, tokens, prompt_length=lengths, key=keys, **options)
+
+    def score(text, row):
+        draws = PositionDraws(keys[row][None], jnp.asarray([len(text)], jnp.int32))
+        law = policy.log_probs(next_logits(smollm2, text)[None, None])
+        return (law + draws.token_noise(1, smollm2.vocab_size))[0, 0]
+
+    runs = {
+        f"{name}, rows {order.tolist()}": (order, drafter)
+        for name, drafter in {
+            "n-gram k=1": jaxspec.NGramDrafter(k=1, min_ngram=1),
+            "n-gram k=8": jaxspec.NGramDrafter(k=8, min_ngram=1),
+            "draft model k=4": drafters["draft model, k=4"],
+            "plain": None,
+        }.items()
+        for order in (np.asarray([0, 1, 2, 3]), np.asarray([3, 1, 0, 2]), np.asarray([2]))
+    }
+    found = {}
+    for name, (order, drafter) in runs.items():
+        other = jaxspec.generate(
+            smollm2, drafter, tokens[order], prompt_length=lengths[order], key=keys[order], **options
+        )
+        same_rows = jax.tree.map(lambda x: x[order], dataclasses.replace(plain, stats=None))
+        found[name] = partings(
+            same_rows, other, tokens[order], lengths[order], lambda text, row: score(text, order[row])
+        )
+    with capsys.disabled():
+        ties = sum(len(places) for places in found.values())
+        print(f"\ncoupled, temperature 0.8, top-p 0.95: {len(found)} runs, {ties} near-ties in all")
+    assert all(place.margin < MARGIN for places in found.values() for place in places), found
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted(smollm2):
+    tokens, lengths = encode(smollm2.tokenizer, PROMPTS[8:10])
+    options = {"prompt_length": lengths, "max_new_tokens": 24}
+    drafter = jaxspec.ModelDrafter(smollm2, k=4)
+    greedy = jaxspec.generate(smollm2, drafter, tokens, **options)
+    coupled = jaxspec.generate(
+        smollm2,
+        drafter,
+        tokens,
+        sampling=jaxspec.Sampling(0.8, top_p=0.95),
+        verifier=jaxspec.CoupledVerifier(),
+        key=jax.random.key(1),
+        **options,
+    )
+    assert greedy.stats.acceptance_rate() == 1.0
+    assert coupled.stats.acceptance_rate() == 1.0
+
+
+def test_the_text_makes_sense(smollm2):
+    prompt = smollm2.tokenizer.encode("The capital of France is")
+    result = jaxspec.generate(smollm2, jaxspec.NGramDrafter(k=4), [prompt], max_new_tokens=8)
+    assert "Paris" in smollm2.tokenizer.decode(result.tokens[0].tolist())
