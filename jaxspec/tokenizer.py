@@ -256,9 +256,7 @@ class Tokenizer:
         from transformers import PreTrainedTokenizerFast
 
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-        return PreTrainedTokenizerFast(
-            tokenizer_object=empty, chat_template=self._chat_template, **self._special
-        )
+        return PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=self._chat_template, **self._special)
 
 
 @functools.cache

@@ -1,0 +1,84 @@
+"""From a checkpoint to a `LanguageModel`: one tensor at a time, so that no second copy is held."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.model import LanguageModel
+from jaxspec.nn import Transformer
+from jaxspec.weights.families import transformer_config
+from jaxspec.weights.recipes import Recipe, recipes
+from jaxspec.weights.tensors import Checkpoint, LazyTensor
+
+_PREFIX = re.compile(r"^(model|transformer)\.")
+# Constants that older versions of transformers stored with the weights.
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$|^h\.\d+\.attn\.(masked_)?bias$")
+_SHOWN = 5
+
+
+def assemble(checkpoint: Checkpoint, dtype: jnp.dtype) -> LanguageModel:
+    """Builds the model that a checkpoint describes.
+
+    Args:
+      checkpoint: configuration, unread tensors, tokenizer.
+      dtype: of weights and activations; normalisation scales stay float32.
+
+    Raises:
+      ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
+        shape, unreadable or not finite.
+    """
+    try:
+        config = transformer_config(checkpoint.config)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.source}: {error}") from error
+    wanted = list(recipes(config, checkpoint.config["model_type"]))
+    tensors = {_PREFIX.sub("", name): tensor for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not _DERIVED.search(name)}
+    if config.tied_head:
+        tensors.pop("lm_head.weight", None)
+    _check(wanted, tensors, checkpoint.source)
+    params: dict[str, Any] = {}
+    for recipe in wanted:
+        node = params
+        for key in recipe.path[:-1]:
+            node = node.setdefault(key, {})
+        node[recipe.path[-1]] = _make(recipe, tensors, dtype, checkpoint.source)
+    return LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
+
+
+def _make(recipe: Recipe, tensors: Mapping[str, LazyTensor], dtype, source: str) -> jax.Array:
+    parts = []
+    for name, _ in recipe.sources:
+        part = tensors[name].read()
+        if not np.isfinite(part).all():
+            raise ValueError(
+                f"{source}: tensor {name} holds NaN or infinite values, so the file is corrupted; "
+                "delete it and download it again"
+            )
+        parts.append(part)
+    return jnp.array(recipe.build(*parts), dtype=jnp.float32 if recipe.is_norm else dtype)
+
+
+def _check(wanted: list[Recipe], tensors: Mapping[str, LazyTensor], source: str) -> None:
+    expected = dict(pair for recipe in wanted for pair in recipe.sources)
+    missing = [name for name in expected if name not in tensors]
+    extra = [name for name in tensors if name not in expected]
+    misshapen = [
+        f"{name} has {tensors[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    problems = [
+        f"{len(names)} {what}: {'; '.join(names[:_SHOWN])}{' ...' * (len(names) > _SHOWN)}"
+        for what, names in (("missing", missing), ("unexpected", extra), ("of the wrong shape", misshapen))
+        if names
+    ]
+    if problems:
+        raise ValueError(
+            f"{source}: the tensors do not match the configuration (Hugging Face names). "
+            f"{'. '.join(problems)}. Check that configuration and weights belong to the same model"
+        )

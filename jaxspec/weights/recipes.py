@@ -1,0 +1,159 @@
+"""Which Hugging Face tensors make up each parameter of our decoder, and how they are laid out."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxspec.nn import TransformerConfig
+
+Shape = tuple[int, ...]
+
+_LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+_GEMMA3_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How one parameter is made.
+
+    Attributes:
+      path: where it stands in the parameter tree.
+      sources: the tensors it is made of, without the `model.` or `transformer.` in front of their
+        names, and the shape that each must have.
+      build: the parameter from those tensors.
+      is_norm: whether it belongs to a normalisation: those stay in float32.
+    """
+
+    path: tuple[str, ...]
+    sources: tuple[tuple[str, Shape], ...]
+    build: Callable[..., np.ndarray]
+    is_norm: bool = False
+
+
+def recipes(config: TransformerConfig, model_type: str) -> Iterator[Recipe]:
+    """Every parameter of a decoder of this family."""
+    if model_type == "gpt2":
+        yield from _gpt2(config)
+    else:
+        yield from _llama(config, is_gemma=model_type == "gemma3_text")
+
+
+def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[Recipe]:
+    # Gemma stores its scales as distances from one.
+    norm = functools.partial(_norm, build=_plus_one if is_gemma else _same)
+    yield _plain(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
+    for layer in range(config.num_layers):
+        path, name = f"layer_{layer}", f"layers.{layer}"
+        for ours, theirs in (_GEMMA3_NORMS if is_gemma else _LLAMA_NORMS).items():
+            yield norm((path, ours, "scale"), f"{name}.{theirs}.weight", config.width)
+        yield from _llama_attention(config, path, f"{name}.self_attn", norm)
+        yield from _gated_mlp(config, (path, "mlp"), f"{name}.mlp")
+    yield norm(("final_norm", "scale"), "norm.weight", config.width)
+    if not config.tied_head:
+        yield _plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
+
+
+def _llama_attention(config: TransformerConfig, layer: str, name: str, norm) -> Iterator[Recipe]:
+    path = (layer, "attention")
+    query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rows = {"q_proj": query_rows, "k_proj": key_rows, "v_proj": key_rows}
+    interleave = functools.partial(_interleave, heads=config.num_kv_heads, head_dim=config.head_dim)
+    weights = tuple((f"{name}.{part}.weight", (count, config.width)) for part, count in rows.items())
+    yield Recipe((*path, "qkv", "kernel"), weights, interleave)
+    if config.qkv_bias:
+        biases = tuple((f"{name}.{part}.bias", (count,)) for part, count in rows.items())
+        yield Recipe((*path, "qkv", "bias"), biases, interleave)
+    if config.query_key_norm:
+        yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
+        yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
+    source = (f"{name}.o_proj.weight", (config.width, query_rows))
+    yield Recipe((*path, "output", "kernel"), (source,), functools.partial(_split_heads, config))
+    if config.output_bias:
+        yield _plain((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
+
+
+def _gated_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[Recipe]:
+    inner, width = config.mlp_width, config.width
+    parts = ("gate_proj", "up_proj")
+    kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
+    yield Recipe((*path, "gate_up", "kernel"), kernels, _stack)
+    yield _plain((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
+    if config.mlp_bias:
+        biases = tuple((f"{name}.{part}.bias", (inner,)) for part in parts)
+        yield Recipe((*path, "gate_up", "bias"), biases, _stack)
+        yield _plain((*path, "down", "bias"), f"{name}.down_proj.bias", (width,))
+
+
+def _gpt2(config: TransformerConfig) -> Iterator[Recipe]:
+    """GPT-2 stores its kernels `[in, out]`, and queries, keys and values as one."""
+    width, inner = config.width, config.mlp_width
+    split = functools.partial(_split_fused, heads=config.num_heads, head_dim=config.head_dim)
+    heads = functools.partial(_split_heads, config)
+    yield _plain(("embedding",), "wte.weight", (config.vocab_size, width))
+    yield _plain(("position_embedding",), "wpe.weight", (config.context_length, width))
+    for layer in range(config.num_layers):
+        path, name = f"layer_{layer}", f"h.{layer}"
+        attention, mlp = (path, "attention"), (path, "mlp")
+        yield from _layer_norm((path, "attention_norm"), f"{name}.ln_1", width)
+        fused = f"{name}.attn.c_attn"
+        yield Recipe((*attention, "qkv", "kernel"), ((f"{fused}.weight", (width, 3 * width)),), split)
+        yield Recipe((*attention, "qkv", "bias"), ((f"{fused}.bias", (3 * width,)),), split)
+        output = f"{name}.attn.c_proj"
+        source = (f"{output}.weight", (width, width))
+        yield Recipe((*attention, "output", "kernel"), (source,), lambda x: heads(x.T))
+        yield _plain((*attention, "output", "bias"), f"{output}.bias", (width,))
+        yield from _layer_norm((path, "mlp_norm"), f"{name}.ln_2", width)
+        for ours, theirs, shape in (("up", "c_fc", (width, inner)), ("down", "c_proj", (inner, width))):
+            source = (f"{name}.mlp.{theirs}.weight", shape)
+            yield Recipe((*mlp, ours, "kernel"), (source,), np.transpose)
+            yield _plain((*mlp, ours, "bias"), f"{name}.mlp.{theirs}.bias", shape[1:])
+    yield from _layer_norm(("final_norm",), "ln_f", width)
+    if not config.tied_head:
+        yield _plain(("head",), "lm_head.weight", (config.vocab_size, width))
+
+
+def _plain(path: tuple[str, ...], name: str, shape: Shape) -> Recipe:
+    return Recipe(path, ((name, shape),), _same)
+
+
+def _norm(path: tuple[str, ...], name: str, width: int, build) -> Recipe:
+    return Recipe(path, ((name, (width,)),), build, is_norm=True)
+
+
+def _layer_norm(path: tuple[str, ...], name: str, width: int) -> Iterator[Recipe]:
+    yield _norm((*path, "scale"), f"{name}.weight", width, _same)
+    yield _norm((*path, "bias"), f"{name}.bias", width, _same)
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _plus_one(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) + 1
+
+
+def _stack(*parts: np.ndarray) -> np.ndarray:
+    return np.stack(parts)
+
+
+def _interleave(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """`[g*r*d, ...]`, `[g*d, ...]` and `[g*d, ...]` to `[g, r + 2, d, ...]`."""
+    return np.concatenate([part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts], axis=1)
+
+
+def _split_fused(fused: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """`[in, 3*g*d]` or `[3*g*d]` to `[g, 3, d, in]` or `[g, 3, d]`."""
+    return _interleave(*np.split(fused.T, 3), heads=heads, head_dim=head_dim)
+
+
+def _split_heads(config: TransformerConfig, x: np.ndarray) -> np.ndarray:
+    """`[width, g*r*d]` to `[width, g, r, d]`."""
+    return x.reshape(config.width, config.num_kv_heads, config.queries_per_kv_head, config.head_dim)

@@ -1,0 +1,116 @@
+"""jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files."""
+
+import dataclasses
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache
+from jaxspec.model import LanguageModel
+from jaxspec.nn import Rope, RopeScaling, Transformer, TransformerConfig
+from jaxspec.tokenizer import Tokenizer
+
+MANIFEST = "jaxspec.json"
+_PARAMS, _TOKENIZER = "params", "tokenizer"
+_VERSION = 1
+
+
+def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
+    """Writes a model as a checkpoint folder that `load` reads.
+
+    The folder appears whole or not at all.
+
+    Args:
+      model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`.
+      path: the folder to make; it must not exist.
+
+    Raises:
+      TypeError: the module is of another class, so `load` could not rebuild it.
+      FileExistsError: the path exists.
+    """
+    if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
+        kind = type(getattr(model, "module", model)).__name__
+        raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
+    path = Path(path).absolute()
+    if path.exists():
+        raise FileExistsError(f"{path} exists; pass a new path, or delete it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        _write(model, partial)
+        os.rename(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(model: LanguageModel, folder: Path) -> None:
+    import orbax.checkpoint as ocp
+
+    folder.mkdir()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / _PARAMS, model.params)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder / _TOKENIZER)
+    manifest = {
+        "version": _VERSION,
+        "dtype": model.dtype.name,
+        "config": dataclasses.asdict(model.module.config),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+
+
+def read_saved(folder: Path, dtype: jnp.dtype) -> LanguageModel:
+    """Reads a folder that `save` wrote, with its parameters cast to `dtype`.
+
+    Raises:
+      ValueError: a file is missing or damaged, or a newer jaxspec wrote the folder.
+    """
+    import orbax.checkpoint as ocp
+
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        version = manifest["version"]
+        if version == _VERSION:
+            module = Transformer(_config(manifest["config"]), dtype)
+            with ocp.StandardCheckpointer() as checkpointer:
+                params = checkpointer.restore(folder.absolute() / _PARAMS, _abstract_params(module))
+            path = folder / _TOKENIZER
+            return LanguageModel(module, params, Tokenizer.from_folder(path) if path.is_dir() else None)
+    except Exception as error:  # orbax and its storage layer raise many kinds
+        raise ValueError(
+            f"{folder} is no whole jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
+        ) from error
+    raise ValueError(f"{folder} is of checkpoint version {version}, expected {_VERSION}; upgrade jaxspec")
+
+
+def _abstract_params(module: Transformer) -> Any:
+    """Shapes, dtypes and the default device of a module's parameters."""
+    config = module.config
+    cache = KVCache.empty(
+        layers=config.num_layers,
+        batch=1,
+        heads=config.num_kv_heads,
+        capacity=1,
+        head_dim=config.head_dim,
+        dtype=module.dtype,
+    )
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+
+
+def _config(values: dict[str, Any]) -> TransformerConfig:
+    ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
+    return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
+
+
+def _rope(values: dict[str, Any]) -> Rope:
+    scaling = values["scaling"]
+    return Rope(values["theta"], None if scaling is None else RopeScaling(**scaling))

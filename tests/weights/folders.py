@@ -1,0 +1,157 @@
+"""Small random checkpoints in Hugging Face's layout and as GGUF, written without PyTorch."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors.numpy import save_file
+
+WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, CONTEXT = 32, 48, 3, 4, 2, 8, 300, 64
+EPS = 2.0**-17  # a float32, as GGUF stores it
+_SHARED = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": EPS,
+}
+CONFIGS = {
+    "llama": _SHARED | {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
+    "mistral": _SHARED | {"model_type": "mistral", "sliding_window": 8, "rope_theta": 10000.0},
+    "qwen2": _SHARED | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "qwen3": _SHARED | {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "gemma3_text": _SHARED | {"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 8},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_inner": INNER,
+        "layer_norm_epsilon": EPS,
+        "n_positions": CONTEXT,
+        "vocab_size": VOCAB,
+    },
+}
+
+
+def tensors(family: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random float32 weights under Hugging Face's names."""
+    random = np.random.default_rng(seed)
+    shapes = _gpt2_shapes() if family == "gpt2" else _llama_shapes(family)
+    return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(folder: Path, family: str, *, shards: int = 1, config: dict | None = None) -> Path:
+    """Writes a whole folder, in as many safetensors files as asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS[family] | (config or {})))
+    weights = tensors(family)
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors")
+        return folder
+    names, places = list(weights), {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({name: weights[name] for name in names[shard::shards]}, folder / file)
+        places |= dict.fromkeys(names[shard::shards], file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def write_gguf(
+    path: Path,
+    family: str,
+    *,
+    theta: float | None = None,
+    factors: np.ndarray | None = None,
+    vocabulary: bool = False,
+) -> Path:
+    """The same weights as llama.cpp's converter writes them."""
+    architecture = {"gemma3_text": "gemma3"}.get(family, family)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_context_length(CONTEXT)
+    writer.add_head_count(HEADS)
+    if family == "gpt2":
+        writer.add_layer_norm_eps(EPS)
+    else:
+        writer.add_head_count_kv(KV_HEADS)
+        writer.add_key_length(HEAD_DIM)
+        writer.add_value_length(HEAD_DIM)
+        writer.add_layer_norm_rms_eps(EPS)
+        writer.add_rope_freq_base(theta or CONFIGS[family].get("rope_theta", 1e6))
+    if family == "gemma3_text":
+        writer.add_sliding_window(8)
+    if vocabulary:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list([f"t{i}" for i in range(VOCAB)])
+        writer.add_token_merges([])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
+    for name, weight in tensors(family).items():
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(theirs, np.ascontiguousarray(_as_llama_cpp(family, name, weight)))
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _as_llama_cpp(family: str, name: str, weight: np.ndarray) -> np.ndarray:
+    if family == "llama" and ("q_proj" in name or "k_proj" in name):
+        heads = HEADS if "q_proj" in name else KV_HEADS
+        return weight.reshape(heads, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+    if family == "gemma3_text" and name.endswith("norm.weight"):
+        return weight + 1
+    if family == "gpt2" and ("attn.c_" in name or "mlp.c_" in name) and weight.ndim == 2:
+        return weight.T
+    return weight
+
+
+def _llama_shapes(family: str) -> dict[str, tuple[int, ...]]:
+    shapes = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family == "gemma3_text":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    rows = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.{norm}.weight": (WIDTH,) for norm in norms}
+        shapes |= {f"{name}.self_attn.{part}_proj.weight": (count, WIDTH) for part, count in rows.items()}
+        if family == "qwen2":
+            shapes |= {f"{name}.self_attn.{part}_proj.bias": (count,) for part, count in rows.items()}
+        if family in ("qwen3", "gemma3_text"):
+            shapes |= {f"{name}.self_attn.{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
+        shapes[f"{name}.self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD_DIM)
+        shapes |= {f"{name}.mlp.{part}_proj.weight": (INNER, WIDTH) for part in ("gate", "up")}
+        shapes[f"{name}.mlp.down_proj.weight"] = (WIDTH, INNER)
+    if family in ("llama", "mistral"):
+        shapes["lm_head.weight"] = (VOCAB, WIDTH)
+    return shapes
+
+
+def _gpt2_shapes() -> dict[str, tuple[int, ...]]:
+    shapes = {"wte.weight": (VOCAB, WIDTH), "wpe.weight": (CONTEXT, WIDTH)}
+    for layer in range(LAYERS):
+        name = f"h.{layer}"
+        kernels = {
+            "attn.c_attn": (WIDTH, 3 * WIDTH),
+            "attn.c_proj": (WIDTH, WIDTH),
+            "mlp.c_fc": (WIDTH, INNER),
+            "mlp.c_proj": (INNER, WIDTH),
+        }
+        for part, shape in kernels.items():
+            shapes |= {f"{name}.{part}.weight": shape, f"{name}.{part}.bias": shape[1:]}
+        for norm in ("ln_1", "ln_2"):
+            shapes |= {f"{name}.{norm}.weight": (WIDTH,), f"{name}.{norm}.bias": (WIDTH,)}
+    return shapes | {"ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
