@@ -2,6 +2,7 @@
 
 from jaxspec.adapters import from_function as from_function
 from jaxspec.adapters import from_nnx as from_nnx
+from jaxspec.decoder import SpeculativeDecoder as SpeculativeDecoder
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import NGramDrafter as NGramDrafter
@@ -20,6 +21,13 @@ from jaxspec.state import GenerationState as GenerationState
 from jaxspec.state import RoundInfo as RoundInfo
 from jaxspec.state import Status as Status
 from jaxspec.state import StopReason as StopReason
+from jaxspec.text_request import TextOptions as TextOptions
+from jaxspec.text_result import TextResult as TextResult
+from jaxspec.text_stream import TextStream as TextStream
+from jaxspec.tokenizer import Tokenizer as Tokenizer
 from jaxspec.verifiers import CoupledVerifier as CoupledVerifier
 from jaxspec.verifiers import TokenVerifier as TokenVerifier
 from jaxspec.verifiers import Verifier as Verifier
+from jaxspec.weights import list_models as list_models
+from jaxspec.weights import load as load
+from jaxspec.weights import save as save

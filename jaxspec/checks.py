@@ -103,7 +103,7 @@ def max_new_tokens(value: Any, batch: int) -> None:
             f"max_new_tokens must be one integer or one a row, got shape {jnp.shape(value)} and dtype "
             f"{jnp.result_type(value)} for {batch} rows"
         )
-    if is_concrete(value) and np.min(value) < 0:
+    if is_concrete(value) and np.min(np.asarray(value)) < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
 
 

@@ -131,7 +131,7 @@ class SpeculativeDecoder:
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"prompt {index} must be a string, got {type(text).__name__}")
-        ids = [self._encode(text, "the prompt" if single else f"prompt {i}") for i, text in enumerate(texts)]
+        ids = [self._encode(text, "the prompt" if len(texts) == 1 else f"prompt {i}") for i, text in enumerate(texts)]
         return TextRequest.make(self._players, ids, TextOptions.parse(options), single=single)
 
     def _encode(self, text: str, name: str) -> list[int]:

@@ -109,7 +109,7 @@ def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) 
     Takes the arguments of `generate`.
     """
     prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
-    return _init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+    return _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
 
 
 def step(

@@ -70,7 +70,7 @@ class Stats:
     def acceptance_by_position(self) -> Float[np.ndarray, "k"]:
         """The share of rounds that accepted the draft at each position, over all rows."""
         rounds = max(int(np.sum(self.rounds)), 1)
-        return np.sum(self.accepted_at, axis=0) / rounds
+        return np.sum(np.asarray(self.accepted_at), axis=0) / rounds
 
 
 def expected_speed_up(acceptance_rate: float, k: int, draft_cost: float, verify_cost: float = 1.0) -> float:

@@ -84,14 +84,16 @@ def prepare(
     checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
     drafter.check(target)
     max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
-    lengths = width if prompt_length is None else prompt_length
+    lengths = jnp.asarray(width if prompt_length is None else prompt_length, jnp.int32)
+    # The bucket has room for more than was passed: a traced length beyond that is an error still.
+    lengths = jnp.where(lengths <= width, lengths, 0)
     padded = bucket(width)
     return Prepared(
         drafter,
         verifier,
         Request(
             prompt=jnp.pad(jnp.asarray(prompt, jnp.int32), ((0, 0), (0, padded - width))),
-            prompt_length=jnp.broadcast_to(jnp.asarray(lengths, jnp.int32), (batch,)),
+            prompt_length=jnp.broadcast_to(lengths, (batch,)),
             max_new_tokens=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
             stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
             keys=row_keys(jax.random.key(0) if key is None else key, batch),
@@ -148,7 +150,7 @@ def _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity) 
             raise ValueError(f"capacity must be at least the prompt's width {width}, got {capacity}")
         checks.fits(capacity, None, **contexts)
         return capacity - width, capacity - width
-    most = int(np.max(max_new_tokens))
+    most = int(np.max(np.asarray(max_new_tokens)))
     lengths = width if prompt_length is None or not checks.is_concrete(prompt_length) else np.asarray(prompt_length)
     checks.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, **contexts)
     return (bucket(most) if capacity is None else max(capacity - width, most)), most

@@ -24,13 +24,16 @@ from jaxspec.verifiers.base import Draws, Verifier, leading
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Verified:
-    """What the verification pass found, at the shape of the longest compiled draft."""
+    """What the verification pass found, at the shape of the longest compiled draft.
+
+    `finite` counts the rows of logits before the first that is not.
+    """
 
     verdict: Verdict
     tokens: Int[Array, "b n"]
     log_probs: Float[Array, "b n"]
     warped_log_probs: Float[Array, "b n"]
-    finite: Bool[Array, "b"]
+    finite: Int[Array, "b"]
     entries: object
     hidden: tuple[Array, ...]
 
@@ -87,7 +90,6 @@ def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Contex
     verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
     tokens = _emitted(proposal, verdict)
     normaliser = jax.nn.logsumexp(output.logits, axis=-1)
-    used = jnp.arange(n + 1, dtype=jnp.int32)[None] <= verdict.accepted[:, None]
     log_probs = _at(output.logits, tokens) - normaliser
     warped = jnp.zeros_like(log_probs) if law is None else _at(law, tokens)
     pad = lambda x: jnp.pad(x, ((0, 0), (0, k - n), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
@@ -96,7 +98,7 @@ def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Contex
         pad(tokens),
         pad(log_probs),
         pad(warped),
-        jnp.all(jnp.isfinite(normaliser) | ~used, axis=1),
+        leading(jnp.isfinite(normaliser)),
         output.entries.pad(k + 1),
         tuple(pad(x) for x in output.hidden),
     )
@@ -128,17 +130,18 @@ def _commit(
     state: GenerationState, proposal: Proposal, verified: _Verified, drafter_state
 ) -> tuple[GenerationState, RoundInfo]:
     accepted = verified.verdict.accepted
-    live = ~state.done & verified.finite
+    sound = jnp.minimum(accepted + 1, verified.finite)
     position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
     stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
-    stops = stops & (position <= accepted[:, None])
+    stops = stops & (position < sound[:, None])
     before_stop = leading(~stops)
-    stopped = live & jnp.any(stops, axis=1)
-    count = jnp.where(stopped, before_stop + 1, accepted + 1)
-    count = jnp.where(live, count, 0)
+    stopped = ~state.done & jnp.any(stops, axis=1)
+    count = jnp.where(stopped, before_stop + 1, sound)
+    count = jnp.where(state.done, 0, count)
+    live = count > 0
     length = state.length + count
     out_of_budget = live & (length >= state.limit)
-    failed = ~state.done & ~verified.finite
+    failed = ~state.done & ~stopped & (sound <= accepted)
     reason = jnp.select(
         [failed, stopped, out_of_budget],
         [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.STOP_TOKEN), jnp.int32(StopReason.MAX_NEW_TOKENS)],

@@ -61,10 +61,11 @@ class Sampling:
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """Log-probabilities of the warped law: float32, or float64 if the logits are."""
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
         temperature = _per_row(self.temperature, logits.dtype)
-        scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
-        scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+        # The maximum goes first: a logit divided by a tiny temperature would overflow.
+        scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+        scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
         scaled = _keep(scaled, self._threshold(scaled))
         law = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
         certain = _one_hot_log(jnp.argmax(logits, axis=-1), logits.shape[-1]).astype(law.dtype)
@@ -105,6 +106,8 @@ def _per_row(value, dtype):
 def _bisect(scaled, enough):
     """The largest value of `scaled` at which `enough(scaled >= value)` still holds, a row.
 
+    Minus infinity where nothing is enough (`top_k` beyond the vocabulary).
+
     Bisection over the bit patterns of floats, which for values `<= 0` fall as their magnitude
     rises: exact in as many passes as a float has bits, with no sort, and nothing but
     reductions over the vocabulary (a sharded one is never gathered).
@@ -119,5 +122,6 @@ def _bisect(scaled, enough):
         return jnp.where(enough(magnitude < probe), low, probe)
 
     low = jnp.zeros((*scaled.shape[:-1], 1), integer)
-    smallest = jax.lax.fori_loop(0, bits - 1, halve, low)
+    infinity = jax.lax.bitcast_convert_type(jnp.asarray(jnp.inf, scaled.dtype), integer)
+    smallest = jnp.minimum(jax.lax.fori_loop(0, bits - 1, halve, low), infinity)
     return -jax.lax.bitcast_convert_type(smallest, scaled.dtype)

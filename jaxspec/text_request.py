@@ -114,10 +114,11 @@ class TextRequest:
         """
         policy = options.policy()
         seed = _seed(options.seed, policy)
-        checks.max_new_tokens(options.max_new_tokens, len(prompts))
-        most = np.broadcast_to(np.asarray(options.max_new_tokens, np.int32), len(prompts))
+        most = np.asarray(options.max_new_tokens)
+        checks.max_new_tokens(most, len(prompts))
+        most = np.broadcast_to(most.astype(np.int32), len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        _check_contexts(players, lengths + most, single)
+        _check_contexts(players, lengths + most)
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
@@ -148,7 +149,7 @@ class TextRequest:
         }
 
 
-def _seed(seed: int | None, policy: Policy) -> int | None:
+def _seed(seed: Any, policy: Policy) -> int | None:
     if seed is None:
         return None if policy.greedy else secrets.randbits(32)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
@@ -158,15 +159,15 @@ def _seed(seed: int | None, policy: Policy) -> int | None:
     return int(seed)
 
 
-def _check_contexts(players: Players, totals: Int[np.ndarray, "b"], single: bool) -> None:
+def _check_contexts(players: Players, totals: Int[np.ndarray, "b"]) -> None:
     for row, total in enumerate(totals.tolist()):
         try:
             checks.fits(total, None, target=players.target.context_length, draft=players.drafter.context_length)
         except ValueError as error:
-            raise ValueError(str(error) if single else f"prompt {row}: {error}") from None
+            raise ValueError(str(error) if len(totals) == 1 else f"prompt {row}: {error}") from None
 
 
-def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     StopStrings(stops)
     for text in stops:

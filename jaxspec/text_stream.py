@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from jax import Array
 from jaxtyping import Bool
 
 from jaxspec.generate import finish, init, jit_step
@@ -47,7 +46,7 @@ class TextStream(Iterator[str | tuple[int, str]]):
 
     @property
     def ended(self) -> tuple[bool, ...]:
-        """Which prompts have all their text."""
+        """Which prompts have all their text, the latest piece included."""
         return tuple(self._ended.tolist())
 
     @property
@@ -67,7 +66,7 @@ class TextStream(Iterator[str | tuple[int, str]]):
         with clock:
             state = init(players.target, players.drafter, self._request.prompts, **self._request.arguments())
             done = np.asarray(state.done)
-        self._ended = done
+        self._ended = np.array(done)
         advance = jit_step(donate=True)
         while not done.all():
             with clock:
@@ -79,8 +78,9 @@ class TextStream(Iterator[str | tuple[int, str]]):
                 for row, ids, n, ended in zip(self._rows, tokens, count, done, strict=True)
             ]
             state, done = _end_stopped(state, done, self._rows)
-            self._ended = done
             for index, piece in enumerate(pieces):
+                # Not for all rows at once: those whose last piece is yet to come have not ended.
+                self._ended[index] = done[index]
                 if piece:
                     yield piece if self._request.single else (index, piece)
         generation = finish(state, lossless=players.verifier.lossless)
@@ -89,7 +89,7 @@ class TextStream(Iterator[str | tuple[int, str]]):
 
 def _end_stopped(
     state: GenerationState, done: Bool[np.ndarray, "b"], rows: list[RowText]
-) -> tuple[GenerationState, Bool[Array, "b"]]:
+) -> tuple[GenerationState, Bool[np.ndarray, "b"]]:
     """Freezes the rows that a stop string has ended, so that they take part in no further round."""
     stopped = np.array([row.stopped for row in rows])
     if not np.any(stopped & ~done):

@@ -105,7 +105,19 @@ def _block_of(buffer, layer, start, block):
 
 
 def _scores(queries, keys, scale):
-    return jnp.einsum("bgrtd,bgsd->bgrts", queries, keys, preferred_element_type=jnp.float32) * scale
+    """`[b, g, r, t, s]`. Heads and tokens of a group are flattened: one plain product each."""
+    batch, heads, group, time, width = queries.shape
+    flat = queries.reshape(batch, heads, group * time, width)
+    scores = jnp.einsum("bgnd,bgsd->bgns", flat, keys, preferred_element_type=jnp.float32)
+    return scores.reshape(batch, heads, group, time, -1) * scale
+
+
+def _mix(weights, values):
+    """Values weighted and summed over slots, `[b, g, r, t, d]`."""
+    batch, heads, group, time, slots = weights.shape
+    flat = weights.reshape(batch, heads, group * time, slots).astype(values.dtype)
+    mixed = jnp.einsum("bgns,bgsd->bgnd", flat, values, preferred_element_type=jnp.float32)
+    return mixed.reshape(batch, heads, group, time, -1)
 
 
 def _within(query_positions, key_positions, window):
@@ -120,9 +132,8 @@ def _accumulate(state: _Partial, scores, values, seen: Bool[Array, "b t s"]) -> 
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)
     weights = jnp.exp(scores - maximum[..., None])
-    weighted = jnp.einsum("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return _Partial(
-        state.weighted * shrink[..., None] + weighted,
+        state.weighted * shrink[..., None] + _mix(weights, values),
         state.weight * shrink + jnp.sum(weights, axis=-1),
         maximum,
     )

@@ -1,0 +1,46 @@
+"""The application: its commands, and the version."""
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from jaxspec.cli.generate import generate
+from jaxspec.cli.models import models
+
+app = typer.Typer(
+    help="Speculative decoding for JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(generate)
+app.command()(models)
+
+
+def main() -> None:
+    """Runs the command with the process's arguments."""
+    app(prog_name="jaxspec")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"jaxspec {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Speculative decoding for JAX."""
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("jaxspec-decode")
+    except importlib.metadata.PackageNotFoundError:
+        return "(a checkout that is not installed)"

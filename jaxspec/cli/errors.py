@@ -1,0 +1,30 @@
+"""How a command ends when it cannot go on: one line for a mistake, silence for an interruption."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+_MISTAKE, _INTERRUPTED, _PIPE_CLOSED = 2, 130, 141
+
+
+def reported(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes a command report mistakes as `error: ...` on stderr instead of a traceback."""
+
+    @functools.wraps(command)
+    def wrapper(*args, **kwargs):
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit, which would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(_PIPE_CLOSED) from None
+        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(_MISTAKE) from None
+
+    return wrapper

@@ -1,0 +1,82 @@
+"""`jaxspec generate`: its options."""
+
+import enum
+from typing import Annotated, Any
+
+import typer
+
+from jaxspec.cli.errors import reported
+from jaxspec.cli.prompts import read_prompts
+
+_SAMPLING = ("top_p", "top_k", "min_p", "seed")
+
+
+class VerifierName(enum.StrEnum):
+    """The rules by which drafted tokens are kept."""
+
+    TOKEN = "token"
+    COUPLED = "coupled"
+
+
+class DtypeName(enum.StrEnum):
+    """The dtypes of weights and activations."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@reported
+def generate(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue; '-' is standard input.")
+    ] = None,
+    file: Annotated[
+        list[str] | None, typer.Option("--file", "-f", metavar="PATH", help="A file with one more prompt; repeatable.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")
+    ] = "smollm2-135m-instruct",
+    draft: Annotated[str, typer.Option("--draft", "-d", help="'ngram', 'none', or a model as for --model.")] = "ngram",
+    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: 4]")] = None,
+    verifier: Annotated[
+        VerifierName, typer.Option(help="'coupled': a seed gives the same text with any draft, and without one.")
+    ] = VerifierName.TOKEN,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep the most likely tokens of this mass.  [default: 0.9]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the most likely tokens.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep tokens of this share of the likeliest one's chance.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.  [default: chosen and reported]")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to an assistant.")] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
+    dtype: Annotated[
+        DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
+    ] = False,
+) -> None:
+    """Continues a prompt, or several as one batch."""
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "stop": tuple(stop or ())}
+    given = {"top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
+    options |= {name: value for name, value in given.items() if value is not None}
+    if temperature == 0 and (idle := [name for name in _SAMPLING if name in options]):
+        flags = ", ".join("--" + name.replace("_", "-") for name in idle)
+        raise ValueError(f"{flags} would change nothing at temperature 0; pass --temperature too, such as 0.7")
+    if system is not None and not chat:
+        raise ValueError("--system is a message of a conversation; pass --chat too")
+    if compare and draft == "none":
+        raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
+    texts = read_prompts(prompts or [], file or [])
+
+    from jaxspec.cli.run import Job, run  # imports JAX, which --help need not wait for
+
+    job = Job(texts, options, model, draft, k, verifier.value, dtype and dtype.value, chat, system)
+    run(job, as_json=as_json, compare=compare)

@@ -1,0 +1,40 @@
+"""`jaxspec models`: what the zoo has."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from jaxspec.cli.errors import reported
+
+
+@reported
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False) -> None:
+    """Lists the models known by name, and which are downloaded."""
+    from jaxspec.weights import list_models  # imports JAX, which --help need not wait for
+
+    entries = list_models()
+    if as_json:
+        for entry in entries:
+            fields = ("name", "description", "size", "cached", "licence")
+            typer.echo(json.dumps({field: getattr(entry, field) for field in fields}, ensure_ascii=False))
+        return
+    _print_table(entries)
+
+
+def _print_table(entries) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("cached", justify="center", no_wrap=True)
+    table.add_column("licence")
+    for entry in entries:
+        model = Text.assemble((entry.name, "bold"), "\n", (entry.description, "dim"))
+        cached = Text("yes", "green") if entry.cached else Text("no", "dim")
+        table.add_row(model, f"{entry.size / 1e6:,.0f} MB", cached, Text(entry.licence))
+    Console(highlight=False).print(table)

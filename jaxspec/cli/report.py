@@ -1,0 +1,105 @@
+"""What is printed about a generation, besides its text."""
+
+import json
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from rich.text import Text
+
+from jaxspec.cli.compare import Comparison, Difference
+from jaxspec.text_result import TextResult
+
+_HEADER_WIDTH = 60
+_SEPARATOR = " · "
+
+
+def header(row: int, prompt: str) -> str:
+    """One line that names a prompt of a batch."""
+    line = " ".join(prompt.split())
+    return f"[{row + 1}] {line if len(line) <= _HEADER_WIDTH else line[: _HEADER_WIDTH - 3] + '...'}"
+
+
+def summary_line(results: list[TextResult], *, drafts: bool) -> Text:
+    """Speed and acceptance of all prompts together."""
+    stats = jax.tree.map(lambda *rows: np.concatenate(rows), *(result.stats for result in results))
+    parts = [
+        f"{sum(len(result.token_ids) for result in results)} tokens",
+        f"{results[0].tokens_per_second:.1f} tokens/s",
+    ]
+    if drafts:
+        parts.append(f"mean acceptance length {stats.mean_acceptance_length():.2f}")
+        parts.append(f"acceptance rate {stats.acceptance_rate():.1%}")
+    if results[0].seed is not None:
+        parts.append(f"seed {results[0].seed}")
+    return Text(_SEPARATOR.join(parts), style="dim")
+
+
+def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]:
+    """Both speeds, their ratio, and whether the tokens are the same."""
+    faster = comparison.ratio >= 1
+    yield Text("compared in one process, compilation not counted", style="dim")
+    yield Text(f"  speculative {comparison.speculative:9.1f} tokens/s")
+    yield Text(f"  plain       {comparison.plain:9.1f} tokens/s")
+    verdict = "" if faster else "   speculation does not pay here"
+    yield Text(f"  ratio       {comparison.ratio:9.2f}{verdict}", style="bold green" if faster else "bold yellow")
+    differences = [difference for difference in comparison.differences if difference is not None]
+    if not differences:
+        yield Text("tokens: identical", style="bold green")
+        return
+    yield Text("tokens: differ", style="bold yellow")
+    for difference in differences:
+        yield Text("  " + _describe(difference))
+    if comparison.sampled and not coupled:
+        yield Text(
+            "  Samples of the token verifier differ from plain ones by design; their law is the same. "
+            "With --verifier coupled the tokens are the same too."
+        )
+
+
+def json_line(job, k: int, row: int, result: TextResult, comparison: Comparison | None) -> str:
+    """One prompt's result as a JSON object on one line."""
+    record = {
+        "prompt": job.texts[row],
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "stop_reason": result.stop_reason,
+        "model": job.model,
+        "draft": job.draft,
+        "k": k,
+        "seed": result.seed,
+        "prompt_tokens": result.prompt_tokens,
+        "new_tokens": len(result.token_ids),
+        "tokens_per_second": result.tokens_per_second,
+        "mean_acceptance_length": result.mean_acceptance_length,
+        "acceptance_rate": result.acceptance_rate,
+        "rounds": int(result.stats.rounds[0]),
+        "drafted": int(result.stats.drafted[0]),
+        "accepted": int(result.stats.accepted[0]),
+        "first_seconds": result.timing.first_seconds,
+        "seconds": result.timing.seconds,
+    }
+    if comparison is not None:
+        record["compare"] = _comparison_record(comparison, comparison.differences[row])
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _comparison_record(comparison: Comparison, difference: Difference | None) -> dict:
+    record = {
+        "tokens_per_second": comparison.speculative,
+        "plain_tokens_per_second": comparison.plain,
+        "ratio": comparison.ratio,
+        "tokens": "identical" if difference is None else "differ",
+    }
+    if difference is not None:
+        record["first_difference"] = difference.place
+        record["logit_gap"] = difference.logit_gap if math.isfinite(difference.logit_gap) else None
+    return record
+
+
+def _describe(difference: Difference) -> str:
+    return (
+        f"prompt {difference.row + 1}, new token {difference.place + 1}: {difference.speculative!r}, "
+        f"plain decoding {difference.plain!r}; the two best logits there are {difference.logit_gap:.2g} apart"
+    )

@@ -1,0 +1,130 @@
+"""`jaxspec generate`: from options to printed text."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from jaxspec.cli.compare import Comparison, compare_results
+from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.cli.report import comparison_lines, header, json_line, summary_line
+from jaxspec.decoder import SpeculativeDecoder
+from jaxspec.text_result import TextResult
+from jaxspec.text_stream import TextStream
+from jaxspec.verifiers import CoupledVerifier, TokenVerifier
+from jaxspec.weights import load
+
+_VERIFIERS = {"token": TokenVerifier, "coupled": CoupledVerifier}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The command's arguments.
+
+    Attributes:
+      texts: the prompts.
+      options: those of `SpeculativeDecoder.generate`.
+      model: the target's name.
+      draft: "ngram", "none", or a model's name.
+      k: drafted tokens a round, or `None`.
+      verifier: "token" or "coupled".
+      dtype: of both models, or `None`.
+      chat: whether the prompts are messages.
+      system: the system message before each of them, or `None`.
+    """
+
+    texts: list[str]
+    options: dict[str, Any]
+    model: str
+    draft: str
+    k: int | None
+    verifier: str
+    dtype: str | None
+    chat: bool
+    system: str | None
+
+    def decoder(self) -> SpeculativeDecoder:
+        """Loads the models."""
+        target = load(self.model, dtype=self.dtype)
+        draft = self.draft if self.draft in ("ngram", "none") else load(self.draft, dtype=self.dtype)
+        return SpeculativeDecoder(target, draft, k=self.k, verifier=_VERIFIERS[self.verifier]())
+
+    def stream(self, decoder: SpeculativeDecoder, **changes: Any) -> TextStream:
+        """A stream of the prompts, as `(row, piece)`."""
+        options = self.options | changes
+        if not self.chat:
+            return decoder.stream(self.texts, **options)
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return decoder.stream_chat([[*opening, {"role": "user", "content": text}] for text in self.texts], **options)
+
+
+def run(job: Job, *, as_json: bool, compare: bool) -> None:
+    """Decodes and prints: text or JSON on stdout, everything else on stderr."""
+    console = Console(stderr=True, highlight=False)
+    enable_compilation_cache()
+    decoder = job.decoder()
+    plain = SpeculativeDecoder(decoder.target, verifier=decoder.verifier, tokenizer=decoder.tokenizer)
+    if compare:
+        with console.status("compiling both ways of decoding ..."):
+            for one in (decoder, plain):
+                next(job.stream(one), None)
+    stream = job.stream(decoder)
+    pieces = _with_status(console, stream)
+    show = _show_nothing if as_json else _show_one if len(job.texts) == 1 else _show_several
+    show(job, pieces, stream)
+    results = stream.result
+    comparison = _compare(job, console, plain, results) if compare else None
+    if as_json:
+        for index, result in enumerate(results):
+            typer.echo(json_line(job, decoder.drafter.k, index, result, comparison))
+        return
+    console.print(summary_line(results, drafts=decoder.drafter.k > 0), soft_wrap=True)
+    if comparison is not None:
+        for line in comparison_lines(comparison, coupled=job.verifier == "coupled"):
+            console.print(line, soft_wrap=True)
+
+
+def _with_status(console: Console, stream: TextStream) -> Iterator[tuple[int, str]]:
+    with console.status("reading the prompt (the first run of a shape compiles) ..."):
+        first = next(stream, None)
+    if first is not None:
+        yield first
+        yield from stream
+
+
+def _show_nothing(job: Job, pieces: Iterator[tuple[int, str]], stream: TextStream) -> None:
+    for _ in pieces:
+        pass
+
+
+def _show_one(job: Job, pieces: Iterator[tuple[int, str]], stream: TextStream) -> None:
+    for _, piece in pieces:
+        typer.echo(piece, nl=False)
+    typer.echo()
+
+
+def _show_several(job: Job, pieces: Iterator[tuple[int, str]], stream: TextStream) -> None:
+    """Prints each text when it is complete."""
+    texts = [""] * len(job.texts)
+    waiting = set(range(len(texts)))
+
+    def show_ended() -> None:
+        for row in sorted(row for row in waiting if stream.ended[row]):
+            typer.secho(header(row, job.texts[row]), bold=True)
+            typer.echo(texts[row] + "\n")
+            waiting.remove(row)
+
+    for row, piece in pieces:
+        texts[row] += piece
+        show_ended()
+    show_ended()
+
+
+def _compare(job: Job, console: Console, plain: SpeculativeDecoder, results: list[TextResult]) -> Comparison:
+    with console.status("decoding without speculation ..."):
+        stream = job.stream(plain, seed=results[0].seed)
+        for _ in stream:
+            pass
+    return compare_results(plain, results, stream.result, stream.prompts)

@@ -1,0 +1,228 @@
+"""The `jaxspec` command: what it prints where, and how it ends."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import typer.testing
+
+from jaxspec.cli import app as application
+from jaxspec.cli import run as running
+from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.decoder import SpeculativeDecoder
+from jaxspec.weights import list_models, load, save
+from tests import text_models, tiny
+
+SHORT = ("-n", "12")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small random model, saved with its tokenizer."""
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(tiny.transformer(3, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    path = tmp_path_factory.mktemp("cli") / "model"
+    save(model, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def decoder(folder):
+    return SpeculativeDecoder(load(folder), "ngram")
+
+
+@pytest.fixture(autouse=True)
+def _own_compilation_cache(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept-by-the-caller")
+
+
+def _run(*arguments, stdin=None):
+    return typer.testing.CliRunner().invoke(application.app, [str(word) for word in arguments], input=stdin)
+
+
+def _generate(folder, *arguments, stdin=None):
+    return _run("generate", "-m", folder, *SHORT, *arguments, stdin=stdin)
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["models"]])
+def test_help(command):
+    result = _run(*command, "--help")
+    assert result.exit_code == 0 and "Usage" in result.stdout
+
+
+def test_version():
+    result = _run("--version")
+    assert result.exit_code == 0 and result.stdout.startswith("jaxspec ")
+
+
+def test_text_alone_goes_to_stdout(folder, decoder):
+    result = _generate(folder, "hello")
+    expected = decoder.generate("hello", max_new_tokens=12, temperature=0)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == expected.text + "\n"
+    assert len(result.stderr.splitlines()) == 1
+    for part in ("tokens/s", "mean acceptance length", "acceptance rate"):
+        assert part in result.stderr
+
+
+def test_plain_decoding_prints_the_same(folder):
+    result = _generate(folder, "hello", "--draft", "none")
+    assert result.stdout == _generate(folder, "hello", "--draft", folder, "-k", "2").stdout
+    assert "acceptance" not in result.stderr
+
+
+def test_prompts_from_everywhere(folder, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello\n", "utf-8")
+    expected = _generate(folder, "hello").stdout
+    assert _generate(folder, "--file", file).stdout == expected
+    assert _generate(folder, "-", stdin="hello\n").stdout == expected
+    assert _generate(folder, "--file", "-", stdin="hello").stdout == expected
+    assert _generate(folder, stdin="hello").stdout == expected
+
+
+def test_several_prompts_get_a_header_each(folder):
+    result = _generate(folder, "hello", "the sea\nis " + "wide " * 20)
+    texts = [_generate(folder, text).stdout for text in ("hello", "the sea\nis " + "wide " * 20)]
+    headers = ["[1] hello\n", "[2] the sea is wide wide wide wide wide wide wide wide wide w...\n"]
+    for header, text in zip(headers, texts, strict=True):
+        assert header + text in result.stdout
+    assert len(result.stdout) == sum(map(len, [*headers, *texts])) + len("\n\n")
+
+
+def test_json_lines(folder, decoder):
+    result = _generate(folder, "hello", "the sea", "--json", "--temperature", "0.9", "--seed", "5", "--top-k", "40")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 5, "top_k": 40}
+    expected = decoder.generate(["hello", "the sea"], **options)
+    assert [record["prompt"] for record in records] == ["hello", "the sea"]
+    assert [tuple(record["token_ids"]) for record in records] == [row.token_ids for row in expected]
+    assert [record["text"] for record in records] == [row.text for row in expected]
+    assert {record["seed"] for record in records} == {5}
+    assert result.stderr == ""
+
+
+def test_chat_and_stop(folder, decoder):
+    messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
+    options = {"max_new_tokens": 12, "temperature": 0}
+    free = decoder.chat(messages, **options)
+    stop = free.text[2:4]
+    result = _generate(folder, "--chat", "--system", "be short", "hello", "--stop", stop)
+    assert result.stdout == free.text[: free.text.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--verifier", "coupled")])
+def test_compare_finds_the_same_tokens(folder, options):
+    result = _generate(folder, "hello", "--compare", *options)
+    assert result.exit_code == 0, result.stderr
+    for part in ("speculative", "plain", "ratio", "tokens: identical"):
+        assert part in result.stderr
+    record = json.loads(_generate(folder, "hello", "--compare", "--json", *options).stdout)
+    assert record["compare"]["tokens"] == "identical"
+    assert record["compare"]["ratio"] == pytest.approx(
+        record["compare"]["tokens_per_second"] / record["compare"]["plain_tokens_per_second"]
+    )
+
+
+def test_compare_says_where_samples_differ(folder):
+    arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--draft", folder)
+    result = _generate(folder, *arguments)
+    assert "tokens: differ" in result.stderr
+    assert "the two best logits there are" in result.stderr
+    assert "--verifier coupled" in result.stderr
+    record = json.loads(_generate(folder, *arguments, "--json").stdout)["compare"]
+    assert record["tokens"] == "differ" and record["first_difference"] >= 0 and record["logit_gap"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hello", "-k", "-1"], "k must be at least 0, got -1"),
+        (["hello", "--draft", "none", "-k", "4"], "nothing to draft with"),
+        (["hello", "--draft", "smollm"], "Did you mean smollm2-135m-instruct"),
+        (["hello", "--draft", "missing.gguf"], "there is no file or folder 'missing.gguf'"),
+        (["hello", "--draft", "none", "--compare"], "--compare needs a draft"),
+        (["hello", "--top-p", "0.5"], "--top-p would change nothing at temperature 0"),
+        (["hello", "--seed", "1", "--top-k", "2"], "--top-k, --seed would change nothing"),
+        (["hello", "--temperature", "-1"], "temperature must be >= 0"),
+        (["hello", "--temperature", "1", "--top-p", "1.5"], "top_p must be in (0, 1]"),
+        (["hello", "--max-new-tokens", "9999"], "the target model's context is 512"),
+        (["hello", "--system", "be short"], "pass --chat too"),
+        (["hello", "--stop", ""], "a stop string must not be empty"),
+        (["--file", "no-such-file.txt"], "no-such-file.txt"),
+        (["-", "--file", "-"], "standard input can be read once only"),
+        ([], "there is no prompt"),
+    ],
+)
+def test_mistakes_are_one_line(folder, arguments, message):
+    result = _run("generate", "-m", folder, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and "Traceback" not in result.stderr
+
+
+def test_a_file_that_is_no_text(folder, tmp_path):
+    file = tmp_path / "bytes"
+    file.write_bytes(b"\xff\xfe\x00")
+    result = _generate(folder, "--file", file)
+    assert result.exit_code == 2 and "is not UTF-8 text" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["generate", "--no-such-option"], ["generate", "--verifier", "x", "hello"]])
+def test_bad_usage(arguments):
+    assert _run(*arguments).exit_code == 2
+
+
+def test_an_interruption_is_quiet(folder, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "load", interrupted)
+    result = _generate(folder, "hello")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_models():
+    table, lines = _run("models"), _run("models", "--json")
+    records = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert table.exit_code == lines.exit_code == 0
+    assert [record["name"] for record in records] == [entry.name for entry in list_models()]
+    assert all(record["name"] in table.stdout and record["licence"] for record in records)
+
+
+def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    enable_compilation_cache()
+    assert jax.config.jax_compilation_cache_dir == before
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    set_to = {}
+    monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
+    enable_compilation_cache()
+    assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compiled")
+
+
+def test_a_closed_pipe_is_quiet(folder):
+    command = [sys.executable, "-m", "jaxspec", "generate", "-m", folder, "hello", *SHORT]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        process.stdout.close()
+        error = process.stderr.read()
+    assert process.returncode == 141
+    assert error == ""
+
+
+@pytest.mark.smollm2
+def test_the_default_model_compares(smollm2):
+    del smollm2
+    result = _run("generate", "One, two, three, four, five, six,", "-n", "16", "--compare", "--json")
+    record = json.loads(result.stdout)
+    assert "seven" in record["text"]
+    assert record["compare"]["tokens"] == "identical"
