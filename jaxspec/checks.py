@@ -86,10 +86,13 @@ def sampling(policy: Policy, batch: int) -> None:
         "top_k": (policy.top_k, lambda x: x == np.floor(x), "an integer; 0 keeps every token"),
     }
     for name, (value, in_range, expected) in ranges.items():
-        if value is None:
+        if value is None and name != "temperature":
             continue
-        if jnp.shape(value) not in ((), (batch,)):
-            raise ValueError(f"{name} must be one value or one a row, got shape {jnp.shape(value)} for {batch} rows")
+        shape, dtype = _shape_and_dtype(value)
+        if not jnp.issubdtype(dtype, jnp.number):
+            raise TypeError(f"{name} must be {expected}, got {value!r}; pass a number, or one a row")
+        if shape not in ((), (batch,)):
+            raise ValueError(f"{name} must be one value or one a row, got shape {shape} for {batch} rows")
         if is_concrete(value):
             values = np.asarray(value, np.float64)
             if not np.all(np.isfinite(values) & in_range(values)):
@@ -98,13 +101,21 @@ def sampling(policy: Policy, batch: int) -> None:
 
 def max_new_tokens(value: Any, batch: int) -> None:
     """Raises unless it is one non-negative integer or one a row."""
-    if jnp.shape(value) not in ((), (batch,)) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+    shape, dtype = _shape_and_dtype(value)
+    if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
-            f"max_new_tokens must be one integer or one a row, got shape {jnp.shape(value)} and dtype "
-            f"{jnp.result_type(value)} for {batch} rows"
+            f"max_new_tokens must be one integer or one a row, got shape {shape} and dtype {dtype} for {batch} rows"
         )
     if is_concrete(value) and np.min(np.asarray(value)) < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
+
+
+def capacity(value: Any) -> None:
+    """Raises unless it is `None` or a static positive integer."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+        raise TypeError(f"capacity must be a static integer or None, got {type(value).__name__}; it fixes shapes")
+    if value is not None and value < 1:
+        raise ValueError(f"capacity must be at least 1, got {value}; pass prompt and new tokens together")
 
 
 def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
@@ -172,6 +183,11 @@ def traced_status(
     ):
         status = jnp.where(good, status, jnp.int32(code))
     return status
+
+
+def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    return tuple(array.shape), array.dtype
 
 
 def _sampling_in_range(policy: Policy) -> Array:

@@ -36,6 +36,8 @@ def as_threefry(key: Array) -> Key[Array, "*batch"]:
     Raises:
       TypeError: if `key` is neither.
     """
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be a JAX PRNG key, got {type(key).__name__}; pass jax.random.key(seed)")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     if key.dtype != jnp.uint32 or key.ndim == 0 or key.shape[-1] not in (2, 4):

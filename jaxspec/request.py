@@ -80,6 +80,7 @@ def prepare(
     batch, width = prompt.shape
     checks.sampling(sampling, batch)
     checks.max_new_tokens(max_new_tokens, batch)
+    checks.capacity(capacity)
     checks.key_needed(key, sampling)
     checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
     drafter.check(target)
@@ -122,7 +123,7 @@ def _check_kinds(target, drafter, verifier, sampling) -> None:
                 f"{name} must be a jaxspec {kind.__name__}, got {type(value).__name__}; "
                 "jaxspec.load, jaxspec.NGramDrafter, jaxspec.TokenVerifier and their kin make one"
             )
-    if not hasattr(sampling, "log_probs"):
+    if isinstance(sampling, type) or not isinstance(sampling, Policy):
         raise TypeError(
             f"sampling must be a policy, got {type(sampling).__name__}; pass Greedy() or Sampling(temperature=...)"
         )

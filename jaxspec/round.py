@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model

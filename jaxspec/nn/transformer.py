@@ -176,7 +176,7 @@ class Transformer(nn.Module):
         return logits, Entries(keys, values), tuple(captured[layer] for layer in capture)
 
 
-def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t d"]) -> Float[Array, "l b g t d"]:
+def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> Float[Array, "l b g t d"]:
     """The same entries, computed only once every layer has read the cache.
 
     Keys are known before their own layer's attention. A write of them into the cache would then

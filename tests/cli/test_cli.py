@@ -210,9 +210,7 @@ def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):
 def test_a_closed_pipe_is_quiet(folder):
     command = [sys.executable, "-m", "jaxspec", "generate", "-m", folder, "hello", *SHORT]
     root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
         process.stdout.close()
         error = process.stderr.read()
     assert process.returncode == 141

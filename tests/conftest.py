@@ -1,0 +1,57 @@
+"""One process for all tests: eight CPU devices, strict dtypes and ranks, checked annotations."""
+
+import importlib.util
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import jaxtyping
+import pytest
+
+from tests import typecheck
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+assert typecheck.functions
+jaxtyping.install_import_hook("jaxspec", "tests.typecheck.functions")
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "optimised: compiles with all of XLA's optimisations, as users do")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Programs of tiny models run for milliseconds: compile them fast, and only real models well."""
+    well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimised"))
+    jax.config.update("jax_disable_most_optimizations", not well)
+
+
+def pytest_collection_modifyitems(items):
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    skip = pytest.mark.skip(reason=f"needs {' and '.join(missing)}; `pip install torch transformers` runs it")
+    for item in items:
+        if item.get_closest_marker("reference"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The default model in float32: from the cache, or downloaded once. Never skipped."""
+    from jaxspec.weights import load
+
+    try:
+        return load(DEFAULT_MODEL)
+    except Exception as error:
+        pytest.fail(
+            f"tests marked smollm2 need the model {DEFAULT_MODEL}: {error}\n"
+            "Run with -m 'not smollm2' to leave them out.",
+            pytrace=True,
+        )

@@ -1,0 +1,5 @@
+"""What every plug-in promises. A test file subclasses a contract and inherits its tests."""
+
+from tests.contracts_drafter import DrafterContract as DrafterContract
+from tests.contracts_model import ModelContract as ModelContract
+from tests.contracts_verifier import VerifierContract as VerifierContract

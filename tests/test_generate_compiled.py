@@ -1,0 +1,64 @@
+"""What the compiled loop contains: no copy of a cache, and nothing that leaves the device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from tests import tiny
+
+pytestmark = pytest.mark.optimised
+
+TARGET = tiny.transformer(0)
+BATCH = 3
+DRAFTERS = {
+    "plain": None,
+    "ngram": jaxspec.NGramDrafter(k=2),
+    "model": jaxspec.ModelDrafter(tiny.transformer(1), k=2),
+}
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def program(request):
+    prompt = jnp.zeros((BATCH, 4), jnp.int32)
+    run = jax.jit(
+        lambda key: jaxspec.generate(
+            TARGET,
+            DRAFTERS[request.param],
+            prompt,
+            key=key,
+            sampling=jaxspec.Sampling(),
+            max_new_tokens=8,
+            capacity=600,
+        )
+    )
+    return run.lower(jax.random.key(0)).compile().as_text()
+
+
+def computations_in_loops(program: str) -> str:
+    """The text of every computation that a `while` runs, directly or through calls and branches."""
+    blocks = {m[1]: m[0] for m in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) .*?^}", program, re.M | re.S)}
+    pending = re.findall(r"body=%?([\w.\-]+)", program)
+    seen: dict[str, str] = {}
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen[name] = blocks[name]
+            pending += [other for other in re.findall(r"%([\w.\-]+)", blocks[name]) if other in blocks]
+    return "\n".join(seen.values())
+
+
+def test_the_loop_copies_no_cache(program):
+    shape = TARGET.init_cache(BATCH, 1).keys.shape
+    cache = re.escape(f"f32[{','.join(map(str, shape))}]")
+    loops = computations_in_loops(program)
+    assert len(re.findall(cache, loops)) > 1
+    copies = re.findall(rf"= {cache}\S* (?:copy|copy-start)\(.*", loops)
+    assert not copies, copies
+
+
+def test_nothing_leaves_the_device(program):
+    assert not re.search(r"callback|infeed|outfeed|\bsend\(|\brecv\(", program)
+    assert "while(" in program

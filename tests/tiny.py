@@ -1,0 +1,132 @@
+"""Models small enough to compile in a second, and the law of one of them in plain NumPy.
+
+`transformer` makes the real decoder with a few weights. `HistoryModel` is a model whose law is
+four lines of arithmetic over the whole text, so that tests can compute it on their own:
+
+    logits after x_0 ... x_i  =  a[x_i] + sum over j < i of b[x_j] * cos(i - j)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from jaxspec.model import ModelOutput
+from jaxspec.nn import Rope, Transformer, TransformerConfig
+
+VOCAB = 11
+
+
+def config(*, vocab=VOCAB, layers=1, **options) -> TransformerConfig:
+    """A decoder of width 16 with two query heads a key-value head."""
+    options = {"ropes": (Rope(1e4),) * layers, "windows": (None,) * layers, "tied_head": True} | options
+    return TransformerConfig(vocab, layers, 16, 2, 1, 8, 24, 512, **options)
+
+
+def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
+    """A random decoder; `sharpness` scales its weights, so that its laws are far from uniform."""
+    module = Transformer(config(**options))
+    blank = jaxspec.LanguageModel(module, {})
+    tokens, cache = jnp.zeros((1, 1), jnp.int32), blank.init_cache(1, 1)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
+    rng = np.random.default_rng(seed)
+    leaf = lambda x: jnp.asarray(rng.normal(size=x.shape) * (0.02 * sharpness if x.ndim > 1 else 0.1), x.dtype)
+    params = jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
+    return jaxspec.LanguageModel(module, params)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenEntries:
+    """Fed tokens and their positions."""
+
+    tokens: jax.Array
+    positions: jax.Array
+
+    def pad(self, count: int):
+        widths = ((0, 0), (0, count - self.tokens.shape[1]))
+        return TokenEntries(jnp.pad(self.tokens, widths), jnp.pad(self.positions, widths))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenCache:
+    """The history itself, as a cache: stale slots stay where they are."""
+
+    tokens: jax.Array
+    positions: jax.Array
+    length: jax.Array
+
+    def append(self, entries: TokenEntries):
+        count = entries.tokens.shape[1]
+        rows = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)[:, None]
+        slots = self.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        return TokenCache(
+            self.tokens.at[rows, slots].set(entries.tokens),
+            self.positions.at[rows, slots].set(entries.positions),
+            self.length + count,
+        )
+
+    def truncate(self, length):
+        return dataclasses.replace(self, length=length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HistoryModel:
+    """A law over the whole text without a network. `a` and `b` are `[v, v]`."""
+
+    a: jax.Array
+    b: jax.Array
+    context_length = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.a.shape[-1]
+
+    def init_cache(self, batch, capacity):
+        blank = jnp.full((batch, capacity), 1, jnp.int32)
+        return TokenCache(blank, blank, jnp.zeros(batch, jnp.int32))
+
+    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=()):
+        batch, time = tokens.shape
+        if positions is None:
+            positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+        if mask is None:
+            mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
+        slots = jnp.arange(cache.tokens.shape[1], dtype=jnp.int32)[None]
+        old = jnp.broadcast_to((slots < cache.length[:, None])[:, None], (batch, time, slots.shape[1]))
+        logits = self.a[tokens]
+        logits = logits + self._from(cache.tokens, cache.positions, positions, old)
+        others = mask & ~jnp.eye(time, dtype=jnp.bool_)[None]
+        logits = logits + self._from(tokens, positions, positions, others)
+        return ModelOutput(logits, TokenEntries(tokens, positions), tuple(logits for _ in capture))
+
+    def _from(self, tokens, key_positions, query_positions, seen):
+        gap = (query_positions[:, :, None] - key_positions[:, None, :]).astype(jnp.float32)
+        weight = jnp.where(seen, jnp.cos(gap), 0.0).astype(self.b.dtype)
+        return jnp.einsum("bts,bsv->btv", weight, self.b[tokens])
+
+
+def history_model(seed=0, *, vocab=4, scale=1.0) -> HistoryModel:
+    """A random one; `scale` is the spread of its logits."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, vocab, vocab)) * np.array([scale, 0.5 * scale])[:, None, None]
+    return HistoryModel(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
+
+
+def nearby(model: HistoryModel, amount: float, seed=9) -> HistoryModel:
+    """A model that is nearly this one: a draft that is often, not always, right."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape) * amount, x.dtype), model)
+
+
+def history_law(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
+    """The law of the token after `text`, recomputed in float64 from the formula."""
+    a, b = np.asarray(model.a, np.float64), np.asarray(model.b, np.float64)
+    last = len(text) - 1
+    logits = a[text[last]] + sum(b[token] * np.cos(last - j) for j, token in enumerate(text[:last]))
+    weights = np.exp((logits - logits.max()) / temperature)
+    return weights / weights.sum()

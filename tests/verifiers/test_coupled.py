@@ -1,0 +1,108 @@
+"""`CoupledVerifier` emits the plain sampler's own tokens, and that sampler has the right law."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxspec import keys
+from jaxspec.keys import PositionDraws
+from jaxspec.state import Proposal
+from jaxspec.verifiers import CoupledVerifier
+from jaxspec.verifiers.coupled import coupled_tokens
+from tests.contracts import VerifierContract
+from tests.oracle.statistics import FALSE_ALARM
+from tests.oracle.tables import PAIR_NAMES, pair
+
+DRAWS = 100_000
+
+
+class TestContract(VerifierContract):
+    verifier = CoupledVerifier()
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_every_pattern_of_drafts_emits_the_coupled_tokens(k):
+    vocab = 3
+    patterns = list(itertools.product(range(vocab), repeat=k))
+    cases = list(itertools.product(patterns, range(k + 1)))
+    drafts = jnp.asarray([drafts for drafts, _ in cases], jnp.int32).reshape(len(cases), k)
+    valid = jnp.asarray([[i < count for i in range(k)] for _, count in cases], jnp.bool_).reshape(len(cases), k)
+    rng = np.random.default_rng(k)
+    for _ in range(8):
+        noise = jnp.asarray(rng.gumbel(size=(1, k + 1, vocab)).repeat(len(cases), 0), jnp.float32)
+        law = jnp.log(jnp.asarray(rng.dirichlet(np.ones(vocab), size=(1, k + 1)).repeat(len(cases), 0), jnp.float32))
+        draws = PositionDraws(jax.random.split(jax.random.key(0), len(cases)), jnp.ones(len(cases), jnp.int32), noise)
+        verdict = CoupledVerifier().verify(draws, Proposal(drafts, valid), law)
+        plain = np.asarray(coupled_tokens(law, noise))[0].tolist()
+        for (draft, count), accepted, token in zip(
+            cases, *map(np.asarray, (verdict.accepted, verdict.next_token)), strict=True
+        ):
+            emitted = (*draft[:accepted], int(token))
+            assert emitted == tuple(plain[: accepted + 1])
+            # It stops at the first draft that differs, and nowhere before.
+            assert accepted == count or draft[accepted] != plain[accepted]
+
+
+def test_noise_is_gumbel_to_the_last_bit_that_matters(monkeypatch):
+    bits = np.concatenate([np.arange(64), 2**32 - 1 - np.arange(2**9), np.linspace(0, 2**32 - 1, 1000)])
+    bits = bits.astype(np.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(bits))
+    found = np.asarray(keys._gumbel(jax.random.key(0), len(bits)), np.float64)
+    uniform = np.asarray(keys._uniform(jax.random.key(0), len(bits)), np.float64)
+    np.testing.assert_allclose(uniform, (bits.astype(np.float64) + 0.5) * 2.0**-32, rtol=2.0**-24)
+    # The complement of a uniform is a uniform: the law is stats.gumbel_r's.
+    np.testing.assert_allclose(found, stats.gumbel_r.isf(uniform), rtol=2e-6, atol=2e-6)
+
+
+def noise(seed, vocab):
+    draws = PositionDraws(jax.random.split(jax.random.key(seed), DRAWS), jnp.full(DRAWS, 5, jnp.int32))
+    return draws.token_noise(1, vocab)
+
+
+@pytest.mark.parametrize("name", [name for name in PAIR_NAMES if name != "equal"])
+def test_how_often_draft_and_target_agree(name):
+    """Daliri et al.: agreement is the sum over x of 1 / sum over y of the larger ratio to x."""
+    target, draft = (table.law(()) for table in pair(name, 4, 1, seed=7))
+    expected = agreement(target, draft)
+    shared = noise(PAIR_NAMES.index(name), 4)
+    with np.errstate(divide="ignore"):
+        rows = lambda law: jnp.broadcast_to(jnp.asarray(np.log(law), jnp.float32), shared.shape)
+        same = int(jnp.sum(coupled_tokens(rows(target), shared) == coupled_tokens(rows(draft), shared)))
+    # Two-sided binomial test; FALSE_ALARM over all pairs.
+    assert stats.binomtest(same, DRAWS, min(max(expected, 0), 1)).pvalue > FALSE_ALARM / len(PAIR_NAMES)
+    distance = 0.5 * np.abs(target - draft).sum()
+    assert (1 - distance) / (1 + distance) - 1e-12 <= expected <= 1 - distance + 1e-12
+
+
+def agreement(target, draft) -> float:
+    total = 0.0
+    for x in range(len(target)):
+        if target[x] > 0 and draft[x] > 0:
+            total += 1 / np.sum(np.maximum(target / target[x], draft / draft[x]))
+    return float(total)
+
+
+def test_equal_laws_always_agree():
+    shared = noise(1, 4)
+    law = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), shared.shape)
+    assert (coupled_tokens(law, shared) == coupled_tokens(law, shared)).all()
+
+
+def test_positions_and_rows_have_their_own_noise():
+    row_keys = jax.random.split(jax.random.key(0), 3)
+    lengths = jnp.array([4, 4, 6], jnp.int32)
+    found = np.asarray(PositionDraws(row_keys, lengths).token_noise(4, 5))
+    assert len(np.unique(found)) == found.size
+
+
+def test_a_position_has_the_same_noise_in_every_round():
+    row_keys = jax.random.split(jax.random.key(0), 1)
+    at = lambda length, count: np.asarray(PositionDraws(row_keys, jnp.array([length], jnp.int32)).token_noise(count, 5))
+    np.testing.assert_array_equal(at(4, 4)[:, 2:], at(6, 2))
+    draws = PositionDraws(row_keys, jnp.array([4], jnp.int32))
+    np.testing.assert_array_equal(draws.draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
+    np.testing.assert_array_equal(draws.shared(4, 5).draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
