@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model
@@ -48,7 +48,7 @@ def run_round(
         draws = draws.shared(drafter.k + 1, target.vocab_size)
     with jax.named_scope("propose"):
         proposal, drafter_state = drafter.propose(draws, state.drafter_state, context)
-    proposal = _within_budget(proposal, state)
+    proposal = _of_live_rows(proposal, state.done)
     with jax.named_scope("verify"):
         verified = _verify(drafter, verifier, draws, proposal, context)
     with jax.named_scope("commit"):
@@ -56,12 +56,9 @@ def run_round(
         return _commit(state, proposal, verified, drafter_state)
 
 
-def _within_budget(proposal: Proposal, state: GenerationState) -> Proposal:
-    """Withdraws drafts that could not be emitted, and those of finished rows."""
-    n = proposal.tokens.shape[1]
-    room = jnp.where(state.done, 0, state.limit - state.length - 1)
-    allowed = jnp.arange(n, dtype=jnp.int32)[None] < room[:, None]
-    return dataclasses.replace(proposal, valid=proposal.valid & allowed)
+def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
+    """Withdraws the drafts of finished rows, so that they do not lengthen the others' pass."""
+    return dataclasses.replace(proposal, valid=proposal.valid & ~done[:, None])
 
 
 def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context) -> _Verified:
@@ -130,25 +127,30 @@ def _commit(
     state: GenerationState, proposal: Proposal, verified: _Verified, drafter_state
 ) -> tuple[GenerationState, RoundInfo]:
     accepted = verified.verdict.accepted
+    # What goes beyond the budget is cut here and not withdrawn from verification, so that a
+    # smaller budget gives a prefix of what a larger one gives.
+    room = state.limit - state.length
     sound = jnp.minimum(accepted + 1, verified.finite)
+    usable = jnp.minimum(sound, room)
     position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
     stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
-    stops = stops & (position < sound[:, None])
+    stops = stops & (position < usable[:, None])
     before_stop = leading(~stops)
     stopped = ~state.done & jnp.any(stops, axis=1)
-    count = jnp.where(stopped, before_stop + 1, sound)
+    count = jnp.where(stopped, before_stop + 1, usable)
     count = jnp.where(state.done, 0, count)
     live = count > 0
     length = state.length + count
     out_of_budget = live & (length >= state.limit)
-    failed = ~state.done & ~stopped & (sound <= accepted)
+    failed = ~state.done & ~stopped & (sound <= accepted) & (sound < room)
     reason = jnp.select(
         [failed, stopped, out_of_budget],
         [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.STOP_TOKEN), jnp.int32(StopReason.MAX_NEW_TOKENS)],
         state.stop_reason,
     )
     slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
-    submitted = jnp.minimum(jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), jnp.where(stopped, count, 2**30))
+    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+    submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
     kept = jnp.minimum(accepted, count)
     committed = dataclasses.replace(
         state,

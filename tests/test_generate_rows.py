@@ -103,3 +103,26 @@ def test_each_parameter_matters(together):
         found = np.asarray(generate(own=changed).tokens)
         differs = (found != np.asarray(together.tokens)).any(axis=1)
         assert differs.tolist() == [i == row for i in range(ROWS)], name
+
+
+@pytest.mark.parametrize("verifier", [jaxspec.TokenVerifier(), jaxspec.CoupledVerifier()])
+def test_a_smaller_budget_gives_a_prefix(verifier):
+    """Rounds end in other places, and what is cut there is what would have come."""
+    most = np.full(ROWS, 24)
+    whole = generate_with(most, verifier)
+    for budget in (1, 2, 5, 11):
+        part = generate_with(np.minimum(most, budget), verifier)
+        np.testing.assert_array_equal(part.tokens, whole.tokens[:, :budget])
+
+
+def generate_with(budget, verifier):
+    return jaxspec.generate(
+        TARGET,
+        DRAFTER,
+        jnp.asarray(PROMPT),
+        prompt_length=jnp.asarray(LENGTH),
+        sampling=jaxspec.Sampling(temperature=1.3),
+        key=KEYS,
+        max_new_tokens=budget,
+        verifier=verifier,
+    )

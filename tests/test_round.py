@@ -61,10 +61,10 @@ def test_nothing_is_emitted_or_counted_after_a_stop_token(stop, texts, drafted, 
 
 
 @pytest.mark.parametrize("budget", [1, 2, 4])
-def test_drafts_beyond_the_budget_are_not_submitted(budget):
+def test_drafts_beyond_the_budget_are_cut_and_not_counted(budget):
     state, info = run(TARGET, budget=budget)
     assert info.count.tolist() == [budget] * VOCAB
-    assert info.drafted.tolist() == info.accepted.tolist() == [budget - 1] * VOCAB
+    assert info.drafted.tolist() == info.accepted.tolist() == [min(budget, K)] * VOCAB
     assert state.done.all() and (state.stop_reason == jaxspec.StopReason.MAX_NEW_TOKENS).all()
 
 

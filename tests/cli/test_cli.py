@@ -36,8 +36,8 @@ def decoder(folder):
 
 
 @pytest.fixture(autouse=True)
-def _own_compilation_cache(monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept-by-the-caller")
+def _own_compilation_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept by the caller"))
 
 
 def _run(*arguments, stdin=None):

@@ -208,22 +208,22 @@ MUTANTS = (
     Mutant(
         "a bonus token follows the stop token",
         "round.py",
-        "jnp.where(stopped, before_stop + 1, sound)",
-        "jnp.where(stopped, jnp.minimum(before_stop + 2, sound), sound)",
+        "jnp.where(stopped, before_stop + 1, usable)",
+        "jnp.where(stopped, jnp.minimum(before_stop + 2, usable), usable)",
         (f"{_DRAFTER}::TestHistoryDraft::test_nothing_follows_a_stop_token",),
     ),
     Mutant(
         "tokens past the stop token are kept",
         "round.py",
-        "jnp.where(stopped, before_stop + 1, sound)",
-        "sound",
+        "jnp.where(stopped, before_stop + 1, usable)",
+        "usable",
         (f"{_DRAFTER}::TestHistoryDraft::test_nothing_follows_a_stop_token",),
     ),
     Mutant(
         "drafts beyond the budget are emitted",
         "round.py",
-        "proposal = _within_budget(proposal, state)",
-        "proposal = dataclasses.replace(proposal)",
+        "usable = jnp.minimum(sound, room)",
+        "usable = sound",
         (f"{_DRAFTER}::TestHistoryDraft::test_budgets_down_to_nothing",),
     ),
     Mutant(
