@@ -2,7 +2,9 @@
 
 import functools
 import hashlib
+import importlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -75,11 +77,9 @@ class Tokenizer:
         Raises:
           ValueError: the folder has no tokenizer, or it is not one of the fast kind.
         """
-        from transformers import AutoTokenizer
-
         folder = Path(path)
         try:
-            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            loaded = _transformers().AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             backend = loaded.backend_tokenizer
         except Exception as error:  # transformers raises almost anything here
             raise ValueError(
@@ -253,10 +253,10 @@ class Tokenizer:
     @functools.cached_property
     def _renderer(self):
         """Renders chat templates only: it has no vocabulary, so making it costs nothing."""
-        from transformers import PreTrainedTokenizerFast
-
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-        return PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=self._chat_template, **self._special)
+        return _transformers().PreTrainedTokenizerFast(
+            tokenizer_object=empty, chat_template=self._chat_template, **self._special
+        )
 
 
 @functools.cache
@@ -272,3 +272,15 @@ def _write(path: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)
+
+
+@functools.cache
+def _transformers():
+    """`transformers`, imported when first needed, without its advice to install PyTorch."""
+    wanted = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
+    logger = logging.getLogger("transformers")
+    logger.addFilter(wanted)
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        logger.removeFilter(wanted)
