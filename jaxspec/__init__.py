@@ -6,6 +6,7 @@ from jaxspec.decoder import SpeculativeDecoder as SpeculativeDecoder
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import NGramDrafter as NGramDrafter
+from jaxspec.drafters import NoDrafter as NoDrafter
 from jaxspec.generate import finish as finish
 from jaxspec.generate import generate as generate
 from jaxspec.generate import init as init
@@ -14,13 +15,17 @@ from jaxspec.generate import step as step
 from jaxspec.generate import stream as stream
 from jaxspec.model import LanguageModel as LanguageModel
 from jaxspec.model import Model as Model
+from jaxspec.model import ModelOutput as ModelOutput
 from jaxspec.sampling import Greedy as Greedy
+from jaxspec.sampling import Policy as Policy
 from jaxspec.sampling import Sampling as Sampling
 from jaxspec.state import Generation as Generation
 from jaxspec.state import GenerationState as GenerationState
+from jaxspec.state import Proposal as Proposal
 from jaxspec.state import RoundInfo as RoundInfo
 from jaxspec.state import Status as Status
 from jaxspec.state import StopReason as StopReason
+from jaxspec.state import Verdict as Verdict
 from jaxspec.text_request import TextOptions as TextOptions
 from jaxspec.text_result import TextResult as TextResult
 from jaxspec.text_stream import TextStream as TextStream

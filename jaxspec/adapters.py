@@ -35,7 +35,12 @@ def from_function(
       params: its pytree of arrays.
       vocab_size: how many token ids there are.
       context_length: the longest text it takes; `None` if it has no bound.
+
+    Raises:
+      TypeError: if `function` cannot be called.
     """
+    if not callable(function):
+        raise TypeError(f"function must be callable as function(params, tokens), got {type(function).__name__}")
     return HistoryModel(function, params, vocab_size, context_length)
 
 
@@ -145,7 +150,13 @@ class HistoryModel:
                 "states; use a chain drafter, or a model that speaks the jaxspec Model protocol"
             )
         entries = TokenEntries(tokens)
-        logits = self.function(self.params, cache.append(entries).tokens)
+        history = cache.append(entries).tokens
+        logits = self.function(self.params, history)
+        if jnp.shape(logits) != (*history.shape, self.vocab_size):
+            raise ValueError(
+                f"the function returned shape {jnp.shape(logits)} for tokens {history.shape} and vocab_size "
+                f"{self.vocab_size}; expected logits of shape {(*history.shape, self.vocab_size)}"
+            )
         rows = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         fed = jnp.take_along_axis(logits, rows[..., None], axis=1)
         return ModelOutput(fed.astype(jnp.float32), entries)

@@ -30,6 +30,26 @@ def draft_length(k: int) -> None:
         raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
 
 
+def same_draft_length(k: int, expected: int) -> None:
+    """Raises unless a drafter has the `k` that a state was made for."""
+    if k != expected:
+        raise ValueError(
+            f"the state was made for k={expected}, got a drafter with k={k}; pass the drafter given to init"
+        )
+
+
+def draft_policy(policy: Policy) -> None:
+    """Raises unless a drafter's own policy is one for all rows, and in range."""
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise TypeError(f"a drafter's sampling must be a policy or None, got {policy!r}; pass Sampling(...)")
+    if any(jnp.shape(leaf) for leaf in jax.tree.leaves(policy)):
+        raise ValueError(
+            "a drafter's own sampling must have one value for all rows, got an array; "
+            "leave it None to draft with each row's own policy"
+        )
+    sampling(policy, batch=1)
+
+
 def same_vocabulary(*, draft: int, target: int) -> None:
     """Raises unless draft and target have equally many tokens."""
     if draft != target:
@@ -49,13 +69,15 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
         )
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
+    if prompt_length is not None:
+        shape, dtype = _shape_and_dtype(prompt_length)
+        if shape not in ((), (tokens.shape[0],)) or not jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(
+                f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} "
+                f"for {tokens.shape[0]} rows"
+            )
     if prompt_length is not None and is_concrete(prompt_length):
         lengths = np.asarray(prompt_length)
-        if lengths.shape not in ((), (tokens.shape[0],)) or not np.issubdtype(lengths.dtype, np.integer):
-            raise ValueError(
-                f"prompt_length must be one integer or one a row, got shape {lengths.shape} and dtype "
-                f"{lengths.dtype} for {tokens.shape[0]} rows"
-            )
         if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
             raise ValueError(
                 f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
@@ -93,8 +115,11 @@ def sampling(policy: Policy, batch: int) -> None:
             raise TypeError(f"{name} must be {expected}, got {value!r}; pass a number, or one a row")
         if shape not in ((), (batch,)):
             raise ValueError(f"{name} must be one value or one a row, got shape {shape} for {batch} rows")
+        if name == "top_k" and not is_concrete(value) and not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(f"a traced top_k must have an integer dtype, got {dtype}")
         if is_concrete(value):
-            values = np.asarray(value, np.float64)
+            with np.errstate(over="ignore"):
+                values = np.asarray(value).astype(np.float32)  # what the program will see
             if not np.all(np.isfinite(values) & in_range(values)):
                 raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
 
@@ -135,20 +160,26 @@ def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
 
 def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n"] | Array:
     """Stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
-    if not is_concrete(value):
-        array = value
-    else:
-        array = np.asarray(value)
-        array = array.astype(np.int32) if array.size == 0 else array
-        if not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"stop_tokens must be integers, got dtype {array.dtype}")
-        if array.size and (array.min() < -1 or array.max() >= vocab_size):
-            raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
+    array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    array = array.astype(np.int32) if array.size == 0 else array
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"stop_tokens must be integers, got dtype {array.dtype}")
+    if is_concrete(value) and array.size and (array.min() < -1 or array.max() >= vocab_size):
+        raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
     if array.ndim == 0:
         array = array[None]
     if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != batch):
         raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {array.shape} for {batch} rows")
     return jnp.broadcast_to(jnp.asarray(array, jnp.int32), (batch, array.shape[-1]))
+
+
+def to_int32(value: Any) -> Int[Array, "..."]:
+    """As int32; a wider integer out of its range stays out of every range instead of wrapping."""
+    array = value if hasattr(value, "dtype") else jnp.asarray(value)
+    if array.dtype.itemsize > 4:
+        bounds = np.iinfo(np.int32)
+        array = array.clip(bounds.min, bounds.max)
+    return jnp.asarray(array, jnp.int32)
 
 
 def key_needed(key: Any, policy: Policy) -> None:
@@ -186,8 +217,9 @@ def traced_status(
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
-    array = value if hasattr(value, "dtype") else np.asarray(value)
-    return tuple(array.shape), array.dtype
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    return tuple(value.shape), value.dtype
 
 
 def _sampling_in_range(policy: Policy) -> Array:

@@ -12,11 +12,12 @@ from jaxspec.drafters import Drafter, ModelDrafter, NGramDrafter
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.generate import generate
 from jaxspec.model import Model
+from jaxspec.request import default_verifier
 from jaxspec.text_request import Players, TextOptions, TextRequest
 from jaxspec.text_result import TextResult, Timing, collect, new_rows
 from jaxspec.text_stream import TextStream
 from jaxspec.tokenizer import Tokenizer
-from jaxspec.verifiers import TokenVerifier, Verifier
+from jaxspec.verifiers import Verifier
 from jaxspec.weights import load
 
 DEFAULT_K = 4
@@ -56,7 +57,7 @@ class SpeculativeDecoder:
           draft: a model or the name of one, a `Drafter`, "ngram" (copies from the text itself), or
             `None` or "none" for plain decoding.
           k: drafted tokens a round, 4 by default. A `Drafter` brings its own.
-          verifier: which drafts are kept; `None` is `TokenVerifier()`. With `CoupledVerifier()` a
+          verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
             seed gives the same text with any draft, and without one.
           tokenizer: `None` is the target's own; a model that has none needs one.
           lossy: must be True for a verifier that does not keep the target's law.
@@ -68,7 +69,7 @@ class SpeculativeDecoder:
         self.target = _as_model(target, "target")
         self.drafter = _as_drafter(draft, k)
         self.drafter.check(self.target)
-        self.verifier = TokenVerifier() if verifier is None else verifier
+        self.verifier = default_verifier(self.drafter) if verifier is None else verifier
         if not isinstance(self.verifier, Verifier):
             raise TypeError(
                 f"verifier must be a jaxspec Verifier, got {type(verifier).__name__}; "
@@ -138,9 +139,7 @@ class SpeculativeDecoder:
         ids = self.tokenizer.encode(text)
         if ids:
             return ids
-        if self.tokenizer.bos_token_id is None:
-            raise ValueError(f"{name} is empty and the tokenizer has no token to begin with; pass some text")
-        return [self.tokenizer.bos_token_id]
+        raise ValueError(f"{name} is empty, so there is nothing to continue; pass some text")
 
     def _answer(self, messages: Messages | Sequence[Messages], options: dict[str, Any]) -> TextRequest:
         if isinstance(messages, str | Mapping) or not messages:
@@ -162,7 +161,14 @@ def _generate(request: TextRequest) -> TextResult | list[TextResult]:
         return stream.result
     start = time.perf_counter()
     players = request.players
-    generation = generate(players.target, players.drafter, request.prompts, **request.arguments())
+    generation = generate(
+        players.target,
+        players.drafter,
+        request.prompts,
+        verifier=players.verifier,
+        lossy=players.lossy,
+        **request.arguments(),
+    )
     tokens, length = np.asarray(generation.tokens), np.asarray(generation.length)
     timing = Timing(time.perf_counter() - start, int(length.sum()))
     rows = new_rows(request)

@@ -26,14 +26,14 @@ import numpy as np
 from jax import Array
 
 from jaxspec import checks
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.fold import fold_rows_under_vmap
 from jaxspec.metrics import Stats
 from jaxspec.model import Model
 from jaxspec.prefill import prefill
-from jaxspec.request import Request, prepare
+from jaxspec.request import Prepared, Request, check_kinds, default_verifier, prepare
 from jaxspec.round import run_round
-from jaxspec.sampling import Greedy, Policy
+from jaxspec.sampling import Greedy, Policy, Sampling
 from jaxspec.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
 from jaxspec.verifiers.base import Verifier
 
@@ -65,7 +65,7 @@ def generate(
       key: a JAX key (typed or raw), or one a row; not needed for greedy decoding.
       sampling: `Greedy()` or `Sampling(...)`.
       verifier: which drafts are kept; `None` is `TokenVerifier()`. With `CoupledVerifier()` the
-        tokens are those of plain decoding with the same key.
+        tokens are those of plain decoding (`drafter=None`) with the same key.
       max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
       stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
@@ -98,27 +98,48 @@ def generate(
         capacity=capacity,
         lossy=lossy,
     )
+    request, shared = prepared.request, None
+    if not isinstance(sampling, Sampling):
+        # Only the parameters of `Sampling` are known to be one value a row.
+        request, shared = dataclasses.replace(request, sampling=None), sampling
     run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new))
-    result = run((target, prepared.drafter, prepared.verifier), prepared.request)
+    result = run((target, prepared.drafter, prepared.verifier, shared), request)
     return _cut(result, prepared.width)
 
 
 def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> GenerationState:
     """The state before the first round: the prompt is fed, nothing is emitted.
 
-    Takes the arguments of `generate`.
+    Takes the arguments of `generate`, but no verifier: `step` takes that.
+
+    Raises:
+      TypeError, ValueError: as `generate` does, and for an unknown option.
     """
+    _known(options, "init", leave_out=("verifier", "lossy"))
     prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
     return _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
 
 
 def step(
-    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+    target: Model,
+    drafter: Drafter | None,
+    verifier: Verifier | None,
+    state: GenerationState,
+    *,
+    lossy: bool = False,
 ) -> tuple[GenerationState, RoundInfo]:
     """One round: propose, verify, commit. Pure; the caller's state stays alive.
 
     Finished rows emit nothing, so calling it after the end changes nothing.
+
+    Raises:
+      TypeError, ValueError: if the players are not those that `state` was made for.
     """
+    drafter = NoDrafter() if drafter is None else drafter
+    check_kinds(target, drafter, verifier, state.sampling)
+    verifier = default_verifier(drafter) if verifier is None else verifier
+    checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
+    checks.same_draft_length(drafter.k, state.stats.drafted_at.shape[1])
     return run_round(target, drafter, verifier, state)
 
 
@@ -128,7 +149,10 @@ def jit_step(*, donate: bool = False):
 
 
 def finish(state: GenerationState, *, lossless: bool = True) -> Generation:
-    """What has been generated so far, as `generate` returns it."""
+    """What has been generated so far, as `generate` returns it.
+
+    Inside a caller's `jit` the budgets are not known, so the result is as wide as the buffers.
+    """
     k = state.stats.drafted_at.shape[1]
     result = _collect(state, state.tokens.shape[1] - k - 1, lossless)
     most = state.limit - state.prompt_length
@@ -138,15 +162,18 @@ def finish(state: GenerationState, *, lossless: bool = True) -> Generation:
 def stream(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> Iterator[list[np.ndarray]]:
     """Yields after each round the new token ids of each row, until every row has ended.
 
-    A loop on the host over the jitted `step`. Takes the arguments of `generate`. The generator
-    returns the final `Generation` (the value of `yield from`).
+    A loop on the host over the jitted `step`. Takes the arguments of `generate`, and checks them
+    at once. The generator returns the final `Generation` (the value of `yield from`).
     """
-    options = _DEFAULTS | options
-    prepared = prepare(target, drafter, prompt, **options)
+    _known(options, "stream")
+    return _stream(target, prepare(target, drafter, prompt, **(_DEFAULTS | options)))
+
+
+def _stream(target: Model, prepared: Prepared) -> Iterator[list[np.ndarray]]:
     state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
     advance = jit_step(donate=True)
     while not np.all(state.done):
-        state, info = advance(target, prepared.drafter, prepared.verifier, state)
+        state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
         tokens, count = jax.device_get((info.tokens, info.count))
         yield [row[:n] for row, n in zip(tokens, count, strict=True)]
     result = _collect(state, prepared.max_new, prepared.verifier.lossless)
@@ -162,13 +189,23 @@ _DEFAULTS = {
     "capacity": None,
     "lossy": False,
 }
-_keeping_step = jax.jit(step)
-_donating_step = jax.jit(step, donate_argnames="state")
+_keeping_step = jax.jit(step, static_argnames="lossy")
+_donating_step = jax.jit(step, static_argnames="lossy", donate_argnames="state")
+
+
+def _known(options: dict[str, Any], name: str, leave_out: tuple[str, ...] = ()) -> None:
+    expected = {*_DEFAULTS, "max_new_tokens"} - set(leave_out)
+    if unknown := sorted(set(options) - expected):
+        raise TypeError(f"{name} has no option {', '.join(unknown)}; expected some of {', '.join(sorted(expected))}")
+    if "max_new_tokens" not in options:
+        raise TypeError(f"{name} needs max_new_tokens")
 
 
 @functools.partial(jax.jit, static_argnames="max_new")
 def _generate(players, request: Request, *, max_new: int) -> Generation:
-    target, drafter, verifier = players
+    target, drafter, verifier, shared = players
+    if shared is not None:
+        request = dataclasses.replace(request, sampling=shared)
     state = _init(target, drafter, request, max_new=max_new)
     state = jax.lax.while_loop(
         lambda state: ~jnp.all(state.done),

@@ -73,21 +73,6 @@ class Stats:
         return np.sum(np.asarray(self.accepted_at), axis=0) / rounds
 
 
-def expected_speed_up(acceptance_rate: float, k: int, draft_cost: float, verify_cost: float = 1.0) -> float:
-    """The speed-up over plain decoding that independent acceptance would give.
-
-    `(1 + a + ... + a^k) / (k * draft_cost + verify_cost)`: Leviathan et al. 2211.17192, theorem
-    3.8, with the cost of the verification pass measured instead of taken as 1.
-
-    Args:
-      acceptance_rate: the chance that a drafted token is kept, in [0, 1].
-      k: drafted tokens a round.
-      draft_cost: time of one draft step, in plain decoding steps.
-      verify_cost: time of the pass over `k + 1` tokens, in plain decoding steps.
-    """
-    return sum(acceptance_rate**i for i in range(k + 1)) / (k * draft_cost + verify_cost)
-
-
 def _ratio(numerator, denominator) -> float:
     total = int(np.sum(denominator))
     return float(np.sum(numerator)) / total if total else 0.0

@@ -15,6 +15,7 @@ from jaxspec.keys import row_keys
 from jaxspec.model import Model
 from jaxspec.sampling import Policy, Sampling
 from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.token import TokenVerifier
 
 _SMALLEST_BUCKET = 16
@@ -23,14 +24,17 @@ _SMALLEST_BUCKET = 16
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is asked of each row. Every leaf has the batch as its first axis."""
+    """What is asked of each row. Every leaf has the batch as its first axis.
+
+    A policy other than `Sampling` may have leaves of any shape; it travels with the players.
+    """
 
     prompt: Int[Array, "b t"]
     prompt_length: Int[Array, "b"]
     max_new_tokens: Int[Array, "b"]
     stop_tokens: Int[Array, "b n_stop"]
     keys: Key[Array, "b"]
-    sampling: Policy
+    sampling: Policy | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +76,8 @@ def prepare(
       TypeError, ValueError: for whatever does not fit; the text says what to pass instead.
     """
     drafter = NoDrafter() if drafter is None else drafter
-    verifier = TokenVerifier() if verifier is None else verifier
-    _check_kinds(target, drafter, verifier, sampling)
+    check_kinds(target, drafter, verifier, sampling)
+    verifier = default_verifier(drafter) if verifier is None else verifier
     if isinstance(prompt, list | tuple):
         prompt = _as_array(prompt)
     checks.prompt(prompt, prompt_length, target.vocab_size)
@@ -93,9 +97,9 @@ def prepare(
         drafter,
         verifier,
         Request(
-            prompt=jnp.pad(jnp.asarray(prompt, jnp.int32), ((0, 0), (0, padded - width))),
+            prompt=jnp.pad(checks.to_int32(prompt), ((0, 0), (0, padded - width))),
             prompt_length=jnp.broadcast_to(lengths, (batch,)),
-            max_new_tokens=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+            max_new_tokens=jnp.broadcast_to(checks.to_int32(max_new_tokens), (batch,)),
             stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
             keys=row_keys(jax.random.key(0) if key is None else key, batch),
             sampling=_per_row(sampling, batch),
@@ -115,18 +119,30 @@ def bucket(size: int) -> int:
     return power
 
 
-def _check_kinds(target, drafter, verifier, sampling) -> None:
+def default_verifier(drafter: Drafter) -> Verifier:
+    """The verifier where none is named.
+
+    Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that
+    coupled speculation gives the tokens of plain decoding with the same key.
+    """
+    return CoupledVerifier() if drafter.k == 0 else TokenVerifier()
+
+
+def check_kinds(target, drafter, verifier, sampling) -> None:
+    """Raises `TypeError` unless each player is an instance of what it should be; no verifier is fine."""
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
-    for value, kind, name in kinds:
-        if not isinstance(value, kind):
+    for value, kind, name in kinds[: 2 if verifier is None else 3]:
+        if isinstance(value, type) or not isinstance(value, kind):
             raise TypeError(
-                f"{name} must be a jaxspec {kind.__name__}, got {type(value).__name__}; "
+                f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; "
                 "jaxspec.load, jaxspec.NGramDrafter, jaxspec.TokenVerifier and their kin make one"
             )
     if isinstance(sampling, type) or not isinstance(sampling, Policy):
-        raise TypeError(
-            f"sampling must be a policy, got {type(sampling).__name__}; pass Greedy() or Sampling(temperature=...)"
-        )
+        raise TypeError(f"sampling must be a policy, got {_kind(sampling)}; pass Greedy() or Sampling(temperature=...)")
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
 def _as_array(rows: Any) -> np.ndarray:

@@ -137,15 +137,13 @@ class TextRequest:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `jaxspec.generate` and `jaxspec.init`."""
+        """The keyword arguments of `jaxspec.init`; `generate` takes a verifier too."""
         return {
             "prompt_length": self.prompt_length,
             "max_new_tokens": self.max_new_tokens,
             "key": self.key,
             "sampling": self.policy,
-            "verifier": self.players.verifier,
             "stop_tokens": self.stop_tokens,
-            "lossy": self.players.lossy,
         }
 
 

@@ -70,7 +70,7 @@ class TextStream(Iterator[str | tuple[int, str]]):
         advance = jit_step(donate=True)
         while not done.all():
             with clock:
-                state, info = advance(players.target, players.drafter, players.verifier, state)
+                state, info = advance(players.target, players.drafter, players.verifier, state, lossy=players.lossy)
                 tokens, count, done = jax.device_get((info.tokens, info.count, state.done))
             clock.count(int(count.sum()))
             pieces = [

@@ -121,7 +121,9 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             id="keys",
         ),
         pytest.param({"sampling": 0.7}, TypeError, "float", r"Sampling\(temperature=", id="temperature as policy"),
-        pytest.param({"sampling": Sampling}, TypeError, "type", r"Sampling\(temperature=", id="policy class"),
+        pytest.param(
+            {"sampling": Sampling}, TypeError, "the class Sampling itself", r"Sampling\(temperature=", id="policy class"
+        ),
         pytest.param({"verifier": Lossy()}, ValueError, "Lossy does not keep", "lossy=True", id="lossy"),
         pytest.param(
             {"verifier": jaxspec.TokenVerifier}, TypeError, "verifier must be", "TokenVerifier", id="verifier class"

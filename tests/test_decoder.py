@@ -190,13 +190,11 @@ def test_drafts_by_name(model):
     assert SpeculativeDecoder(model, own).drafter is SpeculativeDecoder(model, own, k=6).drafter is own
 
 
-def test_an_empty_prompt_begins_with_the_beginning_token(model):
+def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="the prompt is empty"):
         SpeculativeDecoder(model).generate("", **SHORT)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         SpeculativeDecoder(model).generate(["a", ""], **SHORT)
-    with_bos = text_models.byte_level(bos=text_models.END)
-    assert SpeculativeDecoder(model, tokenizer=with_bos).generate("", **SHORT).prompt_tokens == 1
 
 
 def test_logits_that_are_not_finite_raise(model):

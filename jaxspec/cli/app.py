@@ -19,7 +19,7 @@ app.command()(generate)
 app.command()(models)
 
 
-def main() -> None:
+def run() -> None:
     """Runs the command with the process's arguments."""
     app(prog_name="jaxspec")
 

@@ -76,7 +76,7 @@ def generate(
         raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
     texts = read_prompts(prompts or [], file or [])
 
-    from jaxspec.cli.run import Job, run  # imports JAX, which --help need not wait for
+    from jaxspec.cli.run import Job, run
 
     job = Job(texts, options, model, draft, k, verifier.value, dtype and dtype.value, chat, system)
     run(job, as_json=as_json, compare=compare)

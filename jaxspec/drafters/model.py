@@ -31,8 +31,8 @@ class ModelDrafter(Drafter):
     Attributes:
       model: any `Model`.
       k: drafted tokens a round.
-      sampling: the policy that drafts are drawn with; `None` is the target's own, which is
-        accepted most.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
+        own, row by row, which is accepted most.
     """
 
     model: Model
@@ -47,6 +47,10 @@ class ModelDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
+        if isinstance(self.model, type) or not isinstance(self.model, Model):
+            raise TypeError(f"ModelDrafter needs a Model, got {type(self.model).__name__}; jaxspec.load makes one")
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
         checks.same_vocabulary(draft=self.model.vocab_size, target=target.vocab_size)
 
     def init(self, context, prefilled, slots):

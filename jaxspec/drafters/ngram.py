@@ -36,6 +36,8 @@ class NGramDrafter(Drafter):
 
     def __post_init__(self):
         checks.draft_length(self.k)
+        if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
+            raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 "NGramDrafter needs 1 <= min_ngram <= max_ngram, "

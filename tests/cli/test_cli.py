@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,16 @@ def test_an_interruption_is_quiet(folder, monkeypatch):
     monkeypatch.setattr(running, "load", interrupted)
     result = _generate(folder, "hello")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_real_interruption_is_quiet(folder):
+    command = [sys.executable, "-m", "jaxspec", "generate", "-m", folder, "hello", "-n", "400"]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate()[1]
+    assert (process.returncode, error) == (130, "")
 
 
 def test_models():
