@@ -55,3 +55,11 @@ def smollm2():
             "Run with -m 'not smollm2' to leave them out.",
             pytrace=True,
         )
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Shows what tests recorded: how many near-ties there were, passed or not."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties:
+                terminalreporter.write_line(f"{name}: {value}")
