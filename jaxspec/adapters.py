@@ -93,9 +93,11 @@ class NNXModel:
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return nnx.merge(self.graph, self.state).init_cache(batch, capacity)
 
-    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=()) -> ModelOutput:
-        module = nnx.merge(self.graph, self.state)
-        return module(tokens, cache, mask=mask, positions=positions, capture=capture)
+    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
+        options = {"mask": mask, "positions": positions, "capture": capture}
+        if pending is not None:
+            options["pending"] = pending
+        return nnx.merge(self.graph, self.state)(tokens, cache, **options)
 
 
 @jax.tree_util.register_dataclass
@@ -143,8 +145,10 @@ class HistoryModel:
     def init_cache(self, batch: int, capacity: int) -> HistoryCache:
         return HistoryCache(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros(batch, jnp.int32))
 
-    def __call__(self, tokens, cache: HistoryCache, *, mask=None, positions=None, capture=()) -> ModelOutput:
-        if mask is not None or positions is not None or capture:
+    def __call__(
+        self, tokens, cache: HistoryCache, *, mask=None, positions=None, capture=(), pending=None
+    ) -> ModelOutput:
+        if mask is not None or positions is not None or pending is not None or capture:
             raise ValueError(
                 "a model without a cache scores plain chains only, got a tree mask, positions or captured "
                 "states; use a chain drafter, or a model that speaks the jaxspec Model protocol"

@@ -29,6 +29,7 @@ class Cache(Protocol):
         """Forgets every token at or after `length`, row by row."""
 
 
+# What `append` takes has two methods: `pad(count)`, and `keep_path(nodes)` for trees.
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entries:
@@ -40,6 +41,19 @@ class Entries:
     def pad(self, count: int) -> Self:
         """The same entries followed by stale ones, `count` in all."""
         return jax.tree.map(lambda x: _pad_axis(x, 3, count), self)
+
+    def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
+        """Each row's entries at `nodes`, side by side: a tree's accepted path, ready to append.
+
+        Keys carry their position already, so moving them to other slots changes nothing.
+        """
+        at = nodes[None, :, None, :, None]
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=3), self)
+
+    def put(self, fresh: Self, start: Array | int) -> Self:
+        """The same entries with `fresh` written over those from `start` on."""
+        write = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), start, axis=3)  # noqa: E731
+        return jax.tree.map(write, self, fresh)
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,7 @@ Shapes and static options are always checked. Values are checked when they are c
 a caller's `jit` they are not, and `traced_status` reports them in the result instead.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -28,6 +29,68 @@ def draft_length(k: int) -> None:
         raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
     if k < 0:
         raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
+
+
+def num_drafts(count: int) -> None:
+    """Raises unless `count` is an integer of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise TypeError(f"num_drafts must be a static integer, got {type(count).__name__}")
+    if count < 1:
+        raise ValueError(f"num_drafts must be at least 1, got {count}")
+
+
+def draft_lengths(lengths: Any, smallest: int = 0) -> tuple[int, ...]:
+    """Numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`.
+
+    Raises unless they are integers of at least 0, each larger than the one before it.
+    """
+    if isinstance(lengths, int | np.integer):
+        draft_length(lengths)
+        k = int(lengths)
+        return (*(n for n in (smallest, 2, 4, 8, 16, 32, 64, 128) if n < k), k)
+    if not isinstance(lengths, tuple | list) or not lengths:
+        raise TypeError(f"lengths must be an integer or a tuple of them, got {lengths!r}; pass (0, 2, 4, 8)")
+    for length in lengths:
+        draft_length(length)
+    if any(second <= first for first, second in itertools.pairwise(lengths)):
+        raise ValueError(f"lengths must rise, got {tuple(lengths)}; pass {tuple(sorted(set(lengths)))}")
+    return tuple(int(length) for length in lengths)
+
+
+def in_range(owner: str, **values: tuple[Any, float, float]) -> None:
+    """Raises unless each value is a number between its bounds; `name=(value, low, high)`."""
+    for name, (value, low, high) in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise TypeError(f"{owner} needs a number as {name}, got {type(value).__name__}")
+        if not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise ValueError(f"{owner} needs {name} {bounds}, got {value}")
+
+
+def threshold(owner: str, value: Any) -> None:
+    """Raises unless a threshold is one number in [0, 1]; a traced one is not looked at."""
+    if jnp.shape(value):
+        raise ValueError(f"{owner} needs one threshold for all rows, got shape {jnp.shape(value)}")
+    if is_concrete(value):
+        in_range(owner, threshold=(float(value), 0, 1))
+
+
+def costs(values: Any, lengths: tuple[int, ...]) -> None:
+    """Raises unless there is one positive cost for each length."""
+    hint = "pass what jaxspec.bench.costs.measure_costs measured for these lengths"
+    if isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
+        raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {values}; {hint}")
+    if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
+        raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
+
+
+def follows_from_the_text(owner: str, schedule: Any) -> None:
+    """Raises where a schedule wants the law of drafts that have none."""
+    if schedule.reads_law:
+        raise ValueError(
+            f"{type(schedule).__name__} stops by the law that drafts are drawn from, but {owner} copies and draws "
+            f"nothing; pass {owner}(k=Adaptive(...)), or an integer k"
+        )
 
 
 def same_draft_length(k: int, expected: int) -> None:

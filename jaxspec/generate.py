@@ -5,8 +5,10 @@ Invariants:
 1. `tokens[b, :length[b]]` is final. Nothing beyond it is read as history.
 2. The target's cache holds exactly `length - 1` tokens: the last committed token is always
    unfed. A round feeds `[last, drafts]` and gets one row of logits more than there are drafts.
-3. A model drafter's cache lags by at most two tokens: its first pass feeds a window of two.
-4. Buffers hold `prompt + max_new_tokens + k + 1` slots; what is not emitted is dropped.
+3. A model drafter's cache lags by at most two tokens, which its first pass feeds; one that did
+   not run, or whose drafts were not the accepted ones, catches up before.
+4. Buffers hold `prompt + max_new_tokens + k + 1` slots; what is not emitted is dropped. Of a
+   tree only the accepted path, at most `k` nodes, is written.
 5. A finished row is frozen: it emits nothing and changes no other row.
 6. What a row emits depends on its key, its prompt and its policy; never on its neighbours, its
    place in the batch or the padding.
@@ -64,8 +66,10 @@ def generate(
       prompt_length: how many tokens of each row count, one integer or `[b]`; `None` is all.
       key: a JAX key (typed or raw), or one a row; not needed for greedy decoding.
       sampling: `Greedy()` or `Sampling(...)`.
-      verifier: which drafts are kept; `None` is `TokenVerifier()`. With `CoupledVerifier()` the
-        tokens are those of plain decoding (`drafter=None`) with the same key.
+      verifier: which drafts are kept; `None` is `BlockVerifier()` for a chain that is drawn,
+        `TokenVerifier()` for one that is certain, `MultiDraftVerifier()` or `TreeVerifier()` for
+        trees. With `CoupledVerifier()` the tokens are those of plain decoding (`drafter=None`)
+        with the same key.
       max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
       stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
@@ -138,6 +142,7 @@ def step(
     drafter = NoDrafter() if drafter is None else drafter
     check_kinds(target, drafter, verifier, state.sampling)
     verifier = default_verifier(drafter) if verifier is None else verifier
+    verifier.check(drafter)
     checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
     checks.same_draft_length(drafter.k, state.stats.drafted_at.shape[1])
     return run_round(target, drafter, verifier, state)
@@ -148,11 +153,24 @@ def jit_step(*, donate: bool = False):
     return _donating_step if donate else _keeping_step
 
 
-def finish(state: GenerationState, *, lossless: bool = True) -> Generation:
+def finish(state: GenerationState, *, lossless: bool | None = None) -> Generation:
     """What has been generated so far, as `generate` returns it.
 
     Inside a caller's `jit` the budgets are not known, so the result is as wide as the buffers.
+
+    Args:
+      state: from `init` and any number of steps.
+      lossless: whether all verifiers were; `None` is told by the state, outside of `jit`.
+
+    Raises:
+      ValueError: if the state is traced and `lossless` is not given.
     """
+    if lossless is None:
+        if not checks.is_concrete(state.stats.lossy_rounds):
+            raise ValueError(
+                "the state is traced, so it cannot say whether all verifiers were lossless; pass lossless="
+            )
+        lossless = not np.any(state.stats.lossy_rounds)
     k = state.stats.drafted_at.shape[1]
     result = _collect(state, state.tokens.shape[1] - k - 1, lossless)
     most = state.limit - state.prompt_length

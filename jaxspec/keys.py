@@ -21,6 +21,8 @@ from jaxtyping import Float, Int, Key
 
 _TOKEN_STREAM, _ROUND_STREAM = 0, 1
 _DRAFT, _ACCEPT, _NEXT = 0, 1, 2
+# Drafts side by side fold their index in before the offset; offsets stay below this.
+_FIRST_DRAFT = 1 << 20
 
 
 def as_threefry(key: Array) -> Key[Array, "*batch"]:
@@ -73,10 +75,18 @@ class RoundDraws:
 
     keys: Key[Array, "b"]
     length: Int[Array, "b"]
+    draft: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def of_draft(self, index: int) -> Self:
+        """The draws of one of several drafts that are drawn side by side: its own noise."""
+        return dataclasses.replace(self, draft=(*self.draft, index))
 
     def draft_noise(self, offset: Int[Array, ""], vocab_size: int) -> Float[Array, "b v"]:
         """Gumbel noise to draw the drafted token at `offset` with."""
-        return _gumbel(_fold(self._stream(_DRAFT), offset), vocab_size)
+        stream = self._stream(_DRAFT)
+        for index in self.draft:
+            stream = _fold(stream, jnp.int32(index + _FIRST_DRAFT))
+        return _gumbel(_fold(stream, offset), vocab_size)
 
     def uniforms(self, count: int) -> Float[Array, "b n"]:
         """One uniform in (0, 1) for each drafted token's acceptance."""
@@ -107,6 +117,11 @@ class PositionDraws:
     keys: Key[Array, "b"]
     length: Int[Array, "b"]
     kept: Float[Array, "b n v"] | None = None
+
+    def of_draft(self, index: int) -> Self:
+        """The same draws: every draft of a position is drawn with the position's noise."""
+        del index
+        return self
 
     def draft_noise(self, offset: Int[Array, ""], vocab_size: int) -> Float[Array, "b v"]:
         """The noise of the position `offset` tokens after the last committed one."""

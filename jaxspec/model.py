@@ -56,9 +56,10 @@ class Model(Protocol):
         tokens: Int[Array, "b t"],
         cache: Cache,
         *,
-        mask: Bool[Array, "b t t"] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
+        pending: Any = None,
     ) -> ModelOutput:
         """Scores fresh tokens that follow the cached ones.
 
@@ -69,6 +70,9 @@ class Model(Protocol):
             the whole history.
           positions: the fed tokens' positions; `None` counts on from the history.
           capture: which hidden states to return: `i` is the state entering layer `i`.
+          pending: entries of `u - t` tokens that were fed before and are in no cache, such as
+            the upper levels of a tree. `mask` and `positions` must then be given, and speak of
+            the pending tokens first. A model that is never asked to grow a tree may do without.
         """
 
 
@@ -112,8 +116,8 @@ class LanguageModel:
             dtype=self.dtype,
         )
 
-    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=()) -> ModelOutput:
-        variables = {"params": self.params}
-        return ModelOutput(
-            *self.module.apply(variables, tokens, cache, mask=mask, positions=positions, capture=capture)
-        )
+    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
+        options = {"mask": mask, "positions": positions, "capture": capture}
+        if pending is not None:
+            options["pending"] = pending
+        return ModelOutput(*self.module.apply({"params": self.params}, tokens, cache, **options))

@@ -1,4 +1,4 @@
-"""Feeding the prompt, in chunks of one shape and as many as the longest row needs."""
+"""Feeding committed text, in chunks of one shape and as many as the longest row needs."""
 
 import dataclasses
 
@@ -11,6 +11,8 @@ from jaxspec.cache import Cache
 from jaxspec.model import Model
 
 CHUNK = 128
+# What a drafter missed is short, and many processors take a few tokens in the time of one.
+CATCH_UP_CHUNK = 16
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +62,32 @@ def prefill(
     hidden = _hidden_buffers(model, tokens, cache, capture)
     cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
     return Prefilled(cache.truncate(fed), hidden)
+
+
+def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Array, "b"]) -> Cache:
+    """The cache with at least the first `goal` tokens of each row, fed from where each one stands.
+
+    Runs no pass where every row holds them. Each row has its own window:
+
+        row 0   holds 5, goal 7     feeds tokens 5 6 7 8    then holds 7
+        row 1   holds 9, goal 7     feeds tokens 9 ...      still holds 9
+
+    What a row feeds beyond its goal lies in stale slots.
+    """
+    slots = tokens.shape[1]
+    chunk = min(CATCH_UP_CHUNK, slots)
+
+    def feed(_, cache):
+        held = cache.length
+        start = jnp.minimum(held, slots - chunk)  # as in `prefill`: some tokens may be fed twice
+        window = start[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None]
+        cache = cache.truncate(start)
+        output = model(jnp.take_along_axis(tokens, window, axis=1), cache)
+        cache = cache.append(output.entries)
+        return cache.truncate(jnp.maximum(held, jnp.minimum(cache.length, goal)))
+
+    missing = jnp.max(goal - cache.length, initial=0)
+    return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
 
 
 def _hidden_buffers(model, tokens, cache, capture):

@@ -14,9 +14,14 @@ from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.keys import row_keys
 from jaxspec.model import Model
 from jaxspec.sampling import Policy, Sampling
-from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.coupled import CoupledVerifier
-from jaxspec.verifiers.token import TokenVerifier
+from jaxspec.verifiers import (
+    BlockVerifier,
+    CoupledVerifier,
+    MultiDraftVerifier,
+    TokenVerifier,
+    TreeVerifier,
+    Verifier,
+)
 
 _SMALLEST_BUCKET = 16
 
@@ -78,6 +83,7 @@ def prepare(
     drafter = NoDrafter() if drafter is None else drafter
     check_kinds(target, drafter, verifier, sampling)
     verifier = default_verifier(drafter) if verifier is None else verifier
+    verifier.check(drafter)
     if isinstance(prompt, list | tuple):
         prompt = _as_array(prompt)
     checks.prompt(prompt, prompt_length, target.vocab_size)
@@ -120,12 +126,16 @@ def bucket(size: int) -> int:
 
 
 def default_verifier(drafter: Drafter) -> Verifier:
-    """The verifier where none is named.
+    """The verifier where none is named: the one that accepts most for what it costs.
 
     Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that
     coupled speculation gives the tokens of plain decoding with the same key.
     """
-    return CoupledVerifier() if drafter.k == 0 else TokenVerifier()
+    if drafter.k == 0:
+        return CoupledVerifier()
+    if drafter.tree:
+        return TreeVerifier() if drafter.deterministic else MultiDraftVerifier()
+    return TokenVerifier() if drafter.deterministic else BlockVerifier()
 
 
 def check_kinds(target, drafter, verifier, sampling) -> None:

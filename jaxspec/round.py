@@ -5,6 +5,9 @@ propose            . . . . . x y z    three drafts
 verify     feed            [e x y z]  one pass gives the law after each
 verdict    x kept, y rejected, w drawn in its place
 commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
+
+The drafts of a tree are fed in one pass too, each seeing its own ancestors; of their cache
+entries only the accepted path's are kept.
 """
 
 import dataclasses
@@ -18,13 +21,14 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model
 from jaxspec.sampling import Policy
 from jaxspec.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
+from jaxspec.tree import depths, verification_mask
 from jaxspec.verifiers.base import Draws, Verifier, leading
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Verified:
-    """What the verification pass found, at the shape of the longest compiled draft.
+    """What the verification pass found along the accepted path, at the shape of the longest one.
 
     `finite` counts the rows of logits before the first that is not.
     """
@@ -44,7 +48,8 @@ def run_round(
     """Advances every live row by at least one token, unless its logits are not finite."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     draws = verifier.draws(state.keys, state.length)
-    if not drafter.deterministic:
+    # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
+    if not drafter.deterministic and len(drafter.lengths) == 1:
         draws = draws.shared(drafter.k + 1, target.vocab_size)
     with jax.named_scope("propose"):
         proposal, drafter_state = drafter.propose(draws, state.drafter_state, context)
@@ -74,31 +79,59 @@ def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Propos
 
     if len(lengths) == 1:
         return branch(lengths[0])()
-    longest = jnp.max(jnp.sum(proposal.valid, axis=1, dtype=jnp.int32))
-    index = jnp.sum(jnp.asarray(lengths, jnp.int32) < longest, dtype=jnp.int32)
+    numbers = jnp.arange(1, proposal.valid.shape[1] + 1, dtype=jnp.int32)[None]
+    needed = jnp.max(jnp.where(proposal.valid, numbers, 0))
+    index = jnp.sum(jnp.asarray(lengths, jnp.int32) < needed, dtype=jnp.int32)
     return jax.lax.switch(index, [branch(n) for n in lengths])
 
 
 def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
-    n, k = proposal.tokens.shape[1], drafter.k
+    k = drafter.k
     last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
     fed = jnp.concatenate([last, proposal.tokens], axis=1)
-    output = context.target(fed, context.cache, capture=drafter.capture)
+    output = context.target(fed, context.cache, capture=drafter.capture, **_tree_options(proposal, context.length))
     verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
-    tokens = _emitted(proposal, verdict)
-    normaliser = jax.nn.logsumexp(output.logits, axis=-1)
-    log_probs = _at(output.logits, tokens) - normaliser
-    warped = jnp.zeros_like(log_probs) if law is None else _at(law, tokens)
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, k - n), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
+    rows = _path_rows(proposal, verdict)
+    tokens = _emitted(proposal, verdict, rows)
+    normaliser = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
+    log_probs = _at(output.logits, rows, tokens) - normaliser
+    warped = jnp.zeros_like(log_probs) if law is None else _at(law, rows, tokens)
+    pad = lambda x, to=k + 1: jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
+    entries, hidden = output.entries, output.hidden
+    if proposal.parents is not None:
+        entries = entries.keep_path(rows)
+        hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
+        verdict = dataclasses.replace(verdict, path=pad(rows[:, 1:] - 1, k))
+    if verdict.deviation is not None:
+        verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
     return _Verified(
         verdict,
         pad(tokens),
         pad(log_probs),
         pad(warped),
         leading(jnp.isfinite(normaliser)),
-        output.entries.pad(k + 1),
-        tuple(pad(x) for x in output.hidden),
+        entries.pad(k + 1),
+        tuple(pad(x) for x in hidden),
     )
+
+
+def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Array]:
+    """What the target must be told of a tree: who sees whom, and positions by depth."""
+    if proposal.parents is None:
+        return {}
+    depth = jnp.pad(depths(proposal.parents, proposal.depth), ((0, 0), (1, 0)))
+    return {
+        "mask": verification_mask(proposal.parents, proposal.depth),
+        "positions": length[:, None] - 1 + depth,
+    }
+
+
+def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
+    """The row of logits that stands before each emitted token; row 0 is the last committed one's."""
+    batch, n = proposal.tokens.shape
+    if proposal.parents is None:
+        return jnp.broadcast_to(jnp.arange(n + 1, dtype=jnp.int32)[None], (batch, n + 1))
+    return jnp.pad(verdict.path[:, : proposal.depth] + 1, ((0, 0), (1, 0)))
 
 
 def _verdict(
@@ -112,15 +145,19 @@ def _verdict(
     return verifier.verify(draws, proposal, law), law
 
 
-def _emitted(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n"]:
+def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
     """The accepted drafts, then the next token; what follows is never read."""
-    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    tokens = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), rows, axis=1)
+    tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     return jnp.where(index == verdict.accepted[:, None], verdict.next_token[:, None], tokens)
 
 
-def _at(values: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
-    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
+def _at(
+    values: Float[Array, "b n v"], rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
+) -> Float[Array, "b n_path"]:
+    batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
+    return values[batch, rows, tokens]
 
 
 def _commit(
@@ -149,7 +186,7 @@ def _commit(
         state.stop_reason,
     )
     slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
-    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+    submitted = proposal.longest()
     submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
     kept = jnp.minimum(accepted, count)
     committed = dataclasses.replace(
@@ -163,7 +200,7 @@ def _commit(
         status=jnp.where(failed, jnp.int32(Status.NOT_FINITE_LOGITS), state.status),
         cache=state.cache.append(verified.entries).truncate(length - 1),
         drafter_state=drafter_state,
-        stats=state.stats.count(live, count, submitted, kept),
+        stats=state.stats.count(live, count, submitted, kept, verified.verdict.deviation),
     )
     none = jnp.zeros_like(count)
     info = RoundInfo(verified.tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))

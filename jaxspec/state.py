@@ -13,6 +13,7 @@ from jaxspec.cache import Cache
 from jaxspec.metrics import Stats
 from jaxspec.model import Model
 from jaxspec.sampling import Policy
+from jaxspec.tree import depths
 
 
 class StopReason(enum.IntEnum):
@@ -53,24 +54,45 @@ _MEANINGS = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A chain of drafted tokens, and the law that each was really drawn from.
+    """Drafted tokens, a chain or a tree of them, and the law that each was really drawn from.
+
+    A tree's nodes follow their parents, and siblings stand in the order they were drawn in:
+
+        text ... e     node      0  1  2  3        e ─ x ─ z
+                       token     x  y  z  w          └ y ─ w
+                       parents  -1 -1  0  1
 
     Attributes:
       tokens: the drafts.
-      valid: which of them are submitted; in each row a prefix. Whether draft `i` is valid must
-        not depend on draft `i` itself unless drafting is deterministic.
-      log_probs: the normalised law that each draft was drawn from, or `None` for deterministic
-        guesses (a one-hot law, never materialised).
+      valid: which of them are submitted; in a chain a prefix, in a tree never without the
+        parent. Whether draft `i` is valid must not depend on draft `i` itself unless drafting
+        is deterministic.
+      log_probs: the normalised law that each draft was drawn from, given its ancestors and the
+        siblings before it, or `None` for deterministic guesses (a one-hot law, never
+        materialised).
+      parents: each node's parent, -1 for the last committed token; `None` is a chain.
+      depth: the most nodes along one path of a tree, static.
     """
 
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
     log_probs: Float[Array, "b n v"] | None = None
+    parents: Int[Array, "b n"] | None = None
+    depth: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def first(self, count: int) -> "Proposal":
         """The same proposal cut to its first `count` drafts."""
-        log_probs = None if self.log_probs is None else self.log_probs[:, :count]
-        return Proposal(self.tokens[:, :count], self.valid[:, :count], log_probs)
+        if count == 0:
+            return Proposal(self.tokens[:, :0], self.valid[:, :0])
+        cut = lambda x: None if x is None else x[:, :count]  # noqa: E731
+        depth = None if self.depth is None else min(self.depth, count)
+        return Proposal(self.tokens[:, :count], self.valid[:, :count], cut(self.log_probs), cut(self.parents), depth)
+
+    def longest(self) -> Int[Array, "b"]:
+        """How many drafts each row submits along its longest path."""
+        if self.parents is None:
+            return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
+        return jnp.max(jnp.where(self.valid, depths(self.parents, self.depth), 0), axis=1, initial=0)
 
 
 @jax.tree_util.register_dataclass
@@ -81,10 +103,16 @@ class Verdict:
     Attributes:
       accepted: how many drafted tokens are kept.
       next_token: the token after them: a correction, or the bonus after full acceptance.
+      path: the kept nodes of a tree in order, of which the first `accepted` count; `None` for a
+        chain, whose path is its beginning.
+      deviation: of a verifier that is not lossless: the total variation between what it emits
+        and the target's law, at each emitted position; those not given, and `None`, are 0.
     """
 
     accepted: Int[Array, "b"]
     next_token: Int[Array, "b"]
+    path: Int[Array, "b n"] | None = None
+    deviation: Float[Array, "b n_decided"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -182,6 +210,13 @@ class Generation:
     def total_log_prob(self, *, warped: bool = False) -> Float[Array, "b"]:
         """The log-probability of each row's new tokens together, zeros beyond their end."""
         return jnp.sum(self.warped_log_probs if warped else self.log_probs, axis=-1)
+
+    def measured_total_variation(self) -> float:
+        """How far a lossy verifier's output was from the target's law: the mean over new tokens.
+
+        The verifier says what it measures; 0 for a lossless one, and before the first token.
+        """
+        return self.stats.measured_total_variation()
 
     def raise_for_status(self) -> None:
         """Raises on the host if a row failed.

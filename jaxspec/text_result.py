@@ -55,6 +55,7 @@ class TextResult:
       seed: repeats the call; `None` for greedy decoding.
       stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
       timing: of the call, which all its prompts share.
+      lossless: whether the verifier keeps the target's law exactly.
     """
 
     text: str
@@ -65,6 +66,11 @@ class TextResult:
     seed: int | None
     stats: Stats
     timing: Timing
+    lossless: bool = True
+
+    def measured_total_variation(self) -> float:
+        """How far a lossy verifier was from the target's law, as `Generation` says it."""
+        return self.stats.measured_total_variation()
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -158,6 +164,7 @@ def collect(
                 seed=request.seed,
                 stats=_row(stats, index),
                 timing=timing,
+                lossless=generation.lossless,
             )
         )
     return results[0] if request.single else results

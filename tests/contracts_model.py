@@ -11,6 +11,9 @@ from jaxspec.model import Model
 
 ROWS, WHOLE, CHUNK = 3, 8, 4
 CAUSAL = np.tril(np.ones((CHUNK, CHUNK), bool))
+# Nodes root, a, b, c, where a and b follow the root and c follows a.
+ANCESTORS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
+DEPTHS = np.array([0, 1, 1, 2])
 _feed = jax.jit(lambda model, *args, **options: model(*args, **options))
 
 
@@ -41,6 +44,11 @@ class ModelContract:
         mask = jnp.asarray(np.broadcast_to(mask, (ROWS, CHUNK, CHUNK)))
         positions = jnp.asarray(np.broadcast_to(positions, (ROWS, CHUNK)), jnp.int32)
         return _feed(self.model, jnp.asarray(tokens, jnp.int32), cache, mask=mask, positions=positions)
+
+    def feed_tree(self, nodes, cache):
+        """The tree in one pass, each node seeing its ancestors."""
+        positions = np.asarray(cache.length)[:, None] + DEPTHS
+        return self.feed_chunk(nodes, cache, mask=ANCESTORS, positions=positions)
 
     def close(self, found, expected):
         np.testing.assert_allclose(found, expected, atol=self.tolerance, rtol=self.tolerance)
@@ -106,21 +114,61 @@ class ModelContract:
             self.close(known[row, :count], whole[0][row, start : start + count])
 
     def test_a_tree_is_scored_as_its_paths(self, whole):
-        """Nodes root, a, b, c, where a and b follow the root and c follows a."""
-        past = np.array([2, 0, 4])
-        cache = whole[1].truncate(jnp.asarray(past, jnp.int32))
+        """Siblings do not see each other, and cousins stand at their depth."""
+        cache = whole[1].truncate(jnp.array([2, 0, 4], jnp.int32))
         if not self.takes_trees:
             with pytest.raises(ValueError, match="tree mask"):
                 self.model(jnp.zeros((ROWS, 1), jnp.int32), cache, mask=jnp.ones((ROWS, 1, 1), jnp.bool_))
             return
         nodes = np.random.default_rng(2).integers(0, self.model.vocab_size, (ROWS, CHUNK))
-        mask = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
-        tree = self.feed_chunk(nodes, cache, mask=mask, positions=past[:, None] + np.array([0, 1, 1, 2])).logits
+        tree = self.feed_tree(nodes, cache).logits
         left = self.feed_chunk(nodes[:, [0, 1, 3, 0]], cache).logits
         right = self.feed_chunk(nodes[:, [0, 2, 0, 0]], cache).logits
         self.close(tree[:, [0, 1, 3]], left[:, :3])
         self.close(tree[:, 2], right[:, 1])
         assert np.abs(tree[:, 1] - tree[:, 2]).max() > 1e-3
+
+    def test_a_tree_fed_level_by_level_is_scored_as_in_one_pass(self, whole):
+        """The upper level waits in a buffer with room to spare, which is not seen."""
+        cache = whole[1].truncate(jnp.array([2, 0, 4], jnp.int32))
+        if not self.takes_trees:
+            with pytest.raises(ValueError, match="tree mask"):
+                self.model(jnp.zeros((ROWS, 1), jnp.int32), cache, pending=())
+            return
+        nodes = np.random.default_rng(3).integers(0, self.model.vocab_size, (ROWS, CHUNK))
+        expected = self.feed_tree(nodes, cache)
+        found, buffer = [], self.feed_tree(nodes[:, ::-1], cache).entries.pad(CHUNK + 1)  # of other nodes: stale
+        buffered = np.full(CHUNK + 1, CHUNK + 7)
+        for level in ([0], [1, 2], [3]):
+            seen = np.concatenate([ANCESTORS[level] & (np.arange(CHUNK) < level[0]), np.zeros((len(level), 1))], axis=1)
+            mask = np.concatenate([seen, np.eye(len(level))], axis=1).astype(bool)
+            positions = np.asarray(cache.length)[:, None] + np.concatenate([buffered, DEPTHS[level]])
+            output = _feed(
+                self.model,
+                jnp.asarray(nodes[:, level], jnp.int32),
+                cache,
+                mask=jnp.asarray(np.broadcast_to(mask, (ROWS, *mask.shape))),
+                positions=jnp.asarray(positions, jnp.int32),
+                pending=buffer,
+            )
+            buffer = buffer.put(output.entries, level[0])
+            buffered[level] = DEPTHS[level]
+            found.append(output.logits)
+        self.close(np.concatenate(found, axis=1), expected.logits)
+
+    def test_an_accepted_path_is_kept_as_if_it_had_been_fed_alone(self, whole):
+        if not self.takes_trees:
+            return
+        cache = whole[1].truncate(jnp.array([2, 0, 4], jnp.int32))
+        nodes = np.random.default_rng(4).integers(0, self.model.vocab_size, (ROWS, CHUNK))
+        path = np.array([[0, 2, 0], [0, 1, 3], [0, 1, 0]])
+        kept = cache.length + jnp.array([2, 3, 1], jnp.int32)
+        entries = self.feed_tree(nodes, cache).entries.keep_path(jnp.asarray(path, jnp.int32))
+        found = cache.append(entries).truncate(kept)
+        alone = self.feed_chunk(np.take_along_axis(nodes, np.pad(path, ((0, 0), (0, 1))), axis=1), cache)
+        expected = cache.append(alone.entries).truncate(kept)
+        probe = lambda cache: self.feed_chunk(self.texts[:, :CHUNK], cache).logits
+        self.close(probe(found), probe(expected))
 
     def test_a_full_cache_is_written_to_its_last_slot(self, whole):
         """Room for `capacity` tokens means room for all of them: no write is moved back."""

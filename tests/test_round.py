@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.state import Proposal
-from jaxspec.verifiers.base import leading, match_prefix, pick
+from jaxspec.verifiers.base import leading, match_path, pick
 from tests import tiny
 
 VOCAB, K = 6, 3
@@ -78,5 +78,5 @@ def test_leading_and_pick():
 
 def test_a_withdrawn_draft_stops_the_prefix():
     proposal = Proposal(jnp.array([[1, 2, 3]], jnp.int32), jnp.array([[True, False, True]]))
-    verdict = match_prefix(proposal, jnp.array([[1, 2, 3, 4]], jnp.int32))
+    verdict = match_path(proposal, jnp.array([[1, 2, 3, 4]], jnp.int32))
     assert (verdict.accepted.tolist(), verdict.next_token.tolist()) == ([1], [2])

@@ -49,6 +49,13 @@ class TokenEntries:
         widths = ((0, 0), (0, count - self.tokens.shape[1]))
         return TokenEntries(jnp.pad(self.tokens, widths), jnp.pad(self.positions, widths))
 
+    def keep_path(self, nodes):
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, nodes, axis=1), self)
+
+    def put(self, fresh, start):
+        write = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1)
+        return jax.tree.map(write, self, fresh)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +97,7 @@ class HistoryModel:
         blank = jnp.full((batch, capacity), 1, jnp.int32)
         return TokenCache(blank, blank, jnp.zeros(batch, jnp.int32))
 
-    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=()):
+    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None):
         batch, time = tokens.shape
         if positions is None:
             positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
@@ -99,10 +106,14 @@ class HistoryModel:
         slots = jnp.arange(cache.tokens.shape[1], dtype=jnp.int32)[None]
         old = jnp.broadcast_to((slots < cache.length[:, None])[:, None], (batch, time, slots.shape[1]))
         logits = self.a[tokens]
-        logits = logits + self._from(cache.tokens, cache.positions, positions, old)
-        others = mask & ~jnp.eye(time, dtype=jnp.bool_)[None]
-        logits = logits + self._from(tokens, positions, positions, others)
-        return ModelOutput(logits, TokenEntries(tokens, positions), tuple(logits for _ in capture))
+        fed, own = positions[:, -time:], TokenEntries(tokens, positions[:, -time:])
+        logits = logits + self._from(cache.tokens, cache.positions, fed, old)
+        fresh = tokens if pending is None else jnp.concatenate([pending.tokens, tokens], axis=1)
+        # A pending token knows its own position, as a key that was rotated does.
+        known = fed if pending is None else jnp.concatenate([pending.positions, fed], axis=1)
+        others = mask & ~jnp.eye(time, fresh.shape[1], fresh.shape[1] - time, dtype=jnp.bool_)[None]
+        logits = logits + self._from(fresh, known, fed, others)
+        return ModelOutput(logits, own, tuple(logits for _ in capture))
 
     def _from(self, tokens, key_positions, query_positions, seen):
         gap = (query_positions[:, :, None] - key_positions[:, None, :]).astype(jnp.float32)
@@ -130,3 +141,14 @@ def history_law(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
     logits = a[text[last]] + sum(b[token] * np.cos(last - j) for j, token in enumerate(text[:last]))
     weights = np.exp((logits - logits.max()) / temperature)
     return weights / weights.sum()
+
+
+def transformer_law(model: jaxspec.LanguageModel, text) -> np.ndarray:
+    """The law of the token after `text`, from one pass over all of it."""
+    padded = jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32)
+    return np.asarray(jax.nn.softmax(_score(model, padded)[0, len(text) - 1]))
+
+
+@jax.jit
+def _score(model, tokens):
+    return model(tokens, model.init_cache(1, tokens.shape[1])).logits

@@ -23,12 +23,12 @@ _LOWEST = -1e30
 
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """What the fed tokens know of each other: their keys, values, positions and mask."""
+    """What the fed tokens know of each other, and of pending ones that stand before them."""
 
-    keys: Float[Array, "b t g d"]
-    values: Float[Array, "b t g d"]
-    positions: Int[Array, "b t"]
-    mask: Bool[Array, "b t t"]
+    keys: Float[Array, "b u g d"]
+    values: Float[Array, "b u g d"]
+    positions: Int[Array, "b u"]
+    mask: Bool[Array, "b t u"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +66,13 @@ def attend(
       window: how many positions back a token sees, itself included; `None` sees all.
     """
     queries = jnp.einsum("btgrd->bgrtd", queries)
-    state = _over_history(queries, fresh.positions, history, scale, window)
+    positions = fresh.positions[:, -queries.shape[3] :]
+    state = _over_history(queries, positions, history, scale, window)
     state = _accumulate(
         state,
         _scores(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
         jnp.einsum("btgd->bgtd", fresh.values),
-        fresh.mask & _within(fresh.positions, fresh.positions, window),
+        fresh.mask & _within(positions, fresh.positions, window),
     )
     out = state.weighted / state.weight[..., None]
     return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)

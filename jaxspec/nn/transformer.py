@@ -71,8 +71,8 @@ class Attention(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, cache: KVCache, positions, mask):
-        config = self.config
+    def __call__(self, x, cache: KVCache, pending: Entries | None, positions, mask):
+        config, fed = self.config, positions[:, -x.shape[1] :]
         heads, group = config.num_kv_heads, config.queries_per_kv_head
         shape = (heads, group + 2, config.head_dim)
         qkv = Dense(shape, 1, config.qkv_bias, self.dtype, name="qkv")(x)
@@ -80,16 +80,22 @@ class Attention(nn.Module):
         if config.query_key_norm:
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
         if (rope := config.ropes[self.layer]) is not None:
-            queries, keys = apply_rope(queries, positions, rope), apply_rope(keys, positions, rope)
+            queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
         attended = attend(
             queries,
-            Fresh(keys, values, positions, mask),
+            Fresh(*self._with_pending(pending, keys, values), positions, mask),
             History(cache.keys, cache.values, cache.length, self.layer),
             scale=config.score_scale,
             window=config.windows[self.layer],
         )
         out = Dense((config.width,), 3, config.output_bias, self.dtype, name="output")(attended)
         return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
+
+    def _with_pending(self, pending: Entries | None, keys, values):
+        if pending is None:
+            return keys, values
+        before = (jnp.swapaxes(x[self.layer], 1, 2) for x in (pending.keys, pending.values))
+        return tuple(jnp.concatenate(both, axis=1) for both in zip(before, (keys, values), strict=True))
 
 
 class MLP(nn.Module):
@@ -118,10 +124,10 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, cache, positions, mask):
+    def __call__(self, x, cache, pending, positions, mask):
         config = self.config
         attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
-            Norm(config, name="attention_norm")(x), cache, positions, mask
+            Norm(config, name="attention_norm")(x), cache, pending, positions, mask
         )
         if config.post_norms:
             attended = Norm(config, name="attention_post_norm")(attended)
@@ -147,9 +153,10 @@ class Transformer(nn.Module):
         tokens: Int[Array, "b t"],
         cache: KVCache,
         *,
-        mask: Bool[Array, "b t t"] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
+        pending: Entries | None = None,
     ) -> tuple[Float[Array, "b t v"], Entries, tuple[Float[Array, "b t d"], ...]]:
         config, (batch, time) = self.config, tokens.shape
         if positions is None:
@@ -160,11 +167,11 @@ class Transformer(nn.Module):
         x = embedding[tokens] * jnp.asarray(config.embedding_scale, self.dtype)
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
-            x = x + table[positions]
+            x = x + table[positions[:, -time:]]
         captured, entries = {}, []
         for layer in range(config.num_layers):
             captured[layer] = x
-            x, entry = Block(config, layer, self.dtype, name=f"layer_{layer}")(x, cache, positions, mask)
+            x, entry = Block(config, layer, self.dtype, name=f"layer_{layer}")(x, cache, pending, positions, mask)
             entries.append(entry)
         captured[config.num_layers] = x
         x = Norm(config, name="final_norm")(x)

@@ -1,0 +1,194 @@
+"""Trees of drafted tokens: which node follows which.
+
+A tree is written as each node's parent, parents before children, -1 for the last committed token.
+"""
+
+import dataclasses
+import functools
+import heapq
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int
+
+# What `Tree.of_size` assumes: the chance that the draft's token of rank r is the target's. Only
+# a prior; the ranks' shares fall about like a power (Sequoia, Chen et al. 2402.12374, section 3.1).
+_RATES = tuple(0.6 / (rank + 1) ** 2 for rank in range(16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """The shape of a drafted tree, fixed when a program is compiled. Hashable.
+
+    Siblings stand in the order of their indices: the first is the parent's best child.
+
+        Tree((-1, 0, 1, 0, -1))        text ─ 0 ─ 1 ─ 2
+                                            │   └ 3
+                                            └ 4
+
+    Attributes:
+      parents: each node's parent, before it; -1 is the last committed token.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "parents", _checked(self.parents))
+
+    @classmethod
+    def chains(cls, num_drafts: int, k: int) -> Self:
+        """`num_drafts` chains of `k` tokens side by side; token `i` of draft `j` is node `j * k + i`."""
+        positive("num_drafts", num_drafts)
+        positive("k", k)
+        return cls(tuple(draft * k + i - 1 if i else -1 for draft in range(num_drafts) for i in range(k)))
+
+    @classmethod
+    def balanced(cls, branching: Sequence[int]) -> Self:
+        """Each node at depth `i` has `branching[i]` children, in depth-first order."""
+        branching = tuple(branching)
+        if not branching:
+            raise ValueError("Tree.balanced needs a number of children for each depth, got none; pass e.g. (3, 2, 2)")
+        for children in branching:
+            positive("a number of children", children)
+        paths = [()]
+        for depth, children in enumerate(branching):
+            paths += [(*path, rank) for path in paths if len(path) == depth for rank in range(children)]
+        return cls._of_paths(paths[1:])
+
+    @classmethod
+    def of_size(cls, size: int, *, depth: int | None = None, rates: Sequence[float] = _RATES) -> Self:
+        """The tree of `size` nodes with the most accepted tokens, where ranks are accepted at `rates`.
+
+        A path's chance is the product of its ranks' rates, and the `size` likeliest paths are the
+        best tree (Sequoia, 2402.12374, section 3.1; Medusa, 2401.10774, section 2.3.3).
+
+        Args:
+          size: how many nodes.
+          depth: the most nodes along one path; `None` leaves it open. Each costs a draft pass.
+          rates: how often the target's token is the draft's best, second best, ... child. The
+            default is a guess, 0.6 / (rank + 1)^2; pass measured ones.
+        """
+        positive("size", size)
+        if depth is not None:
+            positive("depth", depth)
+        rates = tuple(float(rate) for rate in rates)
+        if not rates or not all(0 < rate < 1 for rate in rates):
+            raise ValueError(f"rates must be chances strictly between 0 and 1, one a rank, got {rates}")
+        # Of equals, the shallower and then the earlier path goes first: always after its parent.
+        queue, chosen = [(-rate, 1, (rank,)) for rank, rate in enumerate(rates)], []
+        heapq.heapify(queue)
+        while queue and len(chosen) < size:
+            chance, nodes, path = heapq.heappop(queue)
+            chosen.append(path)
+            if depth is None or nodes < depth:
+                for rank, rate in enumerate(rates):
+                    heapq.heappush(queue, (chance * rate, nodes + 1, (*path, rank)))
+        if len(chosen) < size:
+            raise ValueError(
+                f"{len(rates)} ranks and a depth of {depth} make trees of at most {len(chosen)} nodes, got "
+                f"size={size}; pass more rates or a larger depth"
+            )
+        return cls._of_paths(chosen)
+
+    @classmethod
+    def _of_paths(cls, paths) -> Self:
+        """The tree whose nodes are paths of ranks, in depth-first order."""
+        paths = sorted(paths)
+        index = {path: i for i, path in enumerate(paths)}
+        return cls(tuple(index.get(path[:-1], -1) for path in paths))
+
+    @property
+    def size(self) -> int:
+        """How many nodes it has."""
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """The most nodes along one path."""
+        return len(self.levels)
+
+    @functools.cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes at each depth, those that follow the text first."""
+        depth: list[int] = []
+        for parent in self.parents:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        return tuple(tuple(i for i, d in enumerate(depth) if d == level) for level in range(max(depth) + 1))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many nodes there are at each depth."""
+        return tuple(len(nodes) for nodes in self.levels)
+
+    @functools.cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Each node's place among its siblings, from 0."""
+        return tuple(self.parents[:i].count(parent) for i, parent in enumerate(self.parents))
+
+    @functools.cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Each node's children in order; the last entry, at index -1, is the text's."""
+        found: list[list[int]] = [[] for _ in range(self.size + 1)]
+        for node, parent in enumerate(self.parents):
+            found[parent].append(node)
+        return tuple(tuple(nodes) for nodes in found)
+
+    @functools.cached_property
+    def ancestors(self) -> Bool[np.ndarray, "n n"]:
+        """`[i, j]`: whether node `j` is node `i` or above it."""
+        seen = np.eye(self.size, dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen[node] |= seen[parent]
+        return seen
+
+
+def _checked(parents: Any) -> tuple[int, ...]:
+    if not isinstance(parents, Sequence | np.ndarray):
+        raise TypeError(f"parents must be a sequence of integers, got {type(parents).__name__}; pass e.g. (-1, 0, 0)")
+    parents = tuple(parents)
+    if not parents:
+        raise ValueError("a tree needs at least one node, got no parents; pass e.g. Tree.chains(1, 4)")
+    for node, parent in enumerate(parents):
+        if isinstance(parent, bool) or not isinstance(parent, int | np.integer):
+            raise TypeError(f"parents must be integers, got {parent!r} for node {node}; -1 is the text")
+        if not -1 <= parent < node:
+            raise ValueError(
+                f"a node's parent must be -1 (the text) or an earlier node, got {parent} for node {node}; "
+                "number the nodes with parents first"
+            )
+    return tuple(int(parent) for parent in parents)
+
+
+def positive(name: str, value: Any) -> None:
+    """Raises unless a number that fixes a tree's shape is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a tree")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def depths(parents: Int[Array, "b n"], depth: int) -> Int[Array, "b n"]:
+    """How many nodes each path from the text down to a node has, itself included."""
+    return jnp.sum(ancestors(parents, depth), axis=-1, dtype=jnp.int32)
+
+
+def ancestors(parents: Int[Array, "b n"], depth: int) -> Bool[Array, "b n n"]:
+    """`[b, i, j]`: whether node `j` is node `i` or above it, in trees no deeper than `depth`."""
+    nodes = jnp.arange(parents.shape[1], dtype=jnp.int32)
+    above = jnp.broadcast_to(nodes[None], parents.shape)
+    seen = jnp.zeros((*parents.shape, parents.shape[1]), jnp.bool_)
+    for _ in range(depth):
+        seen = seen | (above[:, :, None] == nodes[None, None])
+        up = jnp.take_along_axis(parents, jnp.maximum(above, 0), axis=1)
+        above = jnp.where(above < 0, -1, up)
+    return seen
+
+
+def verification_mask(parents: Int[Array, "b n"], depth: int) -> Bool[Array, "b n_plus_1 n_plus_1"]:
+    """Which fed token sees which where the last committed token is fed before the nodes."""
+    seen = jnp.pad(ancestors(parents, depth), ((0, 0), (1, 0), (1, 0)))
+    return seen.at[:, :, 0].set(True)
