@@ -92,6 +92,20 @@ class VerifierContract:
         first = np.where(np.asarray(verdict.accepted) > 0, 0, np.asarray(verdict.next_token))
         same_law(np.exp(law), np.bincount(first, minlength=VOCAB))
 
+    @pytest.mark.parametrize("certain", [False, True])
+    def test_a_target_law_of_nan_behind_an_excluded_draft_accepts_nothing(self, certain):
+        """What the target would say after a token that it excludes is no reason to emit that token."""
+        rows = ROWS
+        law = jnp.log(jnp.array([0.5, 0.5, 0.0, 0.0], jnp.float32))
+        target = jnp.broadcast_to(law, (rows, K + 1, VOCAB)).at[:, 1].set(jnp.nan)
+        draft = jnp.full((rows, K, VOCAB), -np.log(VOCAB), jnp.float32)
+        proposal = Proposal(
+            jnp.full((rows, K), 2, jnp.int32), jnp.ones((rows, K), jnp.bool_), None if certain else draft
+        )
+        verdict = self.verify(self.draws(8, rows), proposal, target)
+        assert (np.asarray(verdict.accepted) == 0).all()
+        assert np.isin(np.asarray(verdict.next_token), [0, 1]).all()
+
     def test_greedy_keeps_the_longest_matching_prefix(self):
         tokens = jnp.array([[1, 2], [1, 2], [3, 2], [1, 2]], jnp.int32)
         valid = jnp.array([[True, True], [True, True], [True, True], [True, False]])

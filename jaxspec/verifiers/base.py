@@ -2,7 +2,8 @@
 
 import abc
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,19 @@ class Verifier(abc.ABC):
     Attributes:
       lossless: whether what is emitted follows the target's law exactly. A verifier that is not
         runs only if the caller writes `lossy=True`.
+      trees: whether it takes proposals that branch.
     """
 
     lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
+
+    def check(self, drafter: Any) -> None:
+        """Raises `ValueError` if this verifier cannot verify what `drafter` proposes."""
+        if drafter.tree and not self.trees:
+            raise ValueError(
+                f"{type(self).__name__} verifies one chain of drafts, got {type(drafter).__name__}, which drafts a "
+                "tree or several chains; pass TreeVerifier(), MultiDraftVerifier() or CoupledVerifier()"
+            )
 
     def draws(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Draws:
         """The random draws of a round, for the drafter and for `verify`."""
@@ -42,18 +53,68 @@ class Verifier(abc.ABC):
         Args:
           draws: what `draws` returned.
           proposal: `n` drafted tokens a row.
-          target_log_probs: the target's warped law before each draft and after the last.
+          target_log_probs: the target's warped law: row 0 after the committed text, row `i + 1`
+            after draft `i`.
         """
 
     def verify_greedy(self, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-        """The verdict where every law is one-hot: the longest prefix of drafts that match."""
-        return match_prefix(proposal, target_tokens)
+        """The verdict where every law is one-hot: the longest path of drafts that match."""
+        return match_path(proposal, target_tokens)
 
 
-def match_prefix(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
+def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
     """Keeps drafts while they equal the target's own tokens, then emits the target's."""
+    if proposal.parents is not None:
+        return walk_tree(proposal, lambda level, row: pick(target_tokens, row))
     accepted = leading(proposal.valid & (proposal.tokens == target_tokens[:, :-1]))
     return Verdict(accepted, pick(target_tokens, accepted))
+
+
+def walk_tree(proposal: Proposal, token_at: Callable[[int, Array], Array]) -> Verdict:
+    """Follows the target's own tokens down a tree for as long as they are drafted.
+
+    `token_at(level, row)` is the target's token `[b]` after the text that each row of logits
+    stands for; `level` counts the accepted drafts where the walk has not ended.
+    """
+    at = first_row(*proposal.tokens.shape)
+    token = token_at(0, first_of(at))
+    accepted, path = jnp.zeros_like(token), []
+    for level in range(1, proposal.depth + 1):
+        found = candidates(proposal, at) & (proposal.tokens == token[:, None])
+        further = jnp.any(found, axis=1)
+        path.append(first_of(found))
+        at = go_on(at, found)
+        accepted = accepted + further.astype(jnp.int32)
+        token = jnp.where(further, token_at(level, first_of(at)), token)
+    return Verdict(accepted, token, jnp.stack(path, axis=1))
+
+
+def first_of(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
+    """The first that is set; 0 if none is."""
+    return jnp.argmax(flags, axis=1).astype(jnp.int32)
+
+
+def first_row(batch: int, count: int) -> Bool[Array, "b n_plus_1"]:
+    """The rows of logits that stand for the accepted text, before anything is accepted.
+
+    There may be several later: drafts that were drawn independently can be the same tokens, and
+    then they have one law, and all their children are candidates.
+    """
+    return jnp.zeros((batch, count + 1), jnp.bool_).at[:, 0].set(True)
+
+
+def candidates(proposal: Proposal, at: Bool[Array, "b n_plus_1"]) -> Bool[Array, "b n"]:
+    """The submitted drafts that follow the accepted text."""
+    return proposal.valid & jnp.take_along_axis(at, proposal.parents + 1, axis=1)
+
+
+def go_on(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[Array, "b n_plus_1"]:
+    """The rows of the text after one more token, which is that of the nodes `accepted`.
+
+    Where there are none, the walk stays where it is.
+    """
+    moved = jnp.pad(accepted, ((0, 0), (1, 0)))
+    return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)
 
 
 def leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:

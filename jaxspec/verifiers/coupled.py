@@ -1,6 +1,7 @@
 """Verification by shared randomness: the same tokens with or without speculation."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.keys import PositionDraws
 from jaxspec.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, match_prefix
+from jaxspec.verifiers.base import Verifier, match_path, pick, walk_tree
 
 
 @jax.tree_util.register_dataclass
@@ -19,17 +20,23 @@ class CoupledVerifier(Verifier):
 
     Each position's noise comes from the row's key and the absolute position. What is emitted is
     always the target's own draw, so the output equals plain sampling's for the same key,
-    whatever the drafter, `k` and batch. Daliri, Musco & Suresh 2408.07978, section 3.
+    whatever the drafter, `k`, tree and batch. Daliri, Musco & Suresh 2408.07978, section 3.
     """
+
+    trees: ClassVar[bool] = True
 
     def draws(self, keys, length) -> PositionDraws:
         return PositionDraws(keys, length)
 
     def verify(self, draws: PositionDraws, proposal: Proposal, target_log_probs) -> Verdict:
-        noise = draws.token_noise(*target_log_probs.shape[1:])
-        return match_prefix(proposal, coupled_tokens(target_log_probs, noise))
+        _, rows, vocab = target_log_probs.shape
+        if proposal.parents is None:
+            return match_path(proposal, coupled_tokens(target_log_probs, draws.token_noise(rows, vocab)))
+        noise = draws.token_noise(proposal.depth + 1, vocab)
+        draw = lambda level, row: coupled_tokens(pick(target_log_probs, row), noise[:, level])  # noqa: E731
+        return walk_tree(proposal, draw)
 
 
-def coupled_tokens(log_probs: Float[Array, "b n v"], noise: Float[Array, "b n v"]) -> Int[Array, "b n"]:
+def coupled_tokens(log_probs: Float[Array, "*b v"], noise: Float[Array, "*b v"]) -> Int[Array, "*b"]:
     """Each position's draw from its law with its noise (the Gumbel-max trick)."""
     return jnp.argmax(log_probs + noise, axis=-1).astype(jnp.int32)

@@ -4,12 +4,15 @@ A draw is a uniform number that is refined only as far as someone looked at it: 
 decision splits it. Two decisions that use one key share one interval, so a reused draw is
 conditioned on what was already seen of it, exactly. (A categorical draw is taken by inverse
 distribution function; for draws that are used once this changes nothing.)
+
+What was seen of a draw that no later round uses is forgotten, and equal pasts are added up: with
+fresh draws only the text is left, so many rounds cost little.
 """
 
+import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from unittest import mock
 
 import jax
@@ -17,22 +20,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import keys
+from tests.oracle.drafting import Drafter
+from tests.oracle.leaves import Leaf
+from tests.oracle.rounds import Round, Rule, enumerate_round
 from tests.oracle.tables import Table, Text
-from tests.oracle.token_rounds import Guess, Round, enumerate_round
 
-Intervals = Mapping[Any, tuple[float, float]]
+Intervals = Mapping[Hashable, tuple[float, float]]
+# A drafted token's place in the drafter's loop: its offset, after the index of its draft if
+# several are drawn side by side.
+Offset = int | tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The key of every draw of one round."""
+    """The key of every draw of one round.
+
+    Attributes:
+      drafts: one a node.
+      uniforms: one for each that the verifier compares.
+      next: that of the token after the accepted ones.
+    """
 
     drafts: tuple
-    accepts: tuple
-    next: Any
+    uniforms: tuple
+    next: Hashable
 
     def all(self) -> tuple:
-        return (*self.drafts, *self.accepts, self.next)
+        """Every draw of the round."""
+        return (*self.drafts, *self.uniforms, self.next)
 
 
 @contextlib.contextmanager
@@ -49,100 +64,112 @@ def recorded_keys() -> Iterator[list[tuple[int, ...]]]:
         yield seen
 
 
-def real_names(verifier, row_key, length: int, k: int) -> Names:
-    """The names that the package's own draws have: the keys they are drawn with."""
+def real_names(verifier, row_key, length: int, drafts: int | Sequence[Offset], uniforms: int | None = None) -> Names:
+    """The names that the package's own draws have: the keys they are drawn with.
+
+    Args:
+      verifier: whose draws they are.
+      row_key: the row's key.
+      length: the committed tokens when the round starts.
+      drafts: how many nodes a chain has; else each node's place. Nodes that are meant to be
+        drawn with one noise (siblings without replacement) have one place, and are told apart
+        by their order.
+      uniforms: how many the verifier draws; one a node by default.
+    """
+    nodes = range(drafts) if isinstance(drafts, int) else drafts
+    places = [(node,) if isinstance(node, int) else node for node in nodes]
     with recorded_keys() as seen:
         draws = verifier.draws(row_key[None], jnp.full(1, length, jnp.int32))
-        for offset in range(k):
-            draws.draft_noise(jnp.int32(offset), 3)
-        draws.uniforms(k)
+        for *indices, offset in places:
+            stream = draws
+            for index in indices:
+                stream = stream.of_draft(index)
+            stream.draft_noise(jnp.int32(offset), 3)
+        draws.uniforms(len(places) if uniforms is None else uniforms)
         draws.next_noise(3)
-    return Names(tuple(seen[:k]), tuple(seen[k : 2 * k]), seen[2 * k])
+    # By their place, not by their key: places that share a key by mistake must share a name.
+    again = [places[:i].count(place) for i, place in enumerate(places)]
+    drafted = tuple((key, times) if times else key for key, times in zip(seen, again, strict=False))
+    return Names(drafted, tuple(seen[len(places) : -1]), seen[-1])
 
 
 def several_rounds(
-    target: Table,
-    draft: Table | Guess,
-    *,
-    k: int,
-    length: int,
-    names: Callable[[int], Names],
-    valid: Callable[[Text], int] | None = None,
+    target: Table, drafter: Drafter, rule: Rule, *, length: int, names: Callable[[int], Names]
 ) -> dict[Text, float]:
     """The exact law of the first `length` tokens, with as many rounds as it takes.
 
     Args:
-      target: the law to keep.
-      draft: where drafts come from.
-      k: drafts a round.
+      target: the law to keep; its table and the drafter's know all texts that can be drafted.
+      drafter: where drafts come from.
+      rule: how they are verified.
       length: how many tokens.
       names: the draws of the round that starts after so many tokens.
-      valid: how many drafts are submitted after a text; all by default.
     """
-    law: dict[Text, float] = {}
-    rounds: dict[Text, Round] = {}
-    submitted = valid or (lambda text: k)
-    pending: list[tuple[Text, float, Intervals]] = [((), 1.0, {})]
-    while pending:
-        text, chance, seen = pending.pop()
-        if len(text) >= length:
-            law[text[:length]] = law.get(text[:length], 0.0) + chance
-            continue
-        if text not in rounds:
-            rounds[text] = enumerate_round(target, draft, text, k, submitted(text))
-        for emitted, share, refined in _one_round(rounds[text], draft, text, submitted(text), names(len(text)), seen):
-            pending.append((text + emitted, chance * share, refined))
-    return law
+    later = [{name for start in range(n, length) for name in names(start).all()} for n in range(length)]
+    pasts = [collections.Counter() for _ in range(length)]
+    pasts[0][(), frozenset()] = 1.0
+    law: dict[Text, float] = collections.Counter()
+    for start in range(length):
+        rounds: dict[Text, Round] = {}
+        for (text, seen), chance in pasts[start].items():
+            if text not in rounds:
+                rounds[text] = enumerate_round(target, drafter, rule, text)
+            for emitted, share, refined in _one_round(rounds[text], drafter, text, names(start), dict(seen)):
+                longer = text + emitted
+                if len(longer) >= length:
+                    law[longer[:length]] += chance * share
+                    continue
+                kept = frozenset((name, part) for name, part in refined.items() if name in later[len(longer)])
+                pasts[len(longer)][longer, kept] += chance * share
+    return dict(law)
 
 
-def _one_round(round_: Round, draft, text, valid, names: Names, seen) -> Iterator[tuple[Text, float, Intervals]]:
-    index = {tuple(drafts.tolist()): i for i, drafts in enumerate(round_.drafts)}
-    for drafts, chance, refined in _drafts(round_, draft, text, names, seen):
-        i = index[drafts]
-        yield from _verified(drafts, round_.accept[i], round_.next_laws[i], valid, names, chance, refined)
+def _one_round(
+    round_: Round, drafter: Drafter, text: Text, names: Names, seen: Intervals
+) -> Iterator[tuple[Text, float, Intervals]]:
+    index = {tuple(tokens): i for i, tokens in enumerate(round_.drafts.tokens.tolist())}
+    for tokens, chance, drafted in _drafts(drafter, text, names, seen):
+        i = index[tokens]
+        for leaf in round_.leaves[i]:
+            for share, verified in _reached(leaf, names, drafted):
+                for token, part, after in _categorical(verified, names.next, leaf.next_law):
+                    yield round_.emitted(i, leaf, token), chance * share * part, after
 
 
-def _drafts(round_, draft, text, names, seen) -> Iterator[tuple[Text, float, Intervals]]:
-    k = round_.drafts.shape[1]
-    if not isinstance(draft, Table):
-        yield tuple(round_.drafts[0].tolist()), 1.0, seen
-        return
-    pending = [((), 1.0, seen)]
-    for offset in range(k):
-        pending = [
-            ((*drafts, token), chance * share, refined)
-            for drafts, chance, before in pending
-            for token, share, refined in _categorical(before, names.drafts[offset], draft.law(text + drafts))
-        ]
-    yield from pending
+def _drafts(drafter: Drafter, text: Text, names: Names, seen: Intervals) -> list[tuple[Text, float, Intervals]]:
+    found = [((), 1.0, seen)]
+    for node in range(len(drafter.parents)):
+        longer = []
+        for tokens, chance, before in found:
+            law = drafter.law(drafter.place(text, tokens, node))
+            drawn = [(0, 1.0, before)] if law is None else _categorical(before, names.drafts[node], law)
+            longer += [((*tokens, token), chance * share, after) for token, share, after in drawn]
+        found = longer
+    return found
 
 
-def _verified(drafts, accept, next_laws, valid, names, chance, seen) -> Iterator[tuple[Text, float, Intervals]]:
-    for accepted in range(valid + 1):
-        ends = [(1.0, seen)]
-        if accepted < valid:
-            kept, rejected = _below(seen, names.accepts[accepted], accept[accepted])
-            ends = [rejected] if rejected else []
-        for share, after in ends:
-            for token, part, refined in _categorical(after, names.next, next_laws[accepted]):
-                yield (*drafts[:accepted], token), chance * share * part, refined
-        if accepted == valid or not kept:
+def _reached(leaf: Leaf, names: Names, seen: Intervals) -> Iterator[tuple[float, Intervals]]:
+    """How likely the leaf is after what was seen, and what is seen then; nothing if it cannot be."""
+    chance = 1.0
+    for comparison in leaf.comparisons:
+        share, seen = _narrowed(seen, names.uniforms[comparison.uniform], *comparison.interval())
+        if share == 0:
             return
-        chance, seen = chance * kept[0], kept[1]
+        chance *= share
+    yield chance, seen
 
 
-def _below(seen: Intervals, name, threshold: float):
-    """Splits a draw at `threshold`: the part below and the part above, with their chances."""
-    low, high = seen.get(name, (0.0, 1.0))
-    cut = min(max(threshold, low), high)
-    parts = ((low, cut), (cut, high))
-    return tuple(((b - a) / (high - low), {**seen, name: (a, b)}) if b > a else None for a, b in parts)
-
-
-def _categorical(seen: Intervals, name, law) -> Iterator[tuple[int, float, Intervals]]:
-    low, high = seen.get(name, (0.0, 1.0))
-    edges = np.concatenate([[0.0], np.cumsum(law)])
+def _categorical(seen: Intervals, name: Hashable, law: np.ndarray) -> Iterator[tuple[int, float, Intervals]]:
+    edges = np.concatenate([[0.0], np.cumsum(law)]).tolist()
     edges[-1] = 1.0
-    for token, (a, b) in enumerate(zip(np.maximum(edges[:-1], low), np.minimum(edges[1:], high), strict=True)):
-        if b > a and law[token] > 0:
-            yield token, float((b - a) / (high - low)), {**seen, name: (float(a), float(b))}
+    for token in np.flatnonzero(law).tolist():
+        share, after = _narrowed(seen, name, edges[token], edges[token + 1])
+        if share > 0:
+            yield token, share, after
+
+
+def _narrowed(seen: Intervals, name: Hashable, low: float, high: float) -> tuple[float, Intervals]:
+    """The chance that a draw lies in an interval after what was seen of it, and what is seen then."""
+    least, most = seen.get(name, (0.0, 1.0))
+    low, high = max(low, least), min(high, most)
+    return ((high - low) / (most - least), {**seen, name: (low, high)}) if high > low else (0.0, seen)

@@ -15,16 +15,28 @@ from jaxspec.state import Proposal
 from jaxspec.verifiers import TokenVerifier
 from jaxspec.verifiers.token import log_residual, next_law
 from tests.contracts import VerifierContract
+from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.draws import Names, real_names, several_rounds
+from tests.oracle.formulas import token_accepted
+from tests.oracle.rounds import deviation, emitted_law, enumerate_round, mean_accepted
+from tests.oracle.rules import token_rule
 from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
-from tests.oracle.token_rounds import enumerate_round, expected_accepted, extend, outcomes
 
 EXACT = 1e-9
 
 
-def periodic_guess(text, offset):
+def first(count):
+    """Submits the first `count` drafts of a chain."""
+    return lambda place: place.node < count
+
+
+def periodic_guess(place):
     """A deterministic draft: some function of the text."""
-    return (sum(text) + offset) % 3
+    return (sum(place.text) + place.node) % 3
+
+
+def always_two(place):
+    return 2
 
 
 class TestContract(VerifierContract):
@@ -36,33 +48,31 @@ class TestContract(VerifierContract):
 def test_one_round_keeps_the_law(name, k):
     target, draft = pair(name, 3, k + 1)
     for valid in range(k + 1):
-        emitted = outcomes(enumerate_round(target, draft, (), k, valid), valid)
-        assert total_variation(extend(emitted, target, k + 1), target.text_law(k + 1)) < EXACT
+        round_ = enumerate_round(target, drawn(chain(k), draft, submitted=first(valid)), token_rule)
+        assert deviation(round_, target, k + 1) < EXACT
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
 def test_one_round_keeps_the_law_over_four_tokens(name):
     target, draft = pair(name, 4, 3, seed=1)
-    emitted = outcomes(enumerate_round(target, draft, (), 2, 2), 2)
-    assert total_variation(extend(emitted, target, 3), target.text_law(3)) < EXACT
+    assert deviation(enumerate_round(target, drawn(chain(2), draft), token_rule), target, 3) < EXACT
 
 
 @pytest.mark.parametrize("name", ["full support", "zeros in the target", "certain target"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_one_round_keeps_the_law_of_certain_drafts(name, k):
     target, _ = pair(name, 3, k + 1)
-    for valid, guess in itertools.product(range(k + 1), (periodic_guess, lambda text, offset: 2)):
-        emitted = outcomes(enumerate_round(target, guess, (), k, valid), valid)
-        assert total_variation(extend(emitted, target, k + 1), target.text_law(k + 1)) < EXACT
+    for valid, guess in itertools.product(range(k + 1), (periodic_guess, always_two)):
+        drafter = guessed(chain(k), guess, 3, submitted=first(valid))
+        assert deviation(enumerate_round(target, drafter, token_rule), target, k + 1) < EXACT
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_expected_accepted_length(name, k):
     target, draft = pair(name, 3, k + 1)
-    emitted = outcomes(enumerate_round(target, draft, (), k, k), k)
-    found = sum((len(text) - 1) * chance for text, chance in emitted.items())
-    assert found == pytest.approx(expected_accepted(target, draft, k), abs=EXACT)
+    found = mean_accepted(enumerate_round(target, drawn(chain(k), draft), token_rule))
+    assert found == pytest.approx(token_accepted(target, draft, k), abs=EXACT)
 
 
 @functools.cache
@@ -70,31 +80,35 @@ def names_after(length: int, k: int) -> Names:
     return real_names(TokenVerifier(), jax.random.key(3), length, k)
 
 
+def rounds_deviate(target, drafter, length) -> float:
+    """The total variation over several rounds that draw with the real keys."""
+    names = lambda start: names_after(start, len(drafter.parents))
+    found = several_rounds(target, drafter, token_rule, length=length, names=names)
+    return total_variation(found, target.text_law(length))
+
+
 @pytest.mark.parametrize("name", PAIR_NAMES)
 def test_three_rounds_keep_the_law_with_the_real_keys(name):
     target, draft = pair(name, 3, 4, seed=2)
-    found = several_rounds(target, draft, k=1, length=3, names=lambda length: names_after(length, 1))
-    assert total_variation(found, target.text_law(3)) < EXACT
+    assert rounds_deviate(target, drawn(chain(1), draft), 3) < EXACT
 
 
 @pytest.mark.parametrize("name", ["full support", "zeros in both"])
-def test_rounds_of_two_drafts_keep_the_law_with_the_real_keys(name):
-    target, draft = pair(name, 3, 4, seed=3)
-    found = several_rounds(target, draft, k=2, length=2, names=lambda length: names_after(length, 2))
-    assert total_variation(found, target.text_law(2)) < EXACT
+@pytest.mark.parametrize("k", [2, 3])
+def test_rounds_of_several_drafts_keep_the_law_with_the_real_keys(name, k):
+    target, draft = pair(name, 3, 3 + k, seed=3)
+    assert rounds_deviate(target, drawn(chain(k), draft), 3) < EXACT
 
 
 def test_a_draft_length_chosen_by_the_text_keeps_the_law():
-    target, draft = pair("full support", 3, 4, seed=4)
-    choose = lambda text: 1 if sum(text) % 2 else 0
-    found = several_rounds(target, draft, k=1, length=3, names=lambda n: names_after(n, 1), valid=choose)
-    assert total_variation(found, target.text_law(3)) < EXACT
+    target, draft = pair("full support", 3, 5, seed=4)
+    choose = lambda place: place.node < sum(place.text) % 3
+    assert rounds_deviate(target, drawn(chain(2), draft, submitted=choose), 3) < EXACT
 
 
 def test_certain_drafts_keep_the_law_over_three_rounds():
     target, _ = pair("full support", 3, 4, seed=5)
-    found = several_rounds(target, periodic_guess, k=1, length=3, names=lambda n: names_after(n, 1))
-    assert total_variation(found, target.text_law(3)) < EXACT
+    assert rounds_deviate(target, guessed(chain(1), periodic_guess, 3), 3) < EXACT
 
 
 def test_an_empty_residual_falls_back_to_the_target():
@@ -147,8 +161,11 @@ def test_the_worked_example_of_a_dropped_draft():
     """Dropping low-confidence drafts after looking at them makes (.7, .3) into (.85, .15)."""
     target = make_table(2, 2, lambda: [0.7, 0.3])
     draft = make_table(2, 2, lambda: [0.5, 0.5])
-    kept, dropped = (outcomes(enumerate_round(target, draft, (), 1, valid), valid) for valid in (1, 0))
-    first = lambda law, token: sum(chance for text, chance in law.items() if text[0] == token)
-    assert first(kept, 0) == pytest.approx(0.7)
+    law_of = lambda count: emitted_law(
+        enumerate_round(target, drawn(chain(1), draft, submitted=first(count)), token_rule)
+    )
+    kept, dropped = law_of(1), law_of(0)
+    first_token = lambda law, token: sum(chance for text, chance in law.items() if text[0] == token)
+    assert first_token(kept, 0) == pytest.approx(0.7)
     # Token 0 drafted (half the time): submitted, and kept. Token 1 drafted: withdrawn.
-    assert 0.5 * 1.0 + 0.5 * first(dropped, 0) == pytest.approx(0.85)
+    assert 0.5 * 1.0 + 0.5 * first_token(dropped, 0) == pytest.approx(0.85)

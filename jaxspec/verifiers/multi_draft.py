@@ -1,0 +1,55 @@
+"""Verification of several drafts at once."""
+
+import dataclasses
+from typing import ClassVar, Protocol
+
+import jax
+from jax import Array
+from jaxtyping import Float
+
+from jaxspec.keys import RoundDraws
+from jaxspec.state import Proposal, Verdict
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.descent import Descent, as_tree, drawn
+from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.tree import TreeVerifier
+
+
+class Rule(Protocol):
+    """How the candidates at one place are taken or refused, one after the other."""
+
+    def check(self, drafter) -> None:
+        """Raises `ValueError` if the rule would be wrong for what `drafter` drafts."""
+
+    def descend(
+        self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+    ) -> Descent:
+        """The walk down the tree that `uniforms`, one a node, lead to."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MultiDraftVerifier(Verifier):
+    """Several candidates for each place, verified with the laws that they were drawn from.
+
+    Takes any proposal: several chains, one chain, a tree. Where drafts share their beginning, all
+    of them that agree with the accepted text compete for the next place. Lossless.
+
+    Attributes:
+      rule: `RecursiveRejection()`, for candidates of any laws, drawn with or without replacement
+        and by one or several drafters; or `KSequence()`, for independent drafts of one law.
+
+    Certain drafts (without a law) are verified as `TreeVerifier` does, which is the best for them.
+    """
+
+    trees: ClassVar[bool] = True
+    rule: Rule = dataclasses.field(default=RecursiveRejection())
+
+    def check(self, drafter) -> None:
+        self.rule.check(drafter)
+
+    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
+        if proposal.log_probs is None:
+            return TreeVerifier().verify(draws, proposal, target_log_probs)
+        uniforms = draws.uniforms(proposal.tokens.shape[1])
+        return drawn(draws, proposal, self.rule.descend(as_tree(proposal), target_log_probs, uniforms))

@@ -1,0 +1,245 @@
+"""Verification that accepts more than the target's law allows, and measures by how much."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.checks import is_concrete
+from jaxspec.keys import RoundDraws
+from jaxspec.state import Proposal, Verdict
+from jaxspec.verifiers.base import Verifier, leading, pick
+from jaxspec.verifiers.token import log_residual
+
+
+def register_unchecked(cls):
+    """Registers a dataclass as a pytree that JAX rebuilds without calling the constructor.
+
+    A constructor that checks values would refuse the axes, shapes and booleans that
+    transformations map the leaves to.
+    """
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def unflatten(_, leaves):
+        rebuilt = object.__new__(cls)
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(rebuilt, name, leaf)
+        return rebuilt
+
+    jax.tree_util.register_pytree_node(cls, lambda x: ([getattr(x, name) for name in names], None), unflatten)
+    return cls
+
+
+def check_number(owner: str, name: str, value: Any, expected: str, in_range) -> None:
+    """Raises unless `value` is one real number for which `in_range` holds; a traced one may be any.
+
+    Raises:
+      TypeError: if it is not one real number.
+      ValueError: if it is out of range.
+    """
+    number = isinstance(value, int | float | np.generic | np.ndarray | jax.Array) and not isinstance(value, bool)
+    if not number or jnp.shape(value) != () or jnp.result_type(value).kind not in "fiu":
+        raise TypeError(f"{owner} needs one number as {name}, got {value!r}; pass one {expected}")
+    if is_concrete(value) and not in_range(float(value)):
+        raise ValueError(f"{owner} needs {name} {expected}, got {float(value)}")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A path down a tree.
+
+    Attributes:
+      accepted: how many nodes it has.
+      path: which, in order; beyond `accepted` anything.
+      row: the row of the target's laws after it.
+      deviation: the total variation at each of its nodes; 0 beyond `accepted`.
+    """
+
+    accepted: Int[Array, "b"]
+    path: Int[Array, "b depth"]
+    row: Int[Array, "b"]
+    deviation: Float[Array, "b depth"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RelaxedRule(abc.ABC):
+    """How much more is accepted than the target's law allows. Arithmetic on log-laws alone.
+
+    Attributes:
+      trees: whether it chooses in proposals that branch.
+    """
+
+    trees: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def log_accepted(self, target: Float[Array, "b n v"], draft: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
+        """How likely each token is to be drafted and then accepted: at most `draft`.
+
+        Every rule of acceptance is `accepted / draft`, and `accepted` says all there is to say of
+        it. NaN where `draft` is: such a draft is refused.
+        """
+
+    @abc.abstractmethod
+    def log_acceptance(self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
+        """With which probability drafts are accepted that were certain, given the laws before them."""
+
+    @abc.abstractmethod
+    def log_rest(self, target: Float[Array, "b v"], token: Int[Array, "b"]) -> Float[Array, "b v"]:
+        """The log-law, up to a constant, of the token in place of a certain draft that was refused."""
+
+    def choose(self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Choice:
+        """Which path of a tree is kept.
+
+        Raises:
+          ValueError: if the rule is one for chains.
+        """
+        raise ValueError(_no_trees(self, "a proposal that branches"))
+
+
+@register_unchecked
+@dataclasses.dataclass(frozen=True)
+class RelaxedVerifier(Verifier):
+    """Accepts drafts that exact verification would refuse. Lossy: needs `lossy=True`.
+
+    A draft `x` of the law `draft` is accepted with a probability that the rule sets. In place of
+    the first one refused comes a token of `max(target - accepted, 0)`, normalised, where
+    `accepted(x)` is how likely `x` is to be drafted and accepted: no other choice deviates less.
+    (For certain drafts the rule chooses, and none deviates more.) After full acceptance a bonus
+    token follows the target's law.
+
+    What is measured, on the device and at every position that was decided, those of refused
+    drafts included, is the total variation between the target's law and the law that the rule
+    really emits there. For drafts with a law, their own draw integrated over, it is
+
+        deviation = sum over v of max(accepted(v) - target(v), 0)
+
+    and for certain drafts `max(acceptance - target(x), 0)` with the one draft `x`. In a tree a
+    kept token counts `1 - target(x)`, given the tree as it was drafted; for drawn trees that is on
+    average no less than with their draw integrated over. A bonus token deviates by 0.
+    `Verdict.deviation` has the positions of a round, and `Generation.measured_total_variation()`
+    is the mean over new tokens. The expected sum over a text bounds the total variation of the
+    whole text's law. It costs a pass over `[b, k, v]` for drafts with a law and next to nothing
+    for certain ones.
+
+    With a greedy policy, only the target's most likely tokens are known and drafts must equal
+    them: nothing is relaxed, and the measure is 0. Rows at temperature 0 of `Sampling` come out
+    the same.
+
+    Attributes:
+      rule: `Lenience(...)`, `Typical(...)` or `Neighbourhood(...)`.
+
+    Raises:
+      TypeError: if `rule` is not a rule.
+    """
+
+    rule: RelaxedRule
+
+    lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if not isinstance(self.rule, RelaxedRule):
+            raise TypeError(
+                f"RelaxedVerifier needs a rule, got {self.rule!r}; "
+                "pass Lenience(factor), Typical() or Neighbourhood(neighbours, bound)"
+            )
+
+    def check(self, drafter) -> None:
+        if drafter.tree and not self.rule.trees:
+            raise ValueError(_no_trees(self.rule, f"{type(drafter).__name__}, which drafts a tree or several chains"))
+
+    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
+        if proposal.parents is not None:
+            choice = self.rule.choose(proposal, target_log_probs)
+            token = _drawn(draws, pick(target_log_probs, choice.row))
+            return Verdict(choice.accepted, token, choice.path, choice.deviation)
+        log_uniforms = jnp.log(draws.uniforms(proposal.tokens.shape[1]))
+        law = chain_law(self.rule, proposal, target_log_probs)
+        # Strict: a uniform is never 0, so a token that is accepted with probability 0 never is.
+        accepted = leading(proposal.valid & (log_uniforms < law.log_acceptance))
+        token = _drawn(draws, next_law(self.rule, proposal, target_log_probs, accepted))
+        deviation = jnp.where(decided(proposal, accepted), law.deviation, 0.0)
+        return Verdict(accepted, token, deviation=deviation)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ChainLaw:
+    """What a rule does at each draft of a chain, given that those before it were accepted.
+
+    Attributes:
+      log_acceptance: the log-probability that the draft is accepted.
+      deviation: the total variation between the law emitted at its place and the target's.
+    """
+
+    log_acceptance: Float[Array, "b n"]
+    deviation: Float[Array, "b n"]
+
+
+def chain_law(rule: RelaxedRule, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> ChainLaw:
+    """The rule's acceptance of each draft and its deviation there; see `RelaxedVerifier`."""
+    target = target_log_probs[:, :-1]
+    if proposal.log_probs is None:
+        log_acceptance = rule.log_acceptance(target, proposal.tokens)
+        excess = jnp.exp(log_acceptance) - jnp.exp(at_tokens(target, proposal.tokens))
+        return ChainLaw(log_acceptance, jnp.maximum(excess, 0.0))
+    accepted = rule.log_accepted(target, proposal.log_probs)
+    log_acceptance = at_tokens(accepted, proposal.tokens) - at_tokens(proposal.log_probs, proposal.tokens)
+    excess = jnp.where(accepted > target, jnp.exp(accepted) - jnp.exp(target), 0.0)
+    return ChainLaw(log_acceptance, jnp.sum(excess, axis=-1))
+
+
+def next_law(
+    rule: RelaxedRule, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
+) -> Float[Array, "b v"]:
+    """The log-law, up to a constant, of the token that follows `accepted` drafts of a chain.
+
+    The target's law where every submitted draft was accepted, and where nothing of it is left.
+    """
+    target = pick(target_log_probs, accepted)
+    n = proposal.tokens.shape[1]
+    if n == 0:
+        return target
+    refused_at = jnp.minimum(accepted, n - 1)
+    if proposal.log_probs is None:
+        rest = rule.log_rest(target, pick(proposal.tokens, refused_at))
+    else:
+        draft = pick(proposal.log_probs, refused_at)
+        rest = log_residual(target, rule.log_accepted(target[:, None], draft[:, None])[:, 0])
+    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+    refused = (accepted < submitted) & (jnp.max(rest, axis=-1) > -jnp.inf)
+    return jnp.where(refused[:, None], rest, target)
+
+
+def decided(proposal: Proposal, accepted: Int[Array, "b"]) -> Bool[Array, "b n"]:
+    """The submitted drafts of a chain that were looked at: those accepted and the one refused."""
+    positions = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None]
+    return proposal.valid & (positions <= accepted[:, None])
+
+
+def at_tokens(values: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
+    """Each law's value at its token."""
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
+
+
+def without(law: Float[Array, "b v"], tokens: Int[Array, "b c"]) -> Float[Array, "b v"]:
+    """A log-law with some tokens of each row taken out; a token out of range is none."""
+    rows = jnp.arange(law.shape[0], dtype=jnp.int32)[:, None]
+    return law.at[rows, tokens].set(-jnp.inf, mode="drop")
+
+
+def _drawn(draws: RoundDraws, law: Float[Array, "b v"]) -> Int[Array, "b"]:
+    return jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1).astype(jnp.int32)
+
+
+def _no_trees(rule: RelaxedRule, got: str) -> str:
+    return (
+        f"{type(rule).__name__} relaxes the verification of one chain of drafts, got {got}; "
+        "pass RelaxedVerifier(Typical()), which takes trees, or a drafter of chains"
+    )

@@ -1,0 +1,153 @@
+"""The verifiers' own arithmetic, run in float64 for all drafts at once, as leaves.
+
+A tree of two drafts of two tokens each, over one round and over several with the real keys:
+
+    target, draft = pair("full support", 3, 5)
+    drafter = drawn(chains(2, 2), draft)
+    rule = descent_rule(RecursiveRejection().descend)
+    round_ = enumerate_round(target, drafter, rule)
+    assert deviation(round_, target, length=3) < 1e-9
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]  # of_draft(0).draft_noise(0), ...
+    names = lambda length: real_names(MultiDraftVerifier(), key, length, places)
+    law = several_rounds(target, drafter, rule, length=3, names=names)
+    assert total_variation(law, target.text_law(3)) < 1e-9
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.state import Proposal
+from jaxspec.verifiers import block, token
+from tests.oracle.drafting import Drafts, chain, depth
+from tests.oracle.leaves import Comparison, Leaf
+from tests.oracle.rounds import Rule
+
+
+def evaluate(function: Callable, drafts: Drafts, *arguments: np.ndarray, as_tree: bool = False) -> Any:
+    """`function(proposal, target_log_probs, *arguments)` for all drafts, jitted, as float64 arrays.
+
+    Keep `function` one object: it is compiled once for each shape. Every argument and result has
+    the drafts' axis first. `as_tree` writes out the parents of a chain too.
+    """
+    rows = len(drafts.tokens)
+    # Few shapes: texts with different numbers of drafts share a compiled program.
+    padded = 4 ** max(0, int(np.ceil(np.log2(rows) / 2)))
+    pad = lambda x: None if x is None else np.concatenate([x, np.repeat(x[:1], padded - rows, axis=0)])
+    with jax.enable_x64(True), np.errstate(divide="ignore"):
+        log = lambda laws: None if laws is None else np.log(laws)
+        inputs = (drafts.tokens, drafts.submitted, log(drafts.draft_laws), log(drafts.target_laws), *arguments)
+        found = _jitted(function, drafts.parents, as_tree)(*map(pad, inputs))
+        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(found) if jnp.issubdtype(x.dtype, jnp.floating))
+        return jax.tree.map(lambda x: np.asarray(x)[:rows], found)
+
+
+@functools.cache
+def _jitted(function, parents, as_tree):
+    @jax.jit
+    def run(tokens, valid, log_probs, target_log_probs, *arguments):
+        proposal = Proposal(tokens, valid, log_probs)
+        if as_tree or parents != chain(len(parents)):
+            nodes = jnp.broadcast_to(jnp.array(parents, jnp.int32)[None], tokens.shape)
+            proposal = Proposal(tokens, valid, log_probs, nodes, depth(parents))
+        return function(proposal, target_log_probs, *arguments)
+
+    return run
+
+
+def probabilities(log_law: np.ndarray) -> np.ndarray:
+    """A log-law up to a constant, normalised over its last axis."""
+    law = np.exp(log_law - log_law.max(axis=-1, keepdims=True))
+    return law / law.sum(axis=-1, keepdims=True)
+
+
+def first_failure(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple[Comparison, ...]:
+    """What must hold if the drafts before the first failure are kept."""
+    looked_at = range(min(accepted + 1, submitted))
+    return tuple(Comparison(i, float(thresholds[i]), below=i < accepted) for i in looked_at)
+
+
+def last_success(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple[Comparison, ...]:
+    """What must hold if the drafts up to the last success are kept."""
+    looked_at = range(submitted - 1, max(accepted - 1, 0) - 1, -1)
+    return tuple(Comparison(i, float(thresholds[i]), below=i == accepted - 1) for i in looked_at)
+
+
+def chain_rule(log_thresholds: Callable, next_law: Callable, compared: Callable) -> Rule:
+    """A rule for chains that compares one uniform a draft with thresholds known beforehand.
+
+    Args:
+      log_thresholds: `(proposal, target_log_probs)` to `[b, n]`.
+      next_law: `(proposal, target_log_probs, accepted[b])` to `[b, v]`.
+      compared: `first_failure` or `last_success`.
+    """
+
+    def arithmetic(proposal, target):
+        rows, count = proposal.tokens.shape
+        accepted = (jnp.full(rows, i, jnp.int32) for i in range(count + 1))
+        laws = jnp.stack([next_law(proposal, target, i) for i in accepted], axis=1)
+        return log_thresholds(proposal, target), laws
+
+    def rule(drafts: Drafts) -> list[list[Leaf]]:
+        log_thresholds, log_laws = evaluate(arithmetic, drafts)
+        thresholds, laws = np.exp(log_thresholds), probabilities(log_laws)
+        return [
+            [
+                Leaf(compared(thresholds[i], accepted, submitted), tuple(range(accepted)), laws[i, accepted])
+                for accepted in range(submitted + 1)
+            ]
+            for i, submitted in enumerate(drafts.submitted.sum(axis=1).tolist())
+        ]
+
+    return rule
+
+
+token_rule = chain_rule(token.log_acceptance, token.next_law, first_failure)
+_drawn_block_rule = chain_rule(block.log_thresholds, block.next_law, last_success)
+
+
+def block_rule(drafts: Drafts) -> Sequence[Sequence[Leaf]]:
+    """`BlockVerifier`, which verifies certain drafts token by token."""
+    return token_rule(drafts) if drafts.draft_laws is None else _drawn_block_rule(drafts)
+
+
+def descent_rule(descend: Callable) -> Rule:
+    """A rule that compares one uniform a node, in an order that hangs on what came before.
+
+    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.descent.Descent`
+    with `thresholds[b, n]`, and `tested[b, n]`, the nodes whose uniform was compared. It is led
+    down every way by uniforms that are 0 (below any threshold) or 1.
+    """
+
+    def rule(drafts: Drafts) -> list[list[Leaf]]:
+        rows, count = drafts.tokens.shape
+        leaves: list[dict] = [{} for _ in range(rows)]
+        pending = asked = {(i, (True,) * count) for i in range(rows)}
+        while pending:
+            further = set()
+            for i, leaf in _descents(descend, drafts, sorted(pending)):
+                way = {comparison.uniform: comparison.below for comparison in leaf.comparisons}
+                leaves[i][tuple(way.items())] = leaf
+                for node in way:
+                    other = way | {node: not way[node]}
+                    further.add((i, tuple(other.get(uniform, True) for uniform in range(count))))
+            pending = further - asked
+            asked = asked | pending
+        return [[leaf for leaf in found.values() if leaf.chance() > 0] for found in leaves]
+
+    return rule
+
+
+def _descents(descend, drafts: Drafts, pending) -> Iterator[tuple[int, Leaf]]:
+    rows = [i for i, _ in pending]
+    uniforms = np.array([[0.0 if below else 1.0 for below in way] for _, way in pending])
+    descent = evaluate(descend, drafts.take(rows), uniforms, as_tree=True)
+    laws = probabilities(descent.next_law)
+    for j, (i, way) in enumerate(pending):
+        tested = np.flatnonzero(descent.tested[j]).tolist()
+        comparisons = tuple(Comparison(node, float(descent.thresholds[j, node]), way[node]) for node in tested)
+        yield i, Leaf(comparisons, tuple(descent.path[j, : descent.accepted[j]].tolist()), laws[j])

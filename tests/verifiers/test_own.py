@@ -1,0 +1,30 @@
+"""The README's example of a verifier of one's own keeps the contract it is shown with."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jaxspec
+from jaxspec.verifiers.base import leading
+from jaxspec.verifiers.token import next_law
+from tests.contracts import VerifierContract
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SampleAndMatch(jaxspec.Verifier):
+    """Keeps a draft with the target's probability of it, whatever law it was drawn from."""
+
+    def verify(self, draws, proposal, target_log_probs):
+        certain = dataclasses.replace(proposal, log_probs=None)
+        n = proposal.tokens.shape[1]
+        chance = jnp.take_along_axis(target_log_probs[:, :n], proposal.tokens[..., None], axis=-1)[..., 0]
+        accepted = leading(proposal.valid & (jnp.log(draws.uniforms(n)) < chance))
+        law = next_law(certain, target_log_probs, accepted)  # without the refused draft
+        next_token = jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1)
+        return jaxspec.Verdict(accepted, next_token.astype(jnp.int32))
+
+
+class TestSampleAndMatch(VerifierContract):
+    verifier = SampleAndMatch()

@@ -1,0 +1,410 @@
+"""`RelaxedVerifier`: what each rule emits, exactly, and that this is what it says of itself."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.drafters.base import Drafter
+from jaxspec.keys import RoundDraws
+from jaxspec.state import Proposal
+from jaxspec.verifiers import Lenience, Neighbourhood, RelaxedVerifier, TokenVerifier, Typical
+from jaxspec.verifiers.relaxed import chain_law, next_law
+from tests import tiny
+from tests.contracts import VerifierContract
+from tests.oracle.drafting import chain, drawn, guessed
+from tests.oracle.rounds import deviation, emitted_law, enumerate_round
+from tests.oracle.rules import chain_rule, evaluate, first_failure
+from tests.oracle.statistics import same_law
+from tests.oracle.tables import PAIR_NAMES, make_table, pair
+
+EXACT = 1e-9
+VOCAB = 4
+NEIGHBOURS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
+RULES = {
+    "lenience 0.5": Lenience(0.5),
+    "typical": Typical(),
+    "typical, strict": Typical(0.4, 0.9),
+    "neighbourhood 0.1": Neighbourhood(NEIGHBOURS, 0.1),
+    "neighbourhood 1": Neighbourhood(NEIGHBOURS, 1.0),
+}
+EXACT_RULES = {
+    "lenience": Lenience(1.0),
+    "no bound": Neighbourhood(NEIGHBOURS, 0.0),
+    "no neighbours": Neighbourhood(jnp.full((VOCAB, 2), -1, jnp.int32), 1.0),
+}
+
+verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
+law_of = jax.jit(chain_law)
+
+
+@functools.cache
+def arithmetic(name):
+    """A rule's acceptance and deviations, as one object a rule so that it is compiled once."""
+    return lambda proposal, target: chain_law(RULES[name], proposal, target)
+
+
+@functools.cache
+def leaves_of(name):
+    """A rule's arithmetic for the exact enumeration of a round."""
+    return chain_rule(
+        lambda proposal, target: chain_law(RULES[name], proposal, target).log_acceptance,
+        functools.partial(next_law, RULES[name]),
+        first_failure,
+    )
+
+
+class RelaxedContract(VerifierContract):
+    """What of a verifier's promises holds without the target's law: all but that law."""
+
+    rule_name: str
+
+    @property
+    def verifier(self):
+        return RelaxedVerifier(RULES[self.rule_name])
+
+    def test_the_law_through_the_real_draws(self):
+        """It is the law that enumeration gives, and so is what it reports on average."""
+        rows, k = 20_000, 2
+        rng = np.random.default_rng(7)
+        target, draft = (make_table(VOCAB, k + 1, lambda: rng.dirichlet(np.ones(VOCAB))) for _ in range(2))
+        round_ = enumerate_round(target, drawn(chain(k), draft), leaves_of(self.rule_name))
+        drafts = round_.drafts.take(rng.choice(len(round_.drafts.chance), size=rows, p=round_.drafts.chance))
+        log = lambda laws: jnp.asarray(np.log(laws), jnp.float32)
+        proposal = Proposal(jnp.asarray(drafts.tokens), jnp.asarray(drafts.submitted), log(drafts.draft_laws))
+        verdict = self.verify(self.draws(5, rows), proposal, log(drafts.target_laws))
+        counts: dict = {}
+        for tokens, accepted, token in zip(
+            drafts.tokens.tolist(), verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True
+        ):
+            text = (*tokens[:accepted], token)
+            counts[text] = counts.get(text, 0) + 1
+        law = emitted_law(round_)
+        assert counts.keys() <= law.keys()
+        same_law(np.array(list(law.values())), np.array([counts.get(text, 0) for text in law]))
+        measured = np.asarray(verdict.deviation, np.float64).sum(axis=1)
+        error = 5 * measured.std() / np.sqrt(rows) + 1e-6
+        assert measured.mean() == pytest.approx(expected_deviation(self.rule_name, round_), abs=error)
+
+
+class TestLenience(RelaxedContract):
+    rule_name = "lenience 0.5"
+
+
+class TestTypical(RelaxedContract):
+    rule_name = "typical"
+
+
+class TestNeighbourhood(RelaxedContract):
+    rule_name = "neighbourhood 0.1"
+
+
+def expected_deviation(name, round_) -> float:
+    """The sum over the positions that are decided, averaged over drafts and outcomes."""
+    at = evaluate(arithmetic(name), round_.drafts).deviation
+    total = 0.0
+    for i, leaves in enumerate(round_.leaves):
+        for leaf in leaves:
+            looked_at = min(len(leaf.path) + 1, at.shape[1])
+            total += round_.drafts.chance[i] * leaf.chance() * at[i, :looked_at].sum()
+    return total
+
+
+def first_token(round_, vocab) -> np.ndarray:
+    law = np.zeros(vocab)
+    for text, chance in emitted_law(round_).items():
+        law[text[0]] += chance
+    return law
+
+
+@pytest.mark.parametrize("pair_name", PAIR_NAMES)
+@pytest.mark.parametrize("name", RULES)
+def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name):
+    """Of one position, all drafts and outcomes enumerated."""
+    for seed in range(3):
+        target, draft = pair(pair_name, VOCAB, 2, seed=seed)
+        drafters = [guessed(chain(1), lambda place, token=token: token, VOCAB) for token in range(VOCAB)]
+        for drafter in (drawn(chain(1), draft), *drafters):
+            round_ = enumerate_round(target, drafter, leaves_of(name))
+            exact = 0.5 * np.abs(first_token(round_, VOCAB) - target.law(())).sum()
+            reported = evaluate(arithmetic(name), round_.drafts).deviation[:, 0]
+            # One number, whichever token was drafted.
+            np.testing.assert_allclose(reported, exact, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_expected_sum_bounds_the_deviation_of_the_whole_text(name):
+    for pair_name, seed in itertools.product(("full support", "zeros in both"), range(3)):
+        target, draft = pair(pair_name, VOCAB, 3, seed=seed)
+        round_ = enumerate_round(target, drawn(chain(2), draft), leaves_of(name))
+        assert deviation(round_, target, 3) <= expected_deviation(name, round_) + EXACT
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_other_token_in_place_of_a_refused_draft_deviates_less(name):
+    target, draft = pair("full support", VOCAB, 2, seed=8)
+    round_ = enumerate_round(target, drawn(chain(1), draft), leaves_of(name))
+    leaves = list(itertools.chain.from_iterable(round_.leaves))
+    accepted, refused = np.zeros(VOCAB), 0.0
+    for i, leaves in enumerate(round_.leaves):
+        for leaf in leaves:
+            share = round_.drafts.chance[i] * leaf.chance()
+            if leaf.path:
+                accepted[round_.drafts.tokens[i, 0]] += share
+            else:
+                refused += share
+    distance = lambda rest: 0.5 * np.abs(accepted + refused * rest - target.law(())).sum()
+    reported = evaluate(arithmetic(name), round_.drafts).deviation[0, 0]
+    others = np.random.default_rng(0).dirichlet(np.ones(VOCAB), size=2000)
+    assert reported <= min(map(distance, others)) + EXACT
+
+
+def test_only_decided_positions_count():
+    rng = np.random.default_rng(3)
+    rows, k = 400, 3
+    laws = jnp.asarray(np.log(rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))), jnp.float32)
+    target, draft = laws[:, : k + 1], laws[:, k + 1 :]
+    tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
+    submitted = np.arange(rows) % (k + 1)
+    valid = jnp.asarray(np.arange(k)[None] < submitted[:, None])
+    draws = TokenVerifier().draws(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 5, jnp.int32))
+    for rule, law in itertools.product((Lenience(0.3), Typical()), (draft, None)):
+        proposal = Proposal(tokens, valid, law)
+        verdict = verify(RelaxedVerifier(rule), draws, proposal, target)
+        at, accepted = np.asarray(law_of(rule, proposal, target).deviation), np.asarray(verdict.accepted)
+        sums = [at[row, : min(accepted[row] + 1, submitted[row])].sum() for row in range(rows)]
+        np.testing.assert_allclose(verdict.deviation.sum(axis=1), sums, atol=1e-6)
+        assert set(accepted.tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("name", EXACT_RULES)
+def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
+    rng = np.random.default_rng(2)
+    rows, k = 2_000, 3
+    laws = rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))
+    laws[::3, :, 1] = 0
+    with np.errstate(divide="ignore"):
+        laws = jnp.asarray(np.log(laws / laws.sum(-1, keepdims=True)), jnp.float32)
+    tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
+    proposal = Proposal(tokens, jnp.ones((rows, k), jnp.bool_), None if certain else laws[:, k + 1 :])
+    draws = TokenVerifier().draws(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 9, jnp.int32))
+    found = verify(RelaxedVerifier(EXACT_RULES[name]), draws, proposal, laws[:, : k + 1])
+    expected = verify(TokenVerifier(), draws, proposal, laws[:, : k + 1])
+    np.testing.assert_array_equal(found.accepted, expected.accepted)
+    np.testing.assert_array_equal(found.next_token, expected.next_token)
+    np.testing.assert_array_equal(found.deviation, 0)
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.5, 0.1])
+def test_lenience_keeps_every_token_within_its_factor(factor):
+    rng = np.random.default_rng(4)
+    laws = rng.dirichlet(np.full(6, 0.5), size=(300, 2))
+    target, draft = laws[:, 0], laws[:, 1]
+    accepted = np.minimum(draft, target / factor)
+    rest = np.maximum(target - draft, 0)
+    emitted = accepted + (1 - accepted.sum(1, keepdims=True)) * rest / rest.sum(1, keepdims=True)
+    assert (emitted <= target / factor + EXACT).all()
+    distance = 0.5 * np.abs(emitted - target).sum(1)
+    assert distance.max() <= 1 - factor + EXACT
+    with jax.enable_x64(True):
+        proposal = Proposal(jnp.zeros((300, 1), jnp.int32), jnp.ones((300, 1), jnp.bool_), jnp.log(draft)[:, None])
+        both = jnp.log(jnp.stack([target, target], axis=1))
+        found = chain_law(Lenience(factor), proposal, both).deviation
+    np.testing.assert_allclose(found[:, 0], distance, atol=EXACT)
+
+
+def test_a_nan_draft_law_is_refused_and_deviates_by_nothing():
+    target = jnp.log(jnp.full((1, 2, VOCAB), 0.25))
+    proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), jnp.full((1, 1, VOCAB), jnp.nan))
+    for name in ("lenience 0.5", "typical", "neighbourhood 0.1"):
+        rule = RULES[name]
+        law = law_of(rule, proposal, target)
+        assert law.deviation.tolist() == [[0.0]]
+        assert not law.log_acceptance[0, 0] > -jnp.inf
+        np.testing.assert_array_equal(next_law(rule, proposal, target, jnp.zeros(1, jnp.int32)), target[:, 0])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SmallestDraws(RoundDraws):
+    """The least favourable luck: everything that can pass does."""
+
+    def uniforms(self, count):
+        return jnp.zeros((1, count), jnp.float32)
+
+    def next_noise(self, vocab_size):
+        return jnp.zeros((1, vocab_size), jnp.float32)
+
+
+@pytest.mark.parametrize("name", ["lenience 0.5", "typical", "neighbourhood 1"])
+def test_a_token_the_target_excludes_is_never_accepted(name):
+    target = jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.4, 0.3, 0.3])), (1, 2, VOCAB))
+    for draft in (None, jnp.log(jnp.array([[[0.7, 0.1, 0.1, 0.1]]]))):
+        proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), draft)
+        verdict = verify(RelaxedVerifier(RULES[name]), SmallestDraws(None, None), proposal, target)
+        assert verdict.accepted.tolist() == [0]
+        assert verdict.next_token.tolist() == [1]
+
+
+def test_other_numbers_do_not_compile_again():
+    traces = []
+
+    @jax.jit
+    def run(verifier):
+        traces.append(verifier)
+        return verifier.rule.epsilon
+
+    for epsilon in (0.1, 0.2, 0.3):
+        run(RelaxedVerifier(Typical(epsilon=epsilon)))
+    assert len(traces) == 1
+
+
+def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
+    assert jax.jit(lambda x: Lenience(x).factor)(jnp.float32(0.5)) == 0.5
+    verifier = RelaxedVerifier(Neighbourhood(NEIGHBOURS, 0.5))
+    mapped = jax.tree.map(lambda leaf: -1, verifier)
+    assert mapped.rule.bound == mapped.rule.neighbours == -1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Lenience(0.0), ValueError, r"factor in \(0, 1\].*got 0.0"),
+        (lambda: Lenience(1.5), ValueError, "got 1.5"),
+        (lambda: Lenience(float("nan")), ValueError, "got nan"),
+        (lambda: Lenience("0.5"), TypeError, "got '0.5'"),
+        (lambda: Lenience(None), TypeError, "got None"),
+        (lambda: Lenience(True), TypeError, "got True"),
+        (lambda: Lenience(jnp.array([0.5])), TypeError, "one number"),
+        (lambda: Lenience(0.5j), TypeError, "one number"),
+        (lambda: Typical(epsilon=0.0), ValueError, "Typical needs epsilon"),
+        (lambda: Typical(delta=2), ValueError, "Typical needs delta"),
+        (lambda: Neighbourhood(NEIGHBOURS, -0.1), ValueError, "Neighbourhood needs bound"),
+        (lambda: Neighbourhood([[1], [0]], 0.1), TypeError, "array of integers, got list"),
+        (lambda: Neighbourhood(jnp.zeros((4, 2)), 0.1), TypeError, "float32"),
+        (lambda: Neighbourhood(jnp.zeros(4, jnp.int32), 0.1), ValueError, r"shape \(4,\)"),
+        (lambda: Neighbourhood(NEIGHBOURS + 1, 0.1), ValueError, r"\[0, 4\)"),
+        (lambda: Neighbourhood(NEIGHBOURS - 1, 0.1), ValueError, "got -2"),
+        (lambda: Neighbourhood(jnp.array([[1], [1]], jnp.int32), 0.1), ValueError, "token 1 is its own"),
+        (lambda: Neighbourhood(jnp.array([[1, 1], [0, -1]], jnp.int32), 0.1), ValueError, "token 0 has a neighbour"),
+        (lambda: RelaxedVerifier(0.5), TypeError, "got 0.5; pass Lenience"),
+        (lambda: RelaxedVerifier(Typical), TypeError, "needs a rule"),
+    ],
+)
+def test_bad_input_is_named(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+class Branches(Drafter):
+    """A tree that is certain once the last token is known: two children, each with one child."""
+
+    k = 2
+    tree = True
+    deterministic = True
+    lengths = (4,)
+
+    def init(self, context, prefilled, slots):
+        return ()
+
+    def propose(self, draws, state, context):
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        tokens = (last + jnp.arange(1, 5, dtype=jnp.int32)[None]) % tiny.VOCAB
+        parents = jnp.broadcast_to(jnp.array([[-1, -1, 0, 1]], jnp.int32), tokens.shape)
+        return Proposal(tokens, jnp.ones(tokens.shape, jnp.bool_), None, parents, 2), state
+
+
+jax.tree_util.register_static(Branches)
+
+
+@pytest.mark.parametrize("rule", [Lenience(0.5), Neighbourhood(NEIGHBOURS, 0.5)])
+def test_rules_for_chains_refuse_trees(rule):
+    verifier = RelaxedVerifier(rule)
+    with pytest.raises(ValueError, match=f"{type(rule).__name__} relaxes .* chain of drafts, got Branches"):
+        verifier.check(Branches())
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    tree = Proposal(tokens, tokens == 0, None, tokens - 1, 1)
+    with pytest.raises(ValueError, match="proposal that branches"):
+        verifier.verify(verifier.draws(jax.random.key(0)[None], tokens[0]), tree, jnp.zeros((1, 2, VOCAB)))
+    verifier.check(jaxspec.NGramDrafter(k=2))
+    RelaxedVerifier(Typical()).check(Branches())
+
+
+TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
+PROMPT = jnp.asarray([[1, 2, 3, 1, 2], [2, 1, 0, 4, 2]], jnp.int32)
+RING = jnp.array([[(i + 1) % tiny.VOCAB, (i - 1) % tiny.VOCAB] for i in range(tiny.VOCAB)], jnp.int32)
+OPTIONS = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 24}
+
+
+def test_the_caller_must_agree():
+    with pytest.raises(ValueError, match="RelaxedVerifier does not keep the target's law; pass lossy=True"):
+        jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=2), PROMPT, verifier=RelaxedVerifier(Typical()), **OPTIONS)
+
+
+DRAFTERS = {
+    "model": lambda: jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.5), k=3),
+    "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
+    "tree": Branches,
+}
+PLAYERS = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
+
+
+@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
+def test_the_result_says_how_far_it_is_off(drafter, rule):
+    players = (TARGET, DRAFTERS[drafter](), PROMPT)
+    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
+    assert not result.lossless
+    assert (np.asarray(result.length) == 24).all()
+    assert 0 < result.measured_total_variation() <= 1
+    assert result.stats.deviation.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
+def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
+    """Whatever the length, each new token counts once, so the mean is a total variation."""
+    players = (TARGET, DRAFTERS[drafter](), PROMPT)
+    whole = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
+    sums = []
+    for budget in (1, 2, 3):
+        options = OPTIONS | {"max_new_tokens": budget, "capacity": 40}
+        result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **options)
+        sums.append(np.asarray(result.stats.deviation))
+        assert (sums[-1] <= budget + 1e-6).all()
+    assert (np.diff(sums, axis=0) >= -1e-6).all() and (np.diff(sums, axis=0) <= 1 + 1e-6).all()
+    stop = {"stop_tokens": [int(whole.tokens[0, 0])], "capacity": 40}
+    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS | stop)
+    assert result.length[0] == 1
+    np.testing.assert_allclose(result.stats.deviation[0], sums[0][0], atol=1e-6)
+
+
+def test_finish_says_that_a_verifier_was_lossy():
+    options = OPTIONS | {"max_new_tokens": 4}
+    drafter, step = jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.jit_step()
+    state = jaxspec.init(TARGET, drafter, PROMPT, **options)
+    assert jaxspec.finish(state).lossless
+    state, _ = step(TARGET, drafter, RelaxedVerifier(Typical()), state, lossy=True)
+    assert not jaxspec.finish(state).lossless
+    with pytest.raises(ValueError, match="pass lossless="):
+        jax.jit(jaxspec.finish)(state)
+    assert not jax.jit(lambda state: jaxspec.finish(state, lossless=False))(state).lossless
+
+
+def test_exact_verification_measures_nothing():
+    result = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, **OPTIONS)
+    assert result.lossless
+    assert result.measured_total_variation() == 0
+
+
+def test_greedy_decoding_is_not_relaxed():
+    options = OPTIONS | {"sampling": jaxspec.Greedy()}
+    plain = jaxspec.generate(TARGET, None, PROMPT, **options)
+    verifier = RelaxedVerifier(Lenience(0.01))
+    found = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, verifier=verifier, lossy=True, **options)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert found.measured_total_variation() == 0

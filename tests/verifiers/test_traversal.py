@@ -1,0 +1,54 @@
+"""`TraversalVerifier`: block verification on a chain, and at least as good as top-down on trees."""
+
+import pytest
+
+from jaxspec.verifiers import TraversalVerifier
+from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.traversal import descend
+from jaxspec.verifiers.tree import descend as sample_and_walk
+from tests.contracts_tree_verifier import EXACT, TreeVerifierContract
+from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
+from tests.oracle.draws import Names, several_rounds
+from tests.oracle.formulas import block_accepted
+from tests.oracle.rounds import emitted_law, enumerate_round, mean_accepted
+from tests.oracle.rules import block_rule, descent_rule
+from tests.oracle.tables import PAIR_NAMES, pair, total_variation
+
+TRAVERSAL = descent_rule(descend)
+
+
+class TestContract(TreeVerifierContract):
+    verifier = TraversalVerifier()
+    rule = staticmethod(TRAVERSAL)
+    certain_rule = staticmethod(descent_rule(sample_and_walk))
+
+
+@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_chain_is_verified_as_a_block(name, k):
+    target, draft = pair(name, 3, k + 1)
+    found, block = (enumerate_round(target, drawn(chain(k), draft), rule) for rule in (TRAVERSAL, block_rule))
+    assert mean_accepted(found) == pytest.approx(block_accepted(target, draft, k), abs=EXACT)
+    assert total_variation(emitted_law(found), emitted_law(block)) < EXACT
+
+
+@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("parents", [(-1, -1), chains(2, 2), (-1, -1, 0, 0, 1, 1)])
+def test_without_replacement_it_accepts_at_least_what_going_down_does(name, parents):
+    target, draft = pair(name, 3, 3, seed=9)
+    drafter = drawn_without_replacement(parents, draft)
+    down = enumerate_round(target, drafter, descent_rule(RecursiveRejection().descend))
+    assert mean_accepted(enumerate_round(target, drafter, TRAVERSAL)) >= mean_accepted(down) - EXACT
+
+
+def test_draws_keyed_by_absolute_position_are_seen():
+    """The decision looks at drafts behind the cut: drawn again with the same key, they are biased."""
+    target, draft = pair("full support", 3, 5, seed=2)
+    parents = chains(2, 2)
+    fixed = lambda n: Names(
+        tuple(("draft", n + node % 2, node // 2) for node in range(4)),
+        tuple(("accept", n + node % 2, node // 2) for node in range(4)),
+        ("next", n),
+    )
+    found = several_rounds(target, drawn(parents, draft), TRAVERSAL, length=3, names=fixed)
+    assert total_variation(found, target.text_law(3)) > 1e-3
