@@ -2,5 +2,11 @@
 
 from jaxspec.drafters.base import Drafter as Drafter
 from jaxspec.drafters.base import NoDrafter as NoDrafter
+from jaxspec.drafters.children import MostLikely as MostLikely
+from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
+from jaxspec.drafters.children import WithReplacement as WithReplacement
+from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters.model import ModelDrafter as ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
+from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
+from jaxspec.drafters.union import UnionDrafter as UnionDrafter

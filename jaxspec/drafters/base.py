@@ -19,11 +19,15 @@ class Drafter(abc.ABC):
       k: drafted tokens a round, static.
       deterministic: guesses are a function of the text, so their law is one-hot.
       capture: which of the target's hidden states `init` and `observe` are given.
+      tree: whether proposals branch; `k` is then the most tokens along one path.
+      identically_distributed: whether it drafts several chains, independently and from one law.
     """
 
     k: int
     deterministic: ClassVar[bool] = False
     capture: tuple[int, ...] = ()
+    tree: bool = False
+    identically_distributed: bool = False
 
     @property
     def context_length(self) -> int | None:
@@ -32,9 +36,10 @@ class Drafter(abc.ABC):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Draft lengths that verification is compiled for, rising, the last of them `k`.
+        """Numbers of drafts that verification is compiled for, rising, the last of them all.
 
-        Each round runs the shortest that holds every row's valid drafts.
+        That is `k` for a chain, and the number of nodes for a tree. Each round runs the shortest
+        that holds every row's valid drafts.
         """
         return (self.k,)
 
@@ -53,7 +58,7 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, draws: Draws, state: Any, context: Context) -> tuple[Proposal, Any]:
-        """Drafts `k` tokens after the committed ones.
+        """Drafts tokens after the committed ones: `k` in a chain, `lengths[-1]` in a tree.
 
         Stochastic drafts are drawn with `draws.draft_noise(offset, vocab_size)`.
         """

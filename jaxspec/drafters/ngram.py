@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last time the text ended like this."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,18 @@ from jaxtyping import Bool, Int
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
+from jaxspec.model import Model
+from jaxspec.schedules.base import Schedule, split
 from jaxspec.state import Proposal
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NGramDrafterState:
+    """The schedule's own state, and how many drafts each row submitted in the last round."""
+
+    schedule: Any
+    submitted: Int[Array, "b"]
 
 
 @jax.tree_util.register_dataclass
@@ -23,19 +34,24 @@ class NGramDrafter(Drafter):
     nothing, and a round without any costs what plain decoding costs.
 
     Attributes:
-      k: drafted tokens a round.
+      k: drafted tokens a round. Give an `Adaptive` schedule in its place to draft as many as pay.
       max_ngram: the longest end that is looked for.
       min_ngram: the shortest; raise it for fewer and better guesses.
+      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     k: int = dataclasses.field(default=4, metadata={"static": True})
     max_ngram: int = dataclasses.field(default=4, metadata={"static": True})
     min_ngram: int = dataclasses.field(default=2, metadata={"static": True})
+    schedule: Schedule | None = None
 
     deterministic: ClassVar[bool] = True
 
     def __post_init__(self):
-        checks.draft_length(self.k)
+        k, schedule = split(self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        checks.follows_from_the_text("NGramDrafter", schedule)
         if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
             raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
         if not 1 <= self.min_ngram <= self.max_ngram:
@@ -46,16 +62,25 @@ class NGramDrafter(Drafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (0, self.k) if self.k else (0,)
+        return tuple(sorted({0, *self.schedule.lengths}))
+
+    def check(self, target: Model) -> None:
+        self.schedule.check()
 
     def init(self, context, prefilled, slots):
-        return ()
+        batch = context.tokens.shape[0]
+        return NGramDrafterState(self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
 
-    def propose(self, draws, state, context):
+    def propose(self, draws, state: NGramDrafterState, context):
         matched, end = find_latest_match(context.tokens, context.length, self.max_ngram)
         tokens = _continuation(context.tokens, context.length, end, self.k)
-        found = matched >= self.min_ngram
-        return Proposal(tokens, jnp.broadcast_to(found[:, None], tokens.shape)), state
+        count = jnp.where(matched >= self.min_ngram, self.schedule.limit(state.schedule), 0)
+        valid = jnp.arange(self.k, dtype=jnp.int32)[None] < count[:, None]
+        return Proposal(tokens, valid), NGramDrafterState(state.schedule, count)
+
+    def observe(self, state: NGramDrafterState, context, verdict, hidden):
+        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
+        return dataclasses.replace(state, schedule=schedule)
 
 
 def find_latest_match(

@@ -1,13 +1,18 @@
 """`ModelDrafter`: the law it reports, and what its cache holds."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.schedules import Adaptive, ConfidenceStop, EntropyStop
+from jaxspec.state import Context, Verdict
 from tests import tiny
 from tests.contracts import DrafterContract
+from tests.schedules import ScheduledContract
 
 TARGET = DrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)
@@ -56,6 +61,21 @@ class TestTransformerDraft(DrafterContract):
         return np.asarray(jax.nn.softmax(logits))
 
 
+class TestConfidenceStop(ScheduledContract, TestHistoryDraft):
+    drafter = jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(3, threshold=0.3))
+
+
+class TestEntropyStop(ScheduledContract, TestHistoryDraft):
+    drafter = jaxspec.ModelDrafter(DRAFT, k=EntropyStop((0, 1, 3), threshold=0.5, step=0.0))
+
+
+class TestAdaptive(ScheduledContract, TestHistoryDraft):
+    """Lengths that move every few rounds, so that the draft model pauses and catches up."""
+
+    drafter = jaxspec.ModelDrafter(DRAFT, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    remembers = True
+
+
 @jax.jit
 def score(model, tokens):
     return model(tokens, model.init_cache(1, tokens.shape[1])).logits
@@ -73,7 +93,7 @@ def test_the_cache_holds_the_text_whatever_was_accepted(draft):
         state, info = jaxspec.jit_step()(TARGET, drafter, jaxspec.TokenVerifier(), state)
         for row in range(2):
             held = int(before.length[row]) + min(int(info.accepted[row]), 2)
-            np.testing.assert_array_equal(state.drafter_state.tokens[row, :held], state.tokens[row, :held])
+            np.testing.assert_array_equal(state.drafter_state.cache.tokens[row, :held], state.tokens[row, :held])
             assert held >= int(state.length[row]) - 2
             # The target's cache: all but the last committed token, each at its own position.
             fed = int(state.length[row]) - 1
@@ -89,3 +109,87 @@ def test_no_drafts_is_plain_decoding():
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     assert found.stats.rounds.tolist() == [12]
     assert found.stats.drafted.tolist() == [0]
+
+
+SLOTS, K = 60, 3
+
+
+@jax.jit
+def draft_after_a_pause(drafter, tokens, held, length, done):
+    """What is drafted for the text by a cache that stopped at `held` tokens, and by a new one."""
+    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(3), tokens.shape[0]), length)
+    context = lambda tokens, length: Context(None, None, tokens, length, done, jaxspec.Sampling())  # noqa: E731
+    fresh = drafter.init(context(tokens, length), None, tokens.shape[1])
+    # Prefill feeds more than it keeps: what the cache does not hold must not lie there by chance.
+    slots = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    known = jnp.where(slots < held[:, None], tokens, 0)
+    stale = drafter.init(context(known, held + 1), None, tokens.shape[1])
+    now = context(tokens, length)
+    return drafter.propose(draws, stale, now), drafter.propose(draws, fresh, now)
+
+
+@pytest.mark.parametrize(
+    ("draft", "width"),
+    [(DRAFT, SLOTS), (DRAFT, 9), (tiny.transformer(1), 256)],
+    ids=["long", "shorter than a chunk", "a full cache"],
+)
+def test_it_catches_up_after_any_pause(draft, width):
+    """Rows lag by anything from nothing to the whole text, up to the last slots of the buffer."""
+    rng = np.random.default_rng(width)
+    tokens = jnp.asarray(rng.integers(0, tiny.VOCAB, size=(7, width)), jnp.int32)
+    last = width - K
+    length = jnp.array([last, 3, 1, last, last, 2, last], jnp.int32)
+    held = jnp.array([0, 2, 0, last - 1, last // 2, 0, last - 5], jnp.int32)
+    drafter, done = jaxspec.ModelDrafter(draft, k=K), jnp.zeros(7, jnp.bool_)
+    (found, state), (expected, _) = draft_after_a_pause(drafter, tokens, held, length, done)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
+    assert state.cache.length.tolist() == (length + K - 1).tolist()
+
+
+def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
+    """As where another drafter's tokens were emitted: the next round is fed what this one missed."""
+    length, done = jnp.array([9, 1], jnp.int32), jnp.zeros(2, jnp.bool_)
+    drafter = jaxspec.ModelDrafter(DRAFT, k=K)
+    context = lambda tokens, length: Context(None, None, tokens, length, done, jaxspec.Sampling())  # noqa: E731
+    propose, init = jax.jit(drafter.propose), jax.jit(lambda context: drafter.init(context, None, SLOTS))
+    for accepted in (0, 1, K):
+        rng = np.random.default_rng(accepted)
+        tokens = jnp.asarray(rng.integers(0, tiny.VOCAB, size=(2, SLOTS)), jnp.int32)
+        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
+        proposal, state = propose(draws, init(context(tokens, length)), context(tokens, length))
+        # Of its drafts the first `accepted` were kept, then came six tokens from elsewhere.
+        for row, at in enumerate(length.tolist()):
+            tokens = tokens.at[row, at : at + accepted].set(proposal.tokens[row, :accepted])
+        verdict = Verdict(jnp.full(2, accepted, jnp.int32), length)
+        state = drafter.observe(state, context(tokens, length), verdict, ())
+        held = np.asarray(length) + min(accepted, K - 1)
+        assert state.cache.length.tolist() == held.tolist()
+        for row in range(2):
+            np.testing.assert_array_equal(state.cache.tokens[row, : held[row]], tokens[row, : held[row]])
+        after = context(tokens, length + accepted + 6)
+        (found, _), (expected, _) = propose(draws, state, after), propose(draws, init(after), after)
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
+
+
+def test_finished_rows_are_not_caught_up(monkeypatch):
+    """A row that ended long ago has missed the others' whole text, and costs nothing."""
+    drafter = jaxspec.ModelDrafter(DRAFT, k=K)
+    tokens = jnp.zeros((2, SLOTS), jnp.int32)
+    held, length = jnp.array([0, 29], jnp.int32), jnp.array([30, 30], jnp.int32)
+    context = Context(None, None, tokens, length, jnp.array([True, False]), jaxspec.Sampling())
+    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
+    state = drafter.init(dataclasses.replace(context, length=held + 1), None, SLOTS)
+    widths = []
+    call = tiny.HistoryModel.__call__
+
+    def counting(self, tokens, cache, **options):
+        jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
+        return call(self, tokens, cache, **options)
+
+    monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
+    proposal, _ = drafter.propose(draws, state, context)
+    jax.effects_barrier()
+    assert widths == [2, 1, 1]
+    assert proposal.valid.tolist() == [[False] * K, [True] * K]

@@ -7,8 +7,10 @@ import pytest
 import jaxspec
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
+from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
+from tests.schedules import ScheduledContract
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
@@ -32,6 +34,11 @@ class TestContract(DrafterContract):
             return None
         followed = text[last + 1 :]
         return followed[offset % len(followed)]
+
+
+class TestAdaptive(ScheduledContract, TestContract):
+    drafter = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 2.2), (0, 1, 3), rate=0.5, period=2), max_ngram=3)
+    remembers = True
 
 
 class TestNothingDrafted(DrafterContract):
@@ -65,7 +72,7 @@ def propose(text, **options):
     drafter = jaxspec.NGramDrafter(**options)
     tokens = jnp.asarray([text + [9, 9, 9]], jnp.int32)
     context = jaxspec.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), None, None)
-    proposal, _ = drafter.propose(None, (), context)
+    proposal, _ = drafter.propose(None, drafter.init(context, None, None), context)
     return proposal.tokens[0].tolist(), proposal.valid[0].tolist()
 
 

@@ -1,0 +1,182 @@
+"""A tree of drafts that grows where the draft model is sure, another in each row and round.
+
+    expand      the best `top_k` nodes of a level are fed; each gets `top_k` children
+    rerank      of all children found, the `nodes` with the likeliest paths are submitted
+
+A candidate's number counts the text's children first, and then each fed node's in turn, so that
+parents have lower numbers than their children.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.frontier import (
+    Drafted,
+    Level,
+    by_row,
+    check_draft_model,
+    feed_window,
+    grow,
+    likeliest,
+)
+from jaxspec.model import Model
+from jaxspec.prefill import prefill
+from jaxspec.sampling import Policy, Sampling
+from jaxspec.state import Context, Proposal
+from jaxspec.tree import positive
+from jaxspec.verifiers.base import Draws
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Nodes that could be submitted, each with the log-probability of its path from the text.
+
+    `fed` numbers the fed candidates, in the order of their passes.
+    """
+
+    tokens: Int[Array, "b m"]
+    scores: Float[Array, "b m"]
+    fed: Int[Array, "b fed"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DynamicTreeDrafter(Drafter):
+    """Drafts the tree of the likeliest paths that a draft model finds: EAGLE-2's expand and rerank.
+
+    Li et al. 2406.16858, section 4. The tree is a function of the text, and its tokens are
+    certain, so any verifier of trees keeps the target's law. `depth` passes over `top_k` tokens.
+
+    Attributes:
+      model: any `Model` that takes trees, which one without a cache does not.
+      top_k: how many nodes of a level are fed, and how many children each gets.
+      depth: the most drafts along one path.
+      nodes: how many are submitted to verification.
+      sampling: the policy whose law scores paths, one for all rows; `None` is the draft model's
+        own law, as in the paper. A temperature of 0 leaves one chain.
+    """
+
+    model: Model
+    top_k: int = dataclasses.field(default=8, metadata={"static": True})
+    depth: int = dataclasses.field(default=5, metadata={"static": True})
+    nodes: int = dataclasses.field(default=24, metadata={"static": True})
+    sampling: Policy | None = None
+
+    tree: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
+
+    def __post_init__(self):
+        for name in ("top_k", "depth", "nodes"):
+            positive(name, getattr(self, name))
+        found = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.nodes > found:
+            raise ValueError(
+                f"nodes must be at most {found}, which a top_k of {self.top_k} finds at a depth of {self.depth}, got "
+                f"{self.nodes}; pass fewer nodes or a larger top_k"
+            )
+
+    @property
+    def k(self) -> int:
+        """The most drafts along one path."""
+        return self.depth
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.nodes,)
+
+    @property
+    def context_length(self) -> int | None:
+        return self.model.context_length
+
+    def check(self, target: Model) -> None:
+        check_draft_model(self, target)
+        if self.top_k > target.vocab_size:
+            raise ValueError(f"top_k is {self.top_k}, the vocabulary has {target.vocab_size} tokens; pass fewer")
+
+    def init(self, context, prefilled, slots):
+        cache = self.model.init_cache(context.tokens.shape[0], slots)
+        return prefill(self.model, context.tokens, context.length, cache).cache
+
+    def propose(self, draws: Draws, state, context: Context):
+        window = feed_window(self.model, state, context)
+        scores, tokens = self._children(window.logits[:, None])
+        found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
+        if self.depth > 1:
+
+            def extend(level, logits, scores):
+                added, tokens = self._children(logits)
+                paths, picked, best = expand(scores, added)
+                flat = tokens.reshape(tokens.shape[0], -1)
+                next_tokens = jnp.take_along_axis(flat, picked, axis=1)
+                return Level(next_tokens, picked // self.top_k, best, Candidates(flat, paths, picked))
+
+            below, pending = grow(self.model, window, found.tokens, self.depth - 1, found.scores, extend)
+            found = join(found, below)
+        return submit(found, self.top_k, self.nodes, self.depth, window.cache, pending)
+
+    def observe(self, state: Drafted, context, verdict, hidden):
+        return state.keep(verdict)
+
+    def _children(self, logits: Float[Array, "b w v"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
+        policy = Sampling() if self.sampling is None else self.sampling
+        scores, tokens = likeliest(policy.log_probs(logits), self.top_k)
+        # At most 0, even by rounding: a path is never likelier than its beginning. NaN is worst.
+        return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
+
+
+def expand(
+    scores: Float[Array, "b w"], added: Float[Array, "b w c"]
+) -> tuple[Float[Array, "b w_times_c"], Int[Array, "b w"], Float[Array, "b w"]]:
+    """The scores of all children's paths, and the best `w` of them: which, and their scores.
+
+    `added` is each child's log-probability, at most 0. Of equals the first is better.
+    """
+    paths = (scores[..., None] + added).reshape(scores.shape[0], -1)
+    best, picked = jax.lax.top_k(paths, scores.shape[1])
+    return paths, picked.astype(jnp.int32), best
+
+
+def join(first: Candidates, levels: Candidates) -> Candidates:
+    """The text's children and, `[levels, b, ...]`, those of the fed levels; `fed` by their numbers."""
+    count, (depth, batch, width) = first.tokens.shape[1], levels.fed.shape
+    offsets = count + levels.tokens.shape[2] * jnp.arange(depth, dtype=jnp.int32)
+    # All of the text's children are fed first; what the last level would feed next is not.
+    start = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
+    fed = by_row(levels.fed + offsets[:, None, None])[:, : (depth - 1) * width]
+    both = lambda x, below: jnp.concatenate([x, by_row(below)], axis=1)  # noqa: E731
+    return Candidates(
+        both(first.tokens, levels.tokens), both(first.scores, levels.scores), jnp.concatenate([start, fed], axis=1)
+    )
+
+
+def rerank(
+    scores: Float[Array, "b m"], parents: Int[Array, "b m"], count: int
+) -> tuple[Int[Array, "b n"], Int[Array, "b n"]]:
+    """The `count` best candidates in order of their numbers, and each one's parent among them.
+
+    Of equals the lower number is chosen. A parent's score is no lower than its child's and its
+    number is, so whatever is chosen, its parent is too.
+    """
+    chosen = jnp.sort(jax.lax.top_k(scores, count)[1].astype(jnp.int32), axis=1)
+    above = jnp.take_along_axis(parents, chosen, axis=1)
+    same = above[:, :, None] == chosen[:, None, :]
+    return chosen, jnp.where(above < 0, -1, jnp.argmax(same, axis=2).astype(jnp.int32))
+
+
+def submit(found: Candidates, top_k: int, nodes: int, depth: int, cache, pending) -> tuple[Proposal, Drafted]:
+    """The proposal of the best candidates, and where their entries are."""
+    roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
+    parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
+    chosen, parents = rerank(found.scores, parents, nodes)
+    at = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731
+    numbers = jnp.arange(found.fed.shape[1], dtype=jnp.int32)[None, None]
+    slots = jnp.max(jnp.where(chosen[:, :, None] == found.fed[:, None], numbers, -1), axis=2, initial=-1)
+    proposal = Proposal(at(found.tokens), at(found.scores) > -jnp.inf, None, parents, depth)
+    return proposal, Drafted(cache, pending, slots, parents)

@@ -1,0 +1,182 @@
+"""Growing a tree with a draft model: one batched pass a level, over a cache that is only read.
+
+    window     [d e]            the last two committed tokens: the law of the first level
+    level 0    [x y]            the nodes that get children are fed together: x, y
+    level 1    [z w]            z follows x and w follows y; each sees its own ancestors
+
+What a pass returns for the cache waits in a buffer of fixed size that the next passes see. When
+the verdict is known, the accepted path's entries go into the cache, and the rest is forgotten.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec import checks
+from jaxspec.cache import Cache
+from jaxspec.model import Model
+from jaxspec.state import Context, Verdict
+from jaxspec.verifiers.base import leading, pick
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The pass over the last two committed tokens: the law after the text, and the cache of it."""
+
+    logits: Float[Array, "b v"]
+    cache: Cache
+    entries: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """What the pass over one level leads to.
+
+    Attributes:
+      tokens: the next level's fed nodes.
+      parents: the place of each one's parent in the level just fed.
+      carry: whatever the next level needs to know.
+      found: what is kept of this level; stacked over levels in the end.
+    """
+
+    tokens: Int[Array, "b w"]
+    parents: Int[Array, "b w"]
+    carry: Any
+    found: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """A tree drafter's state between `propose` and `observe`.
+
+    Attributes:
+      cache: it holds the text.
+      pending: the entries of the fed nodes; `None` where none were fed.
+      slots: which of them each node's is; -1 for a node that was not fed, which is a leaf.
+      parents: the tree.
+    """
+
+    cache: Cache
+    pending: Any
+    slots: Int[Array, "b n"]
+    parents: Int[Array, "b n"]
+
+    def keep(self, verdict: Verdict) -> Cache:
+        """The cache of the text and the accepted path, as far as it was fed.
+
+        All but a leaf at its end was, so the cache lags the new text by at most two tokens.
+        """
+        if self.pending is None:
+            return self.cache
+        at = lambda values, nodes: jnp.take_along_axis(values, jnp.maximum(nodes, 0), axis=1)  # noqa: E731
+        # The last node's own ancestors, and not the verdict's path: of drafts that are the same
+        # tokens, the path may hold one that was not fed.
+        climb = [at(verdict.path, verdict.accepted[:, None] - 1)]
+        for _ in range(verdict.path.shape[1] - 1):
+            climb.append(at(self.parents, climb[-1]))
+        steps = jnp.arange(len(climb), dtype=jnp.int32)[None]
+        path = at(jnp.concatenate(climb, axis=1), verdict.accepted[:, None] - 1 - steps)
+        slots = at(self.slots, path)
+        kept = leading((slots >= 0) & (steps < verdict.accepted[:, None]))
+        entries = self.pending.keep_path(jnp.maximum(slots, 0))
+        return self.cache.append(entries).truncate(self.cache.length + kept)
+
+
+def check_draft_model(drafter: Any, target: Model) -> None:
+    """Raises unless `drafter.model` can draft for `target`, and its own sampling is one for all rows."""
+    if isinstance(drafter.model, type) or not isinstance(drafter.model, Model):
+        name, got = type(drafter).__name__, type(drafter.model).__name__
+        raise TypeError(f"{name} needs a Model, got {got}; jaxspec.load makes one")
+    if drafter.sampling is not None:
+        checks.draft_policy(drafter.sampling)
+    checks.same_vocabulary(draft=drafter.model.vocab_size, target=target.vocab_size)
+
+
+def feed_window(model: Model, cache: Cache, context: Context) -> Window:
+    """Feeds the last two committed tokens of each row, and rolls the cache to the text's length.
+
+    The cache may hold anything beyond all but the last two tokens. A one-token text has no token
+    before the last: the window then starts at the last, and what follows it is forgotten.
+    """
+    start = jnp.maximum(context.length - 2, 0)
+    window = start[:, None] + jnp.arange(2, dtype=jnp.int32)[None]
+    cache = cache.truncate(start)
+    output = model(jnp.take_along_axis(context.tokens, window, axis=1), cache)
+    logits = pick(output.logits, context.length - 1 - start)
+    return Window(logits, cache.append(output.entries).truncate(context.length), output.entries)
+
+
+def grow(
+    model: Model,
+    window: Window,
+    first: Int[Array, "b w"],
+    levels: int,
+    carry: Any,
+    expand: Callable[[Array, Array, Any], Level],
+) -> tuple[Any, Any]:
+    """Feeds `levels` levels of `w` nodes each, one after the other.
+
+    Args:
+      model: the draft model; traced once here, however many levels there are.
+      window: the pass over the end of the text.
+      first: the first level's fed nodes, which follow the text.
+      levels: how many passes, at least 1.
+      carry: what `expand` is given for the first level.
+      expand: `expand(level, logits [b, w, v], carry)` chooses what is fed next.
+
+    Returns:
+      What `expand` found, `[levels, ...]`, and the fed nodes' entries: that of node `i` of level
+      `j` is number `j * w + i`.
+    """
+    batch, width = first.shape
+    # At least as many as the window's entries, which lend the buffer its shape.
+    room = max(levels * width, 2)
+    length = window.cache.length[:, None]
+    own = jnp.broadcast_to(jnp.eye(width, dtype=jnp.bool_)[None], (batch, width, width))
+    places = length + jnp.arange(room, dtype=jnp.int32)[None] // width
+
+    def feed(state, level):
+        tokens, above, pending, carry = state
+        positions = jnp.broadcast_to(length + level, (batch, width))
+        output = model(
+            tokens,
+            window.cache,
+            mask=jnp.concatenate([above, own], axis=-1),
+            positions=jnp.concatenate([places, positions], axis=-1),
+            pending=pending,
+        )
+        after = expand(level, output.logits, carry)
+        numbers = jnp.arange(room, dtype=jnp.int32)[None, None]
+        parent = level * width + after.parents
+        above = jnp.take_along_axis(above, after.parents[..., None], axis=1) | (numbers == parent[..., None])
+        state = (after.tokens, above, pending.put(output.entries, level * width), after.carry)
+        return state, after.found
+
+    above: Bool[Array, "b w room"] = jnp.zeros((batch, width, room), jnp.bool_)
+    # What is in the buffer at first is not seen: nodes are parents once their own entries are put.
+    state = (first, above, window.entries.pad(room), carry)
+    state, found = jax.lax.scan(feed, state, jnp.arange(levels, dtype=jnp.int32))
+    return found, state[2]
+
+
+def by_row(found: Array) -> Array:
+    """What all levels found, `[levels, b, w, ...]`, as `[b, levels * w, ...]`."""
+    levels, batch, width = found.shape[:3]
+    return jnp.swapaxes(found, 0, 1).reshape(batch, levels * width, *found.shape[3:])
+
+
+def likeliest(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
+    """The `count` largest weights in falling order, and their tokens; of equals the first.
+
+    Measured on the CPU: quicker than two passes of a maximum over the vocabulary.
+    """
+    best, tokens = jax.lax.top_k(weights, count)
+    return best, tokens.astype(jnp.int32)

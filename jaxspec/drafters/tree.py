@@ -1,0 +1,209 @@
+"""A tree of drafts whose shape is fixed."""
+
+import dataclasses
+import functools
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
+from jaxspec.drafters.frontier import Drafted, Level, by_row, check_draft_model, feed_window, grow
+from jaxspec.model import Model
+from jaxspec.prefill import prefill
+from jaxspec.sampling import Policy
+from jaxspec.state import Context, Proposal
+from jaxspec.tree import Tree
+from jaxspec.verifiers.base import Draws
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TreeDrafter(Drafter):
+    """Drafts a tree of tokens from a draft model with the target's vocabulary.
+
+    One pass over the last two committed tokens, then one for each level that has children: a
+    tree of depth 4 takes four passes, as a chain of 4 does. Only nodes with children are fed.
+    SpecInfer, Miao et al. 2305.09781, section 3.
+
+    Attributes:
+      model: any `Model` that takes trees, which one without a cache does not.
+      topology: the tree's shape: `Tree.of_size(16)`, `Tree.balanced((3, 2, 2))`, or
+        `Tree.chains(num_drafts, k)` for several drafts side by side.
+      draw: how children are chosen: `MostLikely()`, `WithoutReplacement()` or
+        `WithReplacement()`. A greedy policy takes the likeliest whatever is passed.
+      sampling: the policy that children are drawn with, one for all rows; `None` is the target's
+        own, row by row.
+    """
+
+    model: Model
+    topology: Tree = dataclasses.field(metadata={"static": True})
+    draw: Draw = dataclasses.field(default=MostLikely(), metadata={"static": True})
+    sampling: Policy | None = None
+
+    tree: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if not isinstance(self.topology, Tree):
+            raise TypeError(f"topology must be a Tree, got {self.topology!r}; pass Tree.of_size(16)")
+        if not isinstance(self.draw, Draw):
+            raise TypeError(f"draw must be a Draw, got {self.draw!r}; pass MostLikely() or WithoutReplacement()")
+
+    @property
+    def k(self) -> int:
+        """The most drafts along one path."""
+        return self.topology.depth
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.topology.size,)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.draw.deterministic
+
+    @property
+    def identically_distributed(self) -> bool:
+        """Whether these are chains that know nothing of each other."""
+        tree = self.topology
+        chains = tree == Tree.chains(tree.widths[0], tree.depth)
+        return chains and isinstance(self.draw, WithReplacement)
+
+    @property
+    def context_length(self) -> int | None:
+        return self.model.context_length
+
+    def check(self, target: Model) -> None:
+        check_draft_model(self, target)
+        if self.sampling is not None and self.draw.deterministic:
+            raise ValueError(
+                f"{type(self.draw).__name__}() draws nothing, so sampling would be ignored; leave it None, or pass "
+                "draw=WithoutReplacement()"
+            )
+        most = max(map(len, self.topology.children))
+        if most > target.vocab_size:
+            raise ValueError(f"a node has {most} children, the vocabulary {target.vocab_size} tokens; pass fewer")
+
+    def init(self, context, prefilled, slots):
+        cache = self.model.init_cache(context.tokens.shape[0], slots)
+        return prefill(self.model, context.tokens, context.length, cache).cache
+
+    def propose(self, draws: Draws, state, context: Context):
+        policy = context.sampling if self.sampling is None else self.sampling
+        draw = MostLikely() if policy.greedy else self.draw
+        plan = _plan(self.topology)
+        window = feed_window(self.model, state, context)
+        found, pending = _choose(draw, policy, draws, jnp.int32(0), window.logits[:, None], plan.first), None
+
+        if plan.levels:
+
+            def expand(level, logits, carry):
+                found = _choose(draw, policy, draws, level + 1, logits, plan.most)
+                picked = jnp.asarray(plan.picked)[level]
+                parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
+                return Level(found.tokens[:, picked], parents, carry, found)
+
+            below, pending = grow(self.model, window, found.tokens[:, plan.fed_first], plan.levels, (), expand)
+            found = found.followed_by(below)
+        slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
+        proposal = _proposal(self.topology, draw, found)
+        return proposal, Drafted(window.cache, pending, slots, proposal.parents)
+
+    def observe(self, state: Drafted, context, verdict, hidden):
+        return state.keep(verdict)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Children:
+    """The children of some nodes, each node's side by side, and the laws they come from.
+
+    `weights` is `None` for deterministic guesses.
+    """
+
+    tokens: Int[Array, "*level b m"]
+    there: Bool[Array, "*level b m"]
+    weights: Float[Array, "*level b w v"] | None
+
+    def followed_by(self, levels: Self) -> Self:
+        """These, and then those of the levels below."""
+        return jax.tree.map(lambda x, below: jnp.concatenate([x, by_row(below)], axis=1), self, levels)
+
+
+def _choose(draw: Draw, policy: Policy, draws: Draws, level, logits: Float[Array, "b w v"], count: int) -> _Children:
+    weights = draw.weights(policy, logits)
+    tokens, there = draw.children(draws, level, weights, count)
+    flat = lambda x: x.reshape(x.shape[0], -1)  # noqa: E731
+    return _Children(flat(tokens), flat(there), None if draw.deterministic else weights)
+
+
+def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
+    plan = _plan(tree)
+    tokens, there = found.tokens[:, plan.nodes], found.there[:, plan.nodes]
+    missing = jnp.asarray(tree.ancestors)[None] & ~there[:, None]
+    parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), tokens.shape)
+    law = None
+    if found.weights is not None:
+        before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
+        law = draw.law(found.weights[:, plan.laws], before)
+    return Proposal(tokens, ~jnp.any(missing, axis=-1), law, parents, tree.depth)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Where everything about a tree's nodes is found, on the host.
+
+    Each level's nodes with children are fed side by side in `width` places, and each gets `most`
+    children, of which the tree has some.
+
+    Attributes:
+      first: how many children the text has.
+      most: how many any other node has.
+      levels: how many levels are fed.
+      width: how many places a level has.
+      fed_first: which of the text's children are fed.
+      picked: which children of each fed level are fed next.
+      slots: the place of each node among all that are fed; -1 if it has no children.
+      nodes: each node among all children found.
+      laws: the law that each node comes from, among all found.
+      before: each node's earlier siblings; -1 pads.
+    """
+
+    first: int
+    most: int
+    levels: int
+    width: int
+    fed_first: np.ndarray
+    picked: np.ndarray
+    slots: np.ndarray
+    nodes: np.ndarray
+    laws: np.ndarray
+    before: np.ndarray
+
+
+@functools.cache
+def _plan(tree: Tree) -> _Plan:
+    fed = [[node for node in nodes if tree.children[node]] for nodes in tree.levels[:-1]]
+    levels, width = len(fed), max(map(len, fed), default=0)
+    first, most = len(tree.children[-1]), max(map(len, tree.children[:-1]))
+    slots = np.full(tree.size + 1, -1, np.int32)
+    for level, nodes in enumerate(fed):
+        slots[nodes] = level * width + np.arange(len(nodes), dtype=np.int32)
+    parents, ranks = np.array(tree.parents), np.array(tree.ranks)
+    laws = 1 + slots[parents]
+    nodes = np.where(parents < 0, ranks, first + slots[parents] * most + ranks)
+    picked = np.zeros((levels + 1, width), np.int32)
+    for level, fed_nodes in enumerate(fed):
+        # Among the children of the level above alone.
+        offset = first + (level - 1) * width * most if level else 0
+        picked[level, : len(fed_nodes)] = nodes[fed_nodes] - offset
+    siblings = [tree.children[parent][:rank] for parent, rank in zip(tree.parents, tree.ranks, strict=True)]
+    before = np.full((tree.size, max(map(len, siblings))), -1, np.int32)
+    for node, earlier in enumerate(siblings):
+        before[node, : len(earlier)] = earlier
+    return _Plan(first, most, levels, width, picked[0], picked[1:], slots[:-1], nodes, laws, before)

@@ -1,0 +1,97 @@
+"""What a schedule is: how many tokens a drafter drafts, decided before they can be seen.
+
+Whether a draft is submitted may depend on all that was known before it was drawn, and never on
+the draft itself: with a target law (.7, .3) and a draft law (.5, .5), dropping the less certain
+token after looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating
+rule. Here the order of the calls keeps it, and what they are given:
+
+    limit(state)                 before the round, from earlier rounds
+    submits(state, law)          before draft i is drawn, from the law that it is drawn from
+                                 ... draft i is drawn, and stays submitted ...
+    goes_on(state, log_prob)     for the drafts after it
+    observe(state, ...)          for the rounds after it
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec import checks
+
+
+class Schedule(abc.ABC):
+    """Decides, row by row, how many tokens are drafted. A frozen pytree; what changes is its state.
+
+    Attributes:
+      lengths: numbers of drafts that verification is compiled for, static and rising; the last
+        is the most that are drafted in a round.
+      reads_law: whether `submits` or `goes_on` look at the draft's law, which a deterministic
+        drafter does not have.
+    """
+
+    lengths: tuple[int, ...]
+    reads_law: ClassVar[bool] = False
+
+    def check(self) -> None:  # noqa: B027 (nothing to check is the common case)
+        """Raises `ValueError` for values that only a whole schedule can be asked for."""
+
+    def init(self, batch: int) -> Any:
+        """The state before the first round. By default it is the limit itself."""
+        return jnp.full(batch, self.lengths[-1], jnp.int32)
+
+    def limit(self, state: Any) -> Int[Array, "b"]:
+        """The most drafts of this round; 0 does not run the drafter."""
+        return state
+
+    def submits(self, state: Any, law: Float[Array, "b v"]) -> Bool[Array, "b"]:
+        """Whether to draw and submit one more draft.
+
+        Args:
+          state: that of before the round.
+          law: the log-probabilities that it would be drawn from; where those are one-hot, as at
+            temperature 0, the draft model's own.
+        """
+        del state
+        return jnp.ones(law.shape[:1], jnp.bool_)
+
+    def goes_on(self, state: Any, log_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
+        """Whether there may be drafts after the one just drawn, which had this probability."""
+        del state
+        return jnp.ones(log_prob.shape, jnp.bool_)
+
+    def observe(self, state: Any, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]) -> Any:
+        """Takes in a round's outcome. Rows that are not `live` have ended."""
+        del submitted, accepted, live
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Fixed(Schedule):
+    """Always `k` drafts: what a drafter's `k=4` stands for."""
+
+    k: int = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self):
+        checks.draft_length(self.k)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.k,)
+
+
+def split(k: Any, schedule: Any) -> tuple[int, Schedule]:
+    """A drafter's `k`, given as an integer or as a schedule, as both.
+
+    A pytree that is put together again has both already. Raises for a `k` that is neither.
+    """
+    if isinstance(k, Schedule):
+        return k.lengths[-1], k
+    if schedule is None:
+        return k, Fixed(k)
+    return k, schedule

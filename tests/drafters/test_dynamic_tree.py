@@ -1,0 +1,141 @@
+"""`DynamicTreeDrafter`: the chosen nodes against a plain search, ties included."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.drafters import DynamicTreeDrafter
+from jaxspec.drafters.dynamic_tree import rerank
+from tests import tiny
+from tests.contracts_drafter import LENGTHS, PROMPTS
+from tests.contracts_tree_drafter import TreeDrafterContract, path_to, propose
+
+TARGET = TreeDrafterContract.target
+DRAFT = tiny.nearby(TARGET, 0.4)
+# Laws with many equals: tokens come in groups that are equally likely after any text.
+GROUPED = tiny.HistoryModel(jnp.tile(jnp.array([2.0, 2.0, 0.0, 0.0, 2.0, 1.0, 1.0]), (7, 1)), jnp.zeros((7, 7)))
+
+
+def search(law, text, *, top_k, depth, nodes):
+    """Expand and rerank as a person would write it: paths of drafts, and the best of them in order.
+
+    Candidates are listed level by level in the order they are found; of equals the first is better.
+    """
+    found, level = [], [((), 0.0)]
+    for _ in range(depth):
+        added = []
+        for path, score in level:
+            chances = np.log(law([*text, *path]))
+            best = sorted(range(len(chances)), key=lambda token: (-round(chances[token], 5), token))[:top_k]
+            added += [((*path, token), score + chances[token]) for token in best]
+        found += added
+        level = sorted(added, key=lambda candidate: -round(candidate[1], 5))[:top_k]
+    best = sorted(range(len(found)), key=lambda i: (-round(found[i][1], 5), i))[:nodes]
+    return [found[i][0] for i in sorted(best)]
+
+
+def history(model, temperature=1.0):
+    return lambda text: tiny.history_law(model, text, temperature)
+
+
+class TestContract(TreeDrafterContract):
+    drafter = DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=9)
+    options = {"top_k": 3, "depth": 3, "nodes": 9}
+
+    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+        """All nodes at once: the chosen paths, in the order they were found."""
+        shapes = set()
+        for tokens, length, proposal, _, _ in rounds:
+            assert proposal.log_probs is None and proposal.valid.all()
+            for row in range(4):
+                text = tokens[row, : length[row]].tolist()
+                assert paths(proposal, row) == search(history(DRAFT), text, **self.options)
+                shapes.add(tuple(proposal.parents[row].tolist()))
+        assert len(shapes) > 4
+
+
+def paths(proposal, row):
+    """Each node's tokens from the text on."""
+    parents, tokens = proposal.parents[row].tolist(), proposal.tokens[row].tolist()
+    return [tuple(tokens[i] for i in path_to(parents, node)) for node in range(len(tokens))]
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    [
+        ({"top_k": 4, "depth": 4, "nodes": 52}, 4.0),
+        ({"top_k": 2, "depth": 4, "nodes": 10}, 1.0),
+        ({"top_k": 4, "depth": 1, "nodes": 3}, 1.0),
+        ({"top_k": 3, "depth": 2, "nodes": 6}, 0.5),
+    ],
+)
+@pytest.mark.parametrize("model", [DRAFT, GROUPED], ids=["all differ", "ties"])
+def test_the_nodes_are_those_of_a_plain_search(model, options, temperature):
+    sampling = None if temperature == 1 else jaxspec.Sampling(temperature)
+    proposal = propose(DynamicTreeDrafter(model, **options, sampling=sampling))
+    for row in range(4):
+        text = np.asarray(PROMPTS[row, : LENGTHS[row]] % model.vocab_size).tolist()
+        assert paths(proposal, row) == search(history(model, temperature), text, **options)
+
+
+def test_a_transformer_finds_them_too():
+    """Real keys and values, in windows that paths reach across; another tree in each row."""
+    model = tiny.transformer(1, layers=2, windows=(2, None), ropes=(jaxspec.nn.Rope(1e4),) * 2)
+    options = {"top_k": 3, "depth": 4, "nodes": 30}
+    proposal = propose(DynamicTreeDrafter(model, **options))
+    for row in range(4):
+        text = PROMPTS[row, : LENGTHS[row]].tolist()
+        assert paths(proposal, row) == search(lambda text: tiny.transformer_law(model, text), text, **options)
+
+
+def test_paths_that_cannot_be_are_not_submitted():
+    """A policy that keeps two tokens leaves a binary tree: the rest is invalid, and below it all."""
+    drafter = DynamicTreeDrafter(DRAFT, top_k=3, depth=2, nodes=12, sampling=jaxspec.Sampling(top_k=2))
+    proposal = propose(drafter)
+    assert (proposal.valid.sum(axis=1) == 6).all()
+    for row, node in itertools.product(range(4), range(12)):
+        parent = int(proposal.parents[row, node])
+        assert not proposal.valid[row, node] or parent < 0 or proposal.valid[row, parent]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reranked_tree_holds_every_parent(seed):
+    """Random trees where many a child's score equals its parent's."""
+    rng = np.random.default_rng(seed)
+    count, chosen_count = 20, 8
+    parents, scores = np.full((6, count), -1), np.zeros((6, count))
+    for row, node in itertools.product(range(6), range(count)):
+        parents[row, node] = rng.integers(-1, node)
+        above = scores[row, parents[row, node]] if parents[row, node] >= 0 else 0.0
+        scores[row, node] = above - rng.integers(0, 2)
+    chosen, found = jax.device_get(
+        rerank(jnp.asarray(scores, jnp.float32), jnp.asarray(parents, jnp.int32), chosen_count)
+    )
+    for row in range(6):
+        best = sorted(range(count), key=lambda node: (-scores[row, node], node))[:chosen_count]
+        assert chosen[row].tolist() == sorted(best)
+        above = [parents[row, node] for node in chosen[row]]
+        assert [chosen[row, i] if i >= 0 else -1 for i in found[row]] == above
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
+        ({"depth": True}, TypeError, "depth must be an integer, got True"),
+        ({"top_k": 2, "depth": 2, "nodes": 7}, ValueError, "nodes must be at most 6, which a top_k of 2 finds"),
+    ],
+)
+def test_bad_input(options, error, text):
+    with pytest.raises(error, match=text):
+        DynamicTreeDrafter(DRAFT, **options)
+
+
+def test_more_children_than_tokens():
+    drafter = DynamicTreeDrafter(DRAFT, top_k=12, depth=2, nodes=13)
+    with pytest.raises(ValueError, match="top_k is 12, the vocabulary has 11 tokens"):
+        jaxspec.generate(TARGET, drafter, jnp.asarray(PROMPTS), max_new_tokens=2)

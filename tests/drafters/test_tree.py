@@ -1,0 +1,184 @@
+"""`TreeDrafter`: the law it reports of each node, what its cache holds, and which noise it draws with."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import keys
+from jaxspec.drafters import MostLikely, TreeDrafter, WithoutReplacement, WithReplacement
+from jaxspec.tree import Tree
+from tests import tiny
+from tests.contracts_drafter import LENGTHS, PROMPTS
+from tests.contracts_tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
+
+TARGET = TreeDrafterContract.target
+DRAFT = tiny.nearby(TARGET, 0.4)
+# Two children of the text; the first child has three of its own, of which the second goes on.
+UNEVEN = Tree((-1, 0, 0, 2, 3, 0, -1, 6))
+
+
+def removed(law, before):
+    """The law without some tokens, normalised."""
+    law = np.array(law)
+    law[before] = 0
+    return law / law.sum()
+
+
+class TestWithoutReplacement(TreeDrafterContract):
+    drafter = TreeDrafter(DRAFT, UNEVEN, WithoutReplacement(), jaxspec.Sampling(temperature=1.5))
+
+    def expected(self, text, before, node):
+        return removed(tiny.history_law(DRAFT, text, 1.5), before)
+
+
+class TestWithReplacement(TreeDrafterContract):
+    """Siblings may be one token: then the accepted path may hold a node that was not fed."""
+
+    drafter = TreeDrafter(DRAFT, Tree((-1, -1, -1, 2, 2, 4)), WithReplacement())
+
+    def expected(self, text, before, node):
+        return tiny.history_law(DRAFT, text)
+
+
+class TestTransformer(TreeDrafterContract):
+    """Real keys and values, with a window that the tree's depth crosses."""
+
+    model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(jaxspec.nn.Rope(1e4),) * 2)
+    drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
+    sees_every_acceptance = False
+
+    def expected(self, text, before, node):
+        return removed(tiny.transformer_law(self.model, text), before)
+
+
+def generate(drafter, **options):
+    return jaxspec.generate(
+        TARGET,
+        drafter,
+        jnp.asarray(PROMPTS),
+        prompt_length=jnp.asarray(LENGTHS),
+        max_new_tokens=20,
+        verifier=COUPLED,
+        key=jax.random.key(4),
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("draw", "sampling"),
+    [
+        (MostLikely(), jaxspec.Greedy()),
+        (WithoutReplacement(), jaxspec.Sampling(temperature=0.8)),
+        (WithReplacement(), jaxspec.Sampling(temperature=0.8)),
+    ],
+)
+def test_the_target_as_its_own_draft_is_always_accepted(draw, sampling):
+    """Every round keeps a whole path: one lost cache entry would show."""
+    found = generate(TreeDrafter(TARGET, Tree.balanced((2, 2, 2)), draw), sampling=sampling)
+    assert found.stats.rounds.tolist() == [5] * 4
+    assert found.stats.accepted.tolist() == [15] * 4
+
+
+@pytest.mark.parametrize("tree", [UNEVEN, Tree.chains(3, 1), Tree((-1, -1, 0, 1, 1, 0, 4))])
+def test_the_most_likely_children_in_order(tree):
+    """Whatever the policy, and with the text's own draws left out; any order of nodes will do."""
+    proposal = propose(TreeDrafter(DRAFT, tree))
+    assert proposal.log_probs is None and proposal.valid.all()
+    for row in range(4):
+        text, tokens = PROMPTS[row, : LENGTHS[row]].tolist(), proposal.tokens[row].tolist()
+        for node, rank in enumerate(tree.ranks):
+            path = [tokens[i] for i in path_to(tree.parents, tree.parents[node])]
+            best = np.argsort(-tiny.history_law(DRAFT, text + path))
+            assert tokens[node] == best[rank]
+
+
+def test_a_row_at_temperature_zero_has_one_certain_path():
+    """Children that have no probability are not there, nor what follows them; laws stay laws."""
+    sampling = jaxspec.Sampling(temperature=jnp.array([0.0, 1.0, 1.0, 0.0]), top_k=jnp.array([0, 2, 1, 0]))
+    tree = Tree.balanced((3, 2))
+    drafter = TreeDrafter(DRAFT, tree, WithoutReplacement())
+    proposal = propose(drafter, sampling=sampling)
+    ranks, parents = np.array(tree.ranks), np.array(tree.parents)
+    for row, support in enumerate([1, 2, 1, 1]):
+        there = (ranks < support) & ((parents < 0) | (ranks[parents] < support))
+        np.testing.assert_array_equal(proposal.valid[row], there)
+    np.testing.assert_allclose(np.exp(proposal.log_probs).sum(axis=-1), 1, atol=1e-5)
+
+
+def test_each_coupled_child_is_the_target_s_next_best_draw():
+    """With the shared noise, the children are the largest of law plus noise, at every node."""
+    tree = Tree.balanced((3, 2))
+    proposal = propose(TreeDrafter(TARGET, tree, WithoutReplacement()), verifier=COUPLED)
+    draws = COUPLED.draws(jax.random.split(jax.random.key(2), 4), jnp.asarray(LENGTHS, jnp.int32))
+    noise = np.asarray(draws.token_noise(2, tiny.VOCAB))
+    for row in range(4):
+        text = PROMPTS[row, : LENGTHS[row]].tolist()
+        for parent, nodes in zip([*range(tree.size), -1], tree.children, strict=True):
+            if nodes:
+                path = [] if parent < 0 else [int(proposal.tokens[row, parent])]
+                perturbed = np.log(tiny.history_law(TARGET, text + path)) + noise[row, len(path)]
+                best = np.argsort(-perturbed)[: len(nodes)]
+                assert proposal.tokens[row, list(nodes)].tolist() == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("draw", "places"),
+    # Two rows; the text and two levels with three fed places each, padded ones included.
+    [(WithoutReplacement(), 2 * (1 + 2 * 3)), (WithReplacement(), 2 * (3 + 2 * 3 * 2))],
+)
+def test_no_two_nodes_share_noise(monkeypatch, draw, places):
+    seen, draw_uniform = [], keys._uniform
+
+    def record(key, count=None):
+        jax.debug.callback(lambda data: seen.extend(map(tuple, data.reshape(-1, 2).tolist())), jax.random.key_data(key))
+        return draw_uniform(key, count)
+
+    monkeypatch.setattr(keys, "_uniform", record)
+    jax.block_until_ready(propose(TreeDrafter(DRAFT, Tree.balanced((3, 1, 2)), draw), rows=2))
+    jax.effects_barrier()
+    assert len(seen) == len(set(seen)) == places
+
+
+def test_only_independent_chains_are_alike():
+    alike = lambda *options: TreeDrafter(DRAFT, *options).identically_distributed
+    assert alike(Tree.chains(3, 2), WithReplacement())
+    assert not alike(Tree.chains(3, 2), WithoutReplacement())
+    assert not alike(Tree.chains(3, 2))
+    assert not alike(Tree.balanced((3, 2)), WithReplacement())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: TreeDrafter(DRAFT, (-1, 0)), TypeError, r"topology must be a Tree, got \(-1, 0\); pass Tree"),
+        (
+            lambda: TreeDrafter(DRAFT, UNEVEN, MostLikely),
+            TypeError,
+            r"draw must be a Draw, got .*; pass MostLikely\(\)",
+        ),
+        (lambda: generate(TreeDrafter(7, UNEVEN)), TypeError, "TreeDrafter needs a Model, got int"),
+        (lambda: generate(TreeDrafter(tiny.history_model(), UNEVEN)), ValueError, "share one vocabulary"),
+        (lambda: generate(TreeDrafter(DRAFT, Tree.chains(12, 1))), ValueError, "12 children, the vocabulary 11 tokens"),
+        (
+            lambda: generate(TreeDrafter(DRAFT, UNEVEN, MostLikely(), jaxspec.Sampling())),
+            ValueError,
+            r"MostLikely\(\) draws nothing, so sampling would be ignored",
+        ),
+    ],
+)
+def test_bad_input(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_model_without_a_cache_takes_no_trees():
+    score = lambda model, tokens: model(tokens, model.init_cache(*tokens.shape)).logits
+    slow = jaxspec.from_function(score, DRAFT, vocab_size=tiny.VOCAB)
+    with pytest.raises(ValueError, match="scores plain chains only, got a tree mask"):
+        generate(TreeDrafter(slow, UNEVEN))
+    with pytest.raises(ValueError, match="scores plain chains only, got a tree mask"):
+        jaxspec.generate(slow, TreeDrafter(DRAFT, UNEVEN), jnp.asarray(PROMPTS), max_new_tokens=2)
+    one_level = generate(TreeDrafter(slow, Tree.chains(3, 1)))
+    np.testing.assert_array_equal(one_level.tokens, generate(None).tokens)

@@ -1,0 +1,229 @@
+"""`Adaptive`: what it picks, how soon, and what a round then runs."""
+
+import dataclasses
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.bench.costs import measure_costs
+from jaxspec.drafters.base import NoDrafter
+from jaxspec.prefill import CATCH_UP_CHUNK
+from jaxspec.schedules import Adaptive
+from tests import tiny
+from tests.schedules import PlainAdaptive, right_drafts, run
+from tests.test_generate_compiled import computations_in_loops
+
+LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.4, 1.7, 2.4), 64
+SCHEDULE = Adaptive(COSTS, LENGTHS)
+TARGET = tiny.history_model(0, scale=2.0)
+PROMPT = jnp.array([[3, 1, 2], [1, 0, 3]], jnp.int32)
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 0.4, "period": 5, "margin": 0.2, "prior": 0.4}], ids=str)
+def test_it_picks_what_the_formula_picks(options):
+    """Acceptance that comes and goes, so that every length and many trials occur."""
+    probability = 0.5 + 0.5 * np.sin(np.arange(900) / 90)[:, None]
+    right = right_drafts(0, probability, 900, 4)
+    found = np.asarray(run(Adaptive(COSTS, LENGTHS, **options), right))
+    for row in range(4):
+        plain, expected = PlainAdaptive(COSTS, LENGTHS, **options), []
+        for accepted in right[:, row].tolist():
+            expected.append(plain.limit())
+            plain.observe(expected[-1], min(accepted, expected[-1]))
+        np.testing.assert_array_equal(found[:, row], expected)
+    assert {*found.ravel().tolist()} == {*LENGTHS}
+
+
+def test_it_drafts_nothing_where_drafting_does_not_pay():
+    """After the first rounds a hopeless draft is tried once in `period + 1` rounds, never twice."""
+    limits = np.asarray(run(SCHEDULE, jnp.zeros((2000, 1), jnp.int32)))[:, 0]
+    start = int(np.argmax(limits == 0))
+    assert start < 9
+    tries = np.flatnonzero(limits[start:]) + start
+    assert (limits[tries] == LENGTHS[1]).all()
+    assert (np.diff(tries) == PERIOD + 1).all()
+    # The time lost, over that of plain decoding alone: what the documentation states.
+    lost = np.array(COSTS)[np.searchsorted(LENGTHS, limits[start:])].sum() / len(limits[start:]) - 1
+    assert 0 < lost < (COSTS[1] - 1) / PERIOD
+
+
+def test_it_drafts_the_most_where_all_is_accepted():
+    limits = np.asarray(run(SCHEDULE, jnp.full((2000, 1), 8, jnp.int32)))[:, 0]
+    assert (limits[10:] == 8).all()
+
+
+def test_it_comes_back_when_the_draft_becomes_good():
+    """After 500 hopeless rounds: within a few trials at 9 of 10 right, in all of 50 rows."""
+    probability = np.where(np.arange(1500) < 500, 0.0, 0.9)[:, None]
+    limits = np.asarray(run(SCHEDULE, right_drafts(1, probability, 1500, 50)))
+    assert (limits[400:500] > 0).mean() < 0.03
+    back = 500 + np.argmax(limits[500:] == 8, axis=0)
+    assert np.median(back) < 500 + 3 * PERIOD
+    assert (limits[-300:] >= 4).mean() > 0.9
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9])
+def test_it_is_nearly_as_fast_as_the_best_fixed_length(acceptance):
+    """Time a token by the table, over 4,000 rounds and over the first 200 alone."""
+    right = right_drafts(2, acceptance, 4000, 8)
+    limits = np.asarray(run(SCHEDULE, right))
+    for first, slack in ((4000, 1.04), (200, 1.08)):
+        used, emitted = limits[:first], 1 + np.minimum(limits, right)[:first]
+        time = np.array(COSTS)[np.searchsorted(LENGTHS, used)].sum() / emitted.sum()
+        best = min(c / (1 + np.minimum(n, right)).mean() for n, c in zip(LENGTHS, COSTS, strict=True))
+        assert best <= 1
+        assert time < slack * best
+
+
+def test_small_gains_change_nothing():
+    """A gain within the margin is no reason to move, and neither is a tie."""
+    schedule = Adaptive((1.0, 1.0), (0, 1), margin=0.5, rate=0.1, prior=0.2)
+    one = jnp.ones(1, jnp.int32)
+    state = dataclasses.replace(schedule.init(1), choice=0 * one, seen=100 * one[None])
+    # The running acceptance: .28 .352 .417 .475 .528, and 1.528 tokens are more than 1.5.
+    for choice in (0, 0, 0, 0, 1):
+        state = schedule.observe(state, one, one, jnp.ones(1, jnp.bool_))
+        assert state.choice.tolist() == [choice], state
+
+
+def test_rows_decide_alone_and_ended_rows_rest():
+    right = right_drafts(3, 0.6, 300, 5)
+    together = np.asarray(run(SCHEDULE, right))
+    for row in range(5):
+        np.testing.assert_array_equal(together[:, row : row + 1], run(SCHEDULE, right[:, row : row + 1]))
+    state = SCHEDULE.init(2)
+    after = SCHEDULE.observe(state, *jnp.array([[8, 8], [0, 8]], jnp.int32), jnp.array([True, False]))
+    changed = jax.tree.map(lambda new, old: (new != old).reshape(2, -1).any(1).tolist(), after, state)
+    assert changed.acceptance == [True, False] and changed.waited == [True, False]
+
+
+PASSES = []
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched(tiny.HistoryModel):
+    """Notes each executed pass and its width."""
+
+    name: str = dataclasses.field(default="", metadata={"static": True})
+
+    def __call__(self, tokens, cache, **options):
+        jax.debug.callback(lambda: PASSES.append((self.name, tokens.shape[1])))
+        return super().__call__(tokens, cache, **options)
+
+
+def watch_rounds(draft, schedule, rounds):
+    """Of each round: how many tokens each row drafted and accepted, and what passes were run."""
+    target, draft = Watched(TARGET.a, TARGET.b, "target"), Watched(draft.a, draft.b, "draft")
+    drafter = jaxspec.ModelDrafter(draft, k=schedule)
+    state = jax.jit(lambda: jaxspec.init(target, drafter, PROMPT, max_new_tokens=400))()
+    step = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))
+    found = []
+    for _ in range(rounds):
+        jax.effects_barrier()
+        PASSES.clear()
+        limit = schedule.limit(state.drafter_state.schedule).tolist()
+        state, info = step(state)
+        jax.effects_barrier()
+        found.append((limit, info.accepted.tolist(), PASSES.copy()))
+    return found
+
+
+def test_a_round_without_drafts_is_a_plain_round():
+    """The draft model does not run at all, and then reads what it missed before the next trial."""
+    schedule = Adaptive((1.0, 1.5), (0, 2), period=20)
+    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), schedule, 40)
+    plain = [passes for limit, _, passes in found if limit == [0, 0]]
+    assert len(plain) > 25 and all(passes == [("target", 1)] for passes in plain)
+    drafting = [passes for limit, _, passes in found if limit == [2, 2]]
+    assert drafting[0] == [("draft", 2), ("draft", 1), ("target", 3)]
+    # 20 rounds were plain. The last token that the cache held, and what the window feeds, is not read again.
+    assert drafting[-1] == [("draft", CATCH_UP_CHUNK)] * 2 + drafting[0]
+
+
+def test_rounds_are_those_of_the_formula_through_generate():
+    """Limits recorded round by round, against the formula fed with what was accepted."""
+    schedule = Adaptive((1.0, 1.3, 1.9), (0, 1, 3), period=6, rate=0.3)
+    found = watch_rounds(tiny.nearby(TARGET, 0.8), schedule, 60)
+    for row in range(2):
+        plain = PlainAdaptive((1.0, 1.3, 1.9), (0, 1, 3), period=6, rate=0.3)
+        for limit, accepted, _ in found:
+            assert limit[row] == plain.limit()
+            plain.observe(limit[row], accepted[row])
+    # The pass is as wide as its longest row needs, and the draft model runs no further. It has
+    # missed nothing where it ran in the round before.
+    for (before, _, _), (limit, _, passes) in itertools.pairwise(found):
+        most = max(limit)
+        drafted = [("draft", 2)] + [("draft", 1)] * (most - 1) if most else []
+        missed = [passed for passed in passes if passed == ("draft", CATCH_UP_CHUNK)]
+        assert passes == [*missed, *drafted, ("target", most + 1)]
+        assert not missed or max(before) == 0
+    assert len({max(limit) for limit, *_ in found}) == 3
+
+
+def test_new_costs_do_not_trace_again(monkeypatch):
+    def generate(costs):
+        drafter = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.8), k=Adaptive(costs, (0, 2)))
+        return jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=30)
+
+    def traced(*args, **options):
+        raise AssertionError("a model was traced again")
+
+    cheap = generate((1.0, 1.01))
+    monkeypatch.setattr(tiny.HistoryModel, "__call__", traced)
+    dear = generate((1.0, 50.0))
+    np.testing.assert_array_equal(cheap.tokens, dear.tokens)
+    assert dear.stats.rounds.sum() > cheap.stats.rounds.sum()
+    assert dear.stats.drafted.sum() < cheap.stats.drafted.sum()
+
+
+@pytest.mark.optimised
+def test_the_loop_copies_no_cache():
+    target, draft = tiny.transformer(0), tiny.transformer(1, layers=2)
+    drafter = jaxspec.ModelDrafter(draft, k=Adaptive((1.0, 1.3), (0, 2)))
+    run = jax.jit(
+        lambda key: jaxspec.generate(
+            target, drafter, PROMPT, key=key, sampling=jaxspec.Sampling(), max_new_tokens=8, capacity=600
+        )
+    )
+    loops = computations_in_loops(run.lower(jax.random.key(0)).compile().as_text())
+    for model in (target, draft):
+        cache = re.escape(f"f32[{','.join(map(str, model.init_cache(2, 603).keys.shape))}]")
+        assert len(re.findall(cache, loops)) > 1
+        assert not re.findall(rf"= {cache}\S* (?:copy|copy-start)\(.*", loops)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Adaptive((1.0, 2.0)), "one float for each of the lengths"),
+        (lambda: Adaptive((1.0, -2.0), (0, 2)), "costs must be positive"),
+        (lambda: Adaptive((1.0, 2.0), (2, 0)), "lengths must rise"),
+        (lambda: Adaptive((1.0,), ()), "a tuple of them"),
+        (lambda: Adaptive((1.0, 2.0), (0, 2), rate=2), "rate between 0 and 1, got 2"),
+        (lambda: Adaptive((1.0, 2.0), (0, 2), period=0), "period at least 1, got 0"),
+        (lambda: Adaptive((1.0, 2.0), (0, 2), margin="3%"), "a number as margin"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_costs_given_as_an_array_are_checked_when_used():
+    drafter = jaxspec.ModelDrafter(TARGET, k=Adaptive(jnp.ones(3), (0, 2)))
+    with pytest.raises(ValueError, match="one float for each of the lengths"):
+        jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=3)
+
+
+def test_costs_are_measured_in_one_program_for_all_lengths():
+    costs = measure_costs(TARGET, jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3)), (0, 2), batch=2, text=12, repeats=1)
+    assert len(costs) == 2 and min(costs) > 0
+    assert Adaptive(costs, (0, 2)).lengths == (0, 2)
+    with pytest.raises(TypeError, match="a drafter that takes a schedule, got NoDrafter"):
+        measure_costs(TARGET, NoDrafter())
