@@ -13,6 +13,7 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.generate import generate
 from jaxspec.model import Model
 from jaxspec.request import default_verifier
+from jaxspec.schedules import Schedule
 from jaxspec.text_request import Players, TextOptions, TextRequest
 from jaxspec.text_result import TextResult, Timing, collect, new_rows
 from jaxspec.text_stream import TextStream
@@ -45,7 +46,8 @@ class SpeculativeDecoder:
         target: Model | str | os.PathLike[str],
         draft: Model | Drafter | str | os.PathLike[str] | None = None,
         *,
-        k: int | None = None,
+        k: int | Schedule | None = None,
+        num_drafts: int = 1,
         verifier: Verifier | None = None,
         tokenizer: Tokenizer | None = None,
         lossy: bool = False,
@@ -56,7 +58,8 @@ class SpeculativeDecoder:
           target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
           draft: a model or the name of one, a `Drafter`, "ngram" (copies from the text itself), or
             `None` or "none" for plain decoding.
-          k: drafted tokens a round, 4 by default. A `Drafter` brings its own.
+          k: drafted tokens a round, 4 by default, or a schedule. A `Drafter` brings its own.
+          num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
             seed gives the same text with any draft, and without one.
           tokenizer: `None` is the target's own; a model that has none needs one.
@@ -67,7 +70,7 @@ class SpeculativeDecoder:
           OSError: if a model cannot be read or downloaded.
         """
         self.target = _as_model(target, "target")
-        self.drafter = _as_drafter(draft, k)
+        self.drafter = _as_drafter(draft, k, num_drafts)
         self.drafter.check(self.target)
         self.verifier = default_verifier(self.drafter) if verifier is None else verifier
         if not isinstance(self.verifier, Verifier):
@@ -75,6 +78,7 @@ class SpeculativeDecoder:
                 f"verifier must be a jaxspec Verifier, got {type(verifier).__name__}; "
                 "pass TokenVerifier() or CoupledVerifier()"
             )
+        self.verifier.check(self.drafter)
         checks.lossy_allowed(self.verifier.lossless, lossy, type(self.verifier).__name__)
         self.tokenizer = getattr(self.target, "tokenizer", None) if tokenizer is None else tokenizer
         if self.tokenizer is None:
@@ -188,16 +192,22 @@ def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
     return value
 
 
-def _as_drafter(draft: Model | Drafter | str | os.PathLike[str] | None, k: int | None) -> Drafter:
+def _as_drafter(
+    draft: Model | Drafter | str | os.PathLike[str] | None, k: int | Schedule | None, num_drafts: int
+) -> Drafter:
+    if num_drafts != 1 and (draft is None or isinstance(draft, Drafter) or draft in ("none", "ngram")):
+        raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
     if isinstance(draft, Drafter):
         if k is not None and k != draft.k:
             raise ValueError(f"k is {k}, but the drafter was made with k={draft.k}; leave k out")
         return draft
-    if k is not None:
+    if k is not None and not isinstance(k, Schedule):
         checks.draft_length(k)
     if draft is None or draft == "none":
         if k:
             raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
         return NoDrafter()
     k = DEFAULT_K if k is None else k
-    return NGramDrafter(k=k) if draft == "ngram" else ModelDrafter(_as_model(draft, "draft"), k=k)
+    if draft == "ngram":
+        return NGramDrafter(k=k)
+    return ModelDrafter(_as_model(draft, "draft"), k=k, num_drafts=num_drafts)

@@ -10,12 +10,62 @@ import numpy as np
 from jaxspec.bench.timing import show
 from jaxspec.model import LanguageModel
 
+TURNS = (
+    "Explain {} to a child of ten.",
+    "Write a short poem about {}.",
+    "List five facts about {}.",
+    "Write the first paragraph of a story in which {} plays a part.",
+)
+SUBJECTS = (
+    "the sea",
+    "a broken clock",
+    "photosynthesis",
+    "the city of Lisbon",
+    "prime numbers",
+    "bread",
+    "the violin",
+    "winter",
+    "volcanoes",
+    "a lost letter",
+    "trains",
+    "the honey bee",
+)
 PROMPT = "Write a Python function that merges two sorted lists, and explain each step of it."
 
 
 def chat_prompt(model: LanguageModel, text: str = PROMPT) -> np.ndarray:
     """A chat turn as `[1, t]` token ids."""
     return np.asarray([model.tokenizer.apply_chat_template([{"role": "user", "content": text}])], np.int32)
+
+
+def chat_prompts(model: LanguageModel, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` different chat turns as `[count, t]` token ids, padded on the right, and their lengths."""
+    texts = [
+        TURNS[index % len(TURNS)].format(SUBJECTS[index // len(TURNS) % len(SUBJECTS)])
+        for index in range(start, start + count)
+    ]
+    rows = [model.tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    tokens = np.zeros((count, 96), np.int32)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)] = ids
+    return tokens, lengths
+
+
+def disturbed(model: LanguageModel, scale: float) -> LanguageModel:
+    """A draft that often agrees with its target: the same matrices with noise.
+
+    `scale` is the noise's standard deviation in units of each matrix's own.
+    """
+
+    def disturb(path, x):
+        if x.ndim < 2:
+            return x
+        name = sum(ord(letter) * (index + 1) for index, letter in enumerate(jax.tree_util.keystr(path)))
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), name), x.shape, x.dtype)
+        return x + scale * jnp.std(x) * noise
+
+    return dataclasses.replace(model, params=jax.tree_util.tree_map_with_path(disturb, model.params))
 
 
 def first_layers(model: LanguageModel, count: int) -> LanguageModel:

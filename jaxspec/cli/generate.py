@@ -15,7 +15,11 @@ class VerifierName(enum.StrEnum):
     """The rules by which drafted tokens are kept."""
 
     TOKEN = "token"
+    BLOCK = "block"
     COUPLED = "coupled"
+    MULTI_DRAFT = "multi-draft"
+    TRAVERSAL = "traversal"
+    TREE = "tree"
 
 
 class DtypeName(enum.StrEnum):
@@ -39,9 +43,17 @@ def generate(
     ] = "smollm2-135m-instruct",
     draft: Annotated[str, typer.Option("--draft", "-d", help="'ngram', 'none', or a model as for --model.")] = "ngram",
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: 4]")] = None,
+    num_drafts: Annotated[
+        int, typer.Option("--num-drafts", help="With a draft model: drafts that compete in each round.")
+    ] = 1,
     verifier: Annotated[
-        VerifierName, typer.Option(help="'coupled': a seed gives the same text with any draft, and without one.")
-    ] = VerifierName.TOKEN,
+        VerifierName | None,
+        typer.Option(
+            help="'coupled': a seed gives the same text with any draft, and without one.  "
+            "[default: block, or what suits the draft]",
+            show_default=False,
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0,
     top_p: Annotated[
@@ -78,5 +90,8 @@ def generate(
 
     from jaxspec.cli.run import Job, run
 
-    job = Job(texts, options, model, draft, k, verifier.value, dtype and dtype.value, chat, system)
+    if num_drafts != 1 and draft in ("ngram", "none"):
+        raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
+    name = verifier and verifier.value
+    job = Job(texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system)
     run(job, as_json=as_json, compare=compare)

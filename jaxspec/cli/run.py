@@ -13,10 +13,24 @@ from jaxspec.cli.report import comparison_lines, header, json_line, summary_line
 from jaxspec.decoder import SpeculativeDecoder
 from jaxspec.text_result import TextResult
 from jaxspec.text_stream import TextStream
-from jaxspec.verifiers import CoupledVerifier, TokenVerifier
+from jaxspec.verifiers import (
+    BlockVerifier,
+    CoupledVerifier,
+    MultiDraftVerifier,
+    TokenVerifier,
+    TraversalVerifier,
+    TreeVerifier,
+)
 from jaxspec.weights import load
 
-_VERIFIERS = {"token": TokenVerifier, "coupled": CoupledVerifier}
+_VERIFIERS = {
+    "token": TokenVerifier,
+    "block": BlockVerifier,
+    "coupled": CoupledVerifier,
+    "multi-draft": MultiDraftVerifier,
+    "traversal": TraversalVerifier,
+    "tree": TreeVerifier,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +43,8 @@ class Job:
       model: the target's name.
       draft: "ngram", "none", or a model's name.
       k: drafted tokens a round, or `None`.
-      verifier: "token" or "coupled".
+      num_drafts: drafts of a draft model that compete in each round.
+      verifier: a name of `_VERIFIERS`, or `None` for the draft's default.
       dtype: of both models, or `None`.
       chat: whether the prompts are messages.
       system: the system message before each of them, or `None`.
@@ -40,7 +55,8 @@ class Job:
     model: str
     draft: str
     k: int | None
-    verifier: str
+    num_drafts: int
+    verifier: str | None
     dtype: str | None
     chat: bool
     system: str | None
@@ -49,7 +65,8 @@ class Job:
         """Loads the models."""
         target = load(self.model, dtype=self.dtype)
         draft = self.draft if self.draft in ("ngram", "none") else load(self.draft, dtype=self.dtype)
-        return SpeculativeDecoder(target, draft, k=self.k, verifier=_VERIFIERS[self.verifier]())
+        verifier = None if self.verifier is None else _VERIFIERS[self.verifier]()
+        return SpeculativeDecoder(target, draft, k=self.k, num_drafts=self.num_drafts, verifier=verifier)
 
     def stream(self, decoder: SpeculativeDecoder, **changes: Any) -> TextStream:
         """A stream of the prompts, as `(row, piece)`."""
@@ -65,7 +82,7 @@ def run(job: Job, *, as_json: bool, compare: bool) -> None:
     console = Console(stderr=True, highlight=False)
     enable_compilation_cache()
     decoder = job.decoder()
-    plain = SpeculativeDecoder(decoder.target, verifier=decoder.verifier, tokenizer=decoder.tokenizer)
+    plain = SpeculativeDecoder(decoder.target, tokenizer=decoder.tokenizer)
     if compare:
         with console.status("compiling both ways of decoding ..."):
             for one in (decoder, plain):

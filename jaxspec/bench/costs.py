@@ -1,0 +1,127 @@
+"""What a round costs at each number of drafts: the table that `Adaptive` decides by."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from jaxspec import checks
+from jaxspec.bench.timing import interleave, show, show_ratio
+from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
+from jaxspec.drafters import Drafter
+from jaxspec.model import Model
+from jaxspec.sampling import Greedy, Policy
+from jaxspec.schedules import Adaptive, Schedule
+from jaxspec.verifiers import Verifier
+from jaxspec.weights import load
+
+LENGTHS = (0, 2, 4, 8)
+ROUNDS = 8
+NEW_TOKENS = 128
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Held(Schedule):
+    """Always `count` drafts, traced: all lengths run in the program that `Adaptive` runs in."""
+
+    count: jax.Array | int
+    lengths: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def init(self, batch):
+        return jnp.full(batch, self.count, jnp.int32)
+
+
+def measure_costs(
+    target: Model,
+    drafter: Drafter,
+    lengths: tuple[int, ...] = LENGTHS,
+    *,
+    batch: int = 1,
+    text: int = 64,
+    sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
+    verifier: Verifier | None = None,
+    repeats: int = 5,
+) -> tuple[float, ...]:
+    """A round's time at each length, relative to a round of plain decoding.
+
+    Rounds of all lengths take turns with plain ones, and the median over the turns counts. Costs
+    depend on the batch, the length of the text and the policy: measure what you run.
+
+    Args:
+      target: the target.
+      drafter: one that takes a schedule as `k`; its own `k` does not matter.
+      lengths: numbers of drafts, rising.
+      batch: rows.
+      text: tokens of each row.
+      sampling: the policy.
+      verifier: the verifier; `None` is the default.
+      repeats: turns.
+
+    Returns:
+      One cost for each length: `ModelDrafter(model, k=Adaptive(costs, lengths))`.
+
+    Raises:
+      TypeError: for a drafter that takes no schedule.
+    """
+    lengths = checks.draft_lengths(lengths)
+    if "schedule" not in {field.name for field in dataclasses.fields(drafter)}:
+        raise TypeError(f"measure_costs needs a drafter that takes a schedule, got {type(drafter).__name__}")
+    # The text repeats itself, so that n-grams are always found.
+    prompt = np.tile(np.arange(text, dtype=np.int32) % 4, (batch, 1))
+    options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (lengths[-1] + 1)}
+    repeat = jax.jit(_repeat_round, static_argnames="count")
+
+    def rounds(drafter: Drafter | None):
+        state = jaxspec.init(target, drafter, prompt, **options)
+        return lambda: repeat(target, drafter, verifier, state, count=ROUNDS).length
+
+    cases = {"plain": rounds(None)}
+    for length in lengths:
+        held = _Held(jnp.int32(length), lengths)
+        cases[str(length)] = rounds(dataclasses.replace(drafter, k=held, schedule=None))
+    samples = interleave(cases, repeats=repeats)
+    return tuple(round(samples.ratio(str(length), "plain")[1], 3) for length in lengths)
+
+
+def _repeat_round(target, drafter, verifier, start, *, count: int):
+    """The same round `count` times over: each begins with the text and the caches of `start`."""
+
+    def once(_, state):
+        after, _ = jaxspec.step(target, drafter, verifier, state)
+        return dataclasses.replace(
+            after,
+            tokens=start.tokens,
+            length=start.length,
+            done=start.done,
+            cache=after.cache.truncate(start.length - 1),
+        )
+
+    return jax.lax.fori_loop(0, count, once, start)
+
+
+def run(model_name: str, repeats: int) -> None:
+    """Prints the cost table of two drafters, and what `Adaptive` makes of each, greedy, batch 1."""
+    show_machine()
+    target = load(model_name)
+    drafters: dict[str, Any] = {
+        "n-gram": jaxspec.NGramDrafter(),
+        "draft of 6 layers": jaxspec.ModelDrafter(first_layers(target, 6)),
+    }
+    prompt = chat_prompt(target)
+    for name, drafter in drafters.items():
+        costs = measure_costs(target, drafter, repeats=repeats)
+        show(f"{name}: costs at {LENGTHS}", str(costs))
+        adaptive = dataclasses.replace(drafter, k=Adaptive(costs, LENGTHS), schedule=None)
+        players = {"plain": None, "k=4": drafter, "adaptive": adaptive}
+        cases = {
+            case: functools.partial(jaxspec.generate, target, player, prompt, max_new_tokens=NEW_TOKENS)
+            for case, player in players.items()
+        }
+        samples = interleave(cases, repeats=repeats)
+        for case in ("k=4", "adaptive"):
+            show_ratio(f"{name}: speed-up of {case}", samples.ratio("plain", case))
