@@ -32,6 +32,13 @@ def pytest_runtest_setup(item):
     jax.config.update("jax_disable_most_optimizations", not well)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """A process may map only so many pieces of memory, and every compiled program takes some."""
+    yield
+    jax.clear_caches()
+
+
 def pytest_collection_modifyitems(items):
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if not missing:

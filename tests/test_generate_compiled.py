@@ -7,16 +7,21 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
+from jaxspec.drafters import DynamicTreeDrafter, TreeDrafter, UnionDrafter, WithoutReplacement
+from jaxspec.tree import Tree
 from tests import tiny
 
 pytestmark = pytest.mark.optimised
 
-TARGET = tiny.transformer(0)
+TARGET, DRAFT = tiny.transformer(0), tiny.transformer(1)  # whose caches have one shape
 BATCH = 3
 DRAFTERS = {
     "plain": None,
     "ngram": jaxspec.NGramDrafter(k=2),
-    "model": jaxspec.ModelDrafter(tiny.transformer(1), k=2),
+    "model": jaxspec.ModelDrafter(DRAFT, k=2),
+    "tree": TreeDrafter(DRAFT, Tree.balanced((2, 2, 1)), WithoutReplacement()),
+    "dynamic tree": DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=8),
+    "union": UnionDrafter((jaxspec.ModelDrafter(DRAFT, k=2), jaxspec.NGramDrafter(k=2))),
 }
 
 

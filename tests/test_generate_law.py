@@ -1,7 +1,8 @@
 """The joint law of the first tokens through the whole of `generate`, against exact products.
 
-Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests here states how often a
-correct program would fail under new ones.
+One ragged batch for every pair of players: two texts of different lengths, two temperatures, top-p,
+and greedy rows between them. Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests
+here states how often a correct program would fail under new ones.
 """
 
 import itertools
@@ -12,34 +13,79 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.drafters import DynamicTreeDrafter, TreeDrafter, UnionDrafter, WithoutReplacement, WithReplacement
+from jaxspec.tree import Tree
+from jaxspec.verifiers import (
+    BlockVerifier,
+    CoupledVerifier,
+    KSequence,
+    MultiDraftVerifier,
+    TokenVerifier,
+    TraversalVerifier,
+    TreeVerifier,
+)
 from tests import tiny
 from tests.oracle.statistics import FALSE_ALARM, independence, same_law
 
-VOCAB, ROWS, LENGTH, TESTS = 4, 60_000, 3, 10
+VOCAB, ROWS, LENGTH, TESTS = 4, 40_000, 3, 100
 TARGET = tiny.history_model(2, vocab=VOCAB)
-MODEL = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.7), k=2)
+DRAFT, OTHER = tiny.nearby(TARGET, 0.7), tiny.nearby(TARGET, 1.0, seed=4)
+MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
 NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
-TEXT = (1, 0, 2, 1, 0)
-TEMPERATURE = 0.7
+CHAINS = Tree.chains(3, 2)
+SAMPLED = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement())
+LIKELIEST = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
+PLAYERS = {
+    "model, token": (MODEL, TokenVerifier()),
+    "model, block": (MODEL, BlockVerifier()),
+    "model, coupled": (MODEL, CoupledVerifier()),
+    "model, traversal": (MODEL, TraversalVerifier()),
+    "greedy model, default": (jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Greedy()), None),
+    "ngram, token": (NGRAM, TokenVerifier()),
+    "ngram, default": (NGRAM, None),
+    "ngram, tree": (NGRAM, TreeVerifier()),
+    "three drafts, K-SEQ": (
+        TreeDrafter(DRAFT, CHAINS, draw=WithReplacement()),
+        MultiDraftVerifier(KSequence()),
+    ),
+    "three drafts, recursive": (TreeDrafter(DRAFT, CHAINS, draw=WithReplacement()), MultiDraftVerifier()),
+    "three different drafts, recursive": (TreeDrafter(DRAFT, CHAINS, draw=WithoutReplacement()), MultiDraftVerifier()),
+    "three different drafts, traversal": (TreeDrafter(DRAFT, CHAINS, draw=WithoutReplacement()), TraversalVerifier()),
+    "drawn tree, recursive": (SAMPLED, None),
+    "drawn tree, traversal": (SAMPLED, TraversalVerifier()),
+    "drawn tree, tree": (SAMPLED, TreeVerifier()),
+    "drawn tree, coupled": (SAMPLED, CoupledVerifier()),
+    "likeliest tree, default": (LIKELIEST, None),
+    "likeliest tree, multi-draft": (LIKELIEST, MultiDraftVerifier()),
+    "dynamic tree, default": (DynamicTreeDrafter(DRAFT, top_k=2, depth=2, nodes=4), None),
+    "two models, recursive": (UnionDrafter((MODEL, jaxspec.ModelDrafter(OTHER, k=1))), MultiDraftVerifier()),
+    "model and ngram, recursive": (UnionDrafter((MODEL, NGRAM)), MultiDraftVerifier()),
+}
+
+# Of every ten rows four are of the first kind, four of the second, two greedy.
+LONG, SHORT = (1, 0, 2, 1, 0), (2, 0)
+KIND = np.arange(ROWS) % 5
+FIRST, SECOND, COLD = KIND < 2, (KIND == 2) | (KIND == 3), KIND == 4
+TEXTS = np.where(FIRST[:, None], LONG, (*SHORT, 0, 0, 0))
+LENGTHS = np.where(FIRST, len(LONG), len(SHORT))
+POLICY = jaxspec.Sampling(
+    temperature=jnp.asarray(np.select([FIRST, SECOND], [0.7, 1.3], 0.0), jnp.float32),
+    top_p=jnp.asarray(np.where(SECOND, 0.8, 1.0), jnp.float32),
+)
 
 
-def generate(target, drafter, verifier, *, seed=0, **options):
-    return jaxspec.generate(
-        target,
-        drafter,
-        jnp.broadcast_to(jnp.array(TEXT, jnp.int32), (ROWS, len(TEXT))),
-        key=jax.random.key(seed),
-        sampling=jaxspec.Sampling(TEMPERATURE),
-        verifier=verifier,
-        max_new_tokens=LENGTH,
-        **options,
-    )
+def law_of(target, text, temperature, top_p) -> np.ndarray:
+    """The warped law after a text, by sorting."""
+    law = tiny.history_law(target, text, temperature)
+    order = np.argsort(-law)
+    kept = order[: int(np.searchsorted(np.cumsum(law[order]), top_p)) + 1]
+    return np.where(np.isin(np.arange(VOCAB), kept), law, 0) / law[kept].sum()
 
 
-def joint_law(target) -> np.ndarray:
+def joint_law(target, text=LONG, temperature=0.7, top_p=1.0) -> np.ndarray:
     law = [
-        np.prod([tiny.history_law(target, TEXT + text[:i], TEMPERATURE)[text[i]] for i in range(LENGTH)])
-        for text in itertools.product(range(VOCAB), repeat=LENGTH)
+        np.prod([law_of(target, text + new[:i], temperature, top_p)[new[i]] for i in range(LENGTH)])
+        for new in itertools.product(range(VOCAB), repeat=LENGTH)
     ]
     return np.array(law)
 
@@ -48,47 +94,81 @@ def counts(tokens) -> np.ndarray:
     return np.bincount(np.asarray(tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1), minlength=VOCAB**LENGTH)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "verifier"),
-    [
-        pytest.param(MODEL, jaxspec.TokenVerifier(), id="model, token"),
-        pytest.param(NGRAM, jaxspec.TokenVerifier(), id="ngram, token"),
-        pytest.param(MODEL, jaxspec.CoupledVerifier(), id="model, coupled"),
-    ],
-)
-def test_the_joint_law_of_three_tokens(drafter, verifier):
-    result = generate(TARGET, drafter, verifier)
-    same_law(joint_law(TARGET), counts(result.tokens), tests=TESTS)
+def generate(target, drafter, verifier, *, sampling=POLICY, texts=TEXTS, lengths=LENGTHS, **options):
+    return jaxspec.generate(
+        target,
+        drafter,
+        jnp.asarray(texts, jnp.int32),
+        prompt_length=jnp.asarray(lengths, jnp.int32),
+        key=jax.random.key(0),
+        sampling=sampling,
+        verifier=verifier,
+        max_new_tokens=LENGTH,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("players", PLAYERS)
+def test_the_joint_law_of_three_tokens(players):
+    result = generate(TARGET, *PLAYERS[players])
+    tokens = np.asarray(result.tokens)
+    same_law(joint_law(TARGET), counts(tokens[FIRST]), tests=TESTS)
+    same_law(joint_law(TARGET, SHORT, 1.3, 0.8), counts(tokens[SECOND]), tests=TESTS)
+    text = list(SHORT)
+    for place in range(LENGTH):
+        text.append(int(np.argmax(tiny.history_law(TARGET, text))))
+        assert (tokens[COLD, place] == text[-1]).all()
     assert 0 < result.stats.acceptance_rate() < 1
+    assert result.lossless and result.measured_total_variation() == 0
 
 
-def test_a_draft_whose_support_the_target_excludes():
+@pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TraversalVerifier()])
+def test_a_draft_whose_support_the_target_excludes(verifier):
     """Nothing is ever accepted, and the law is right."""
     low, high = jnp.array([0, 0, -jnp.inf, -jnp.inf]), jnp.array([-jnp.inf, -jnp.inf, 0, 0])
     target = tiny.HistoryModel(TARGET.a + low[None], TARGET.b)
     draft = jaxspec.ModelDrafter(tiny.HistoryModel(TARGET.a + high[None], TARGET.b), k=2)
-    result = generate(target, draft, jaxspec.TokenVerifier())
+    long = {"texts": TEXTS[FIRST], "lengths": LENGTHS[FIRST], "sampling": jaxspec.Sampling(0.7)}
+    result = generate(target, draft, verifier, **long)
     assert result.stats.accepted.sum() == 0
     same_law(joint_law(target), counts(result.tokens), tests=TESTS)
 
 
-def test_rounds_and_rows_are_independent():
+def flat(seed):
+    """A model with one law for every token."""
+    a = tiny.history_model(seed, vocab=VOCAB).a[:1]
+    return tiny.HistoryModel(jnp.broadcast_to(a, (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier"),
+    [
+        pytest.param(jaxspec.ModelDrafter(flat(1), k=2), TokenVerifier(), id="token"),
+        pytest.param(jaxspec.ModelDrafter(flat(1), k=3), BlockVerifier(), id="block"),
+        pytest.param(
+            TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithReplacement()),
+            MultiDraftVerifier(KSequence()),
+            id="K-SEQ",
+        ),
+        pytest.param(
+            TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithoutReplacement()), TraversalVerifier(), id="traversal"
+        ),
+        pytest.param(TreeDrafter(flat(1), Tree.chains(2, 2)), TreeVerifier(), id="tree"),
+    ],
+)
+def test_rounds_and_rows_are_independent(drafter, verifier):
     """Where every token has one law, the firsts of two rounds, and of two rows, are independent."""
-    flat = lambda seed: tiny.HistoryModel(
-        jnp.broadcast_to(tiny.history_model(seed, vocab=VOCAB).a[:1], (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB))
-    )
-    target, drafter = flat(0), jaxspec.ModelDrafter(flat(1), k=2)
-    prompt = jnp.zeros((ROWS, 1), jnp.int32)
+    target, prompt = flat(0), jnp.zeros((ROWS, 1), jnp.int32)
     start = jax.jit(
         lambda: jaxspec.init(
             target, drafter, prompt, key=jax.random.key(3), sampling=jaxspec.Sampling(), max_new_tokens=16
         )
     )
-    state, first = jaxspec.jit_step(donate=True)(target, drafter, jaxspec.TokenVerifier(), start())
-    _, second = jaxspec.jit_step(donate=True)(target, drafter, jaxspec.TokenVerifier(), state)
+    state, first = jaxspec.jit_step(donate=True)(target, drafter, verifier, start())
+    _, second = jaxspec.jit_step(donate=True)(target, drafter, verifier, state)
     ones, twos = np.asarray(first.tokens[:, 0]), np.asarray(second.tokens[:, 0])
     last = np.asarray(first.tokens)[np.arange(ROWS), np.asarray(first.count) - 1]
-    for a, b in ((ones, twos), (last, twos), (ones[:-1], ones[1:]), (ones * 3 + np.asarray(first.accepted), twos)):
+    for a, b in ((ones, twos), (last, twos), (ones[:-1], ones[1:]), (ones * 4 + np.asarray(first.accepted), twos)):
         table = np.zeros((a.max() + 1, b.max() + 1))
         np.add.at(table, (a, b), 1)
         assert independence(table) > FALSE_ALARM / TESTS

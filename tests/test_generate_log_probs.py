@@ -15,9 +15,18 @@ PROMPT = np.random.default_rng(1).integers(0, tiny.VOCAB, (3, 5))
 SAMPLING = jaxspec.Sampling(jnp.array([0.7, 1.0, 1.4]), top_p=0.95, top_k=8)
 
 
-@pytest.mark.parametrize(
-    "drafter", [NoDrafter(), jaxspec.ModelDrafter(tiny.transformer(1), k=3)], ids=["plain", "model"]
-)
+# Two paths down this tree are often taken, and neither is its first nodes.
+DRAWN = jaxspec.TreeDrafter(TARGET, jaxspec.Tree((-1, -1, -1, 1, 2, 3)), draw=jaxspec.WithoutReplacement())
+DRAFTERS = {
+    "plain": NoDrafter(),
+    "model": jaxspec.ModelDrafter(tiny.transformer(1), k=3),
+    "drawn tree": DRAWN,
+    "dynamic tree": jaxspec.DynamicTreeDrafter(TARGET, top_k=2, depth=3, nodes=6),
+    "union": jaxspec.UnionDrafter((jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(TARGET, k=3))),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 @pytest.mark.parametrize("sampling", [SAMPLING, jaxspec.Greedy()], ids=["sampled", "greedy"])
 def test_against_a_full_pass(drafter, sampling):
     result = jaxspec.generate(

@@ -10,7 +10,7 @@ from tests import tiny
 
 TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
 DRAFTER = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3), k=2)
-VERIFIER = jaxspec.TokenVerifier()
+VERIFIER = jaxspec.BlockVerifier()
 PROMPT = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, (3, 16)), jnp.int32)
 
 

@@ -13,9 +13,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Lower layers know nothing of higher ones; a file in no layer is checked by none of these rules.
 LAYERS = (
-    {"sampling", "keys", "cache", "metrics"},
+    {"sampling", "keys", "cache", "metrics", "tree"},
     {"model", "nn"},
-    {"weights", "tokenizer", "prefill", "state", "adapters", "checks"},
+    {"weights", "tokenizer", "prefill", "state", "adapters", "checks", "schedules"},
     {"verifiers", "drafters"},
     {"request", "round"},
     {"fold", "generate"},

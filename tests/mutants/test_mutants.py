@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 import jaxspec
-from tests.mutants.mutants import MUTANTS
+from tests.mutants.catalogue import MUTANTS
 
 PACKAGE = pathlib.Path(jaxspec.__file__).parent
 TESTS = pathlib.Path(__file__).parents[1]
@@ -19,8 +19,9 @@ def test_it_can_be_applied_and_names_tests_that_exist(mutant):
     compile(source.replace(mutant.old, mutant.new), mutant.file, "exec")
     for test in mutant.tests:
         path, *names = test.split("::")
-        inherited = "".join(file.read_text() for file in TESTS.glob("contracts_*.py"))
+        inherited = "".join(file.read_text() for file in TESTS.glob("[cs]*.py"))
         text = (TESTS.parent / path).read_text() + inherited
+        names = [name.partition("[")[0] for name in names]
         assert all(f"def {name}(" in text or f"class {name}(" in text for name in names)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.workload import disturbed
 from jaxspec.keys import PositionDraws
 from tests.system.near_ties import MARGIN, next_logits, partings
 
@@ -28,21 +29,6 @@ def encode(tokenizer, texts):
     return tokens, lengths
 
 
-def disturbed(model, scale):
-    """A draft model that often agrees with its target: the same weights with noise."""
-
-    def disturb(path, x):
-        if x.ndim < 2:
-            return x
-        key = jax.random.fold_in(jax.random.key(0), hash_of(path))
-        return x + scale * jnp.std(x) * jax.random.normal(key, x.shape, x.dtype)
-
-    def hash_of(path):
-        return sum(ord(letter) * (index + 1) for index, letter in enumerate(jax.tree_util.keystr(path)))
-
-    return dataclasses.replace(model, params=jax.tree_util.tree_map_with_path(disturb, model.params))
-
-
 @pytest.fixture(scope="module")
 def drafters(smollm2):
     return {
@@ -51,11 +37,12 @@ def drafters(smollm2):
     }
 
 
-def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, record_property):
+@pytest.mark.parametrize("prompts", [PROMPTS[:BATCH], pytest.param(PROMPTS[BATCH:], marks=pytest.mark.slow)], ids=len)
+def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, prompts, record_property):
     stop = smollm2.tokenizer.eos_token_ids
     found, rounds = {name: [] for name in drafters}, {name: [] for name in drafters}
-    for first in range(0, len(PROMPTS), BATCH):
-        tokens, lengths = encode(smollm2.tokenizer, PROMPTS[first : first + BATCH])
+    for first in range(0, len(prompts), BATCH):
+        tokens, lengths = encode(smollm2.tokenizer, prompts[first : first + BATCH])
         options = {"prompt_length": lengths, "max_new_tokens": NEW_TOKENS, "stop_tokens": stop}
         plain = jaxspec.generate(smollm2, None, tokens, **options)
         for name, drafter in drafters.items():
@@ -65,14 +52,15 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters,
             rounds[name].append(other.stats.mean_acceptance_length())
     for name, places in found.items():
         record_property(
-            f"{name}: {len(PROMPTS)} prompts x {NEW_TOKENS} greedy tokens",
+            f"{name}: {len(prompts)} prompts x {NEW_TOKENS} greedy tokens",
             f"{np.mean(rounds[name]):.2f} tokens a round, {len(places)} near-ties, "
             f"largest margin {max([p.margin for p in places], default=0):.1e}",
         )
     assert all(place.margin < MARGIN for places in found.values() for place in places)
 
 
-def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters, record_property):
+@pytest.mark.parametrize("lengths_of_drafts", [(4,), pytest.param((1, 8), marks=pytest.mark.slow)], ids=str)
+def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters, lengths_of_drafts, record_property):
     tokens, lengths = encode(smollm2.tokenizer, PROMPTS[:4])
     keys = jax.random.split(jax.random.key(7), len(lengths))
     policy = jaxspec.Sampling(temperature=0.8, top_p=0.95)
@@ -86,7 +74,7 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters
 
     draft = drafters["draft model, k=4"].model
     players = {"plain": None}
-    for k in (1, 4, 8):
+    for k in lengths_of_drafts:
         players[f"n-gram k={k}"] = jaxspec.NGramDrafter(k=k, min_ngram=1)
         players[f"draft model k={k}"] = jaxspec.ModelDrafter(draft, k=k)
     orders = [np.asarray(order) for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2])]
@@ -109,6 +97,38 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters
     ties = sum(len(places) for places in found.values())
     record_property("coupled, temperature 0.8, top-p 0.95", f"{len(found)} runs, {ties} near-ties in all")
     assert all(place.margin < MARGIN for places in found.values() for place in places), found
+
+
+@pytest.mark.slow
+def test_trees_write_what_plain_decoding_writes(smollm2, drafters, record_property):
+    """Greedy and coupled, for a drawn tree and one that grows by confidence."""
+    tokens, lengths = encode(smollm2.tokenizer, PROMPTS[4:8])
+    keys = jax.random.split(jax.random.key(8), len(lengths))
+    draft = drafters["draft model, k=4"].model
+    trees = {
+        "drawn": jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(8), draw=jaxspec.WithoutReplacement()),
+        "dynamic": jaxspec.DynamicTreeDrafter(draft, top_k=3, depth=3, nodes=8),
+    }
+    sampled = jaxspec.Sampling(temperature=0.8, top_p=0.95)
+    for name, policy in {"greedy": jaxspec.Greedy(), "sampled": sampled}.items():
+        options = {"sampling": policy, "key": keys, "prompt_length": lengths, "max_new_tokens": 48}
+        plain = jaxspec.generate(smollm2, None, tokens, **options)
+
+        def score(text, row, policy=policy):
+            logits = next_logits(smollm2, text)
+            if policy.greedy:
+                return logits
+            draws = PositionDraws(keys[row][None], jnp.asarray([len(text)], jnp.int32))
+            return (policy.log_probs(logits[None, None]) + draws.token_noise(1, smollm2.vocab_size))[0, 0]
+
+        for tree, drafter in trees.items():
+            other = jaxspec.generate(smollm2, drafter, tokens, verifier=jaxspec.CoupledVerifier(), **options)
+            found = partings(plain, other, tokens, lengths, score)
+            record_property(
+                f"{name}, {tree} tree of 8",
+                f"{other.stats.mean_acceptance_length():.2f} tokens a round, {len(found)} near-ties",
+            )
+            assert all(place.margin < MARGIN for place in found)
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(smollm2):

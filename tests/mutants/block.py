@@ -1,0 +1,141 @@
+"""Faults of block verification; two of them were shipped (vllm-ascend#7807, #11985)."""
+
+from tests.mutants.mutants import Mutant
+
+_FILE = "verifiers/block.py"
+_TESTS = "tests/verifiers/test_block.py"
+_CONTRACT = f"{_TESTS}::TestContract"
+_ONE_ROUND = f"{_TESTS}::test_one_round_keeps_the_law_at_every_length"
+_ROUNDS = f"{_TESTS}::test_three_rounds_keep_the_law_with_the_real_keys"
+_NAN = f"{_TESTS}::test_a_law_of_nan_behind_good_drafts_does_not_reach_them"
+_EQUAL = f"{_TESTS}::test_equal_laws_keep_all_drafts_and_fall_back_to_the_target"
+
+MUTANTS = (
+    Mutant(
+        "block verification: a target law of NaN accepts the draft before it",
+        _FILE,
+        "between = jnp.where(jnp.isnan(mass), ratio, between)",
+        "between = jnp.where(jnp.isnan(mass), between, between)",
+        (f"{_CONTRACT}::test_a_target_law_of_nan_behind_an_excluded_draft_accepts_nothing",),
+    ),
+    Mutant(
+        "block verification stops at the first failure",
+        _FILE,
+        "accepted = jnp.max(jnp.where(kept, numbers, 0), axis=1, initial=0)",
+        "accepted = jnp.sum(jnp.cumprod(jnp.where(kept, 1, 0 * numbers), axis=1), axis=1, dtype=jnp.int32)",
+        (f"{_CONTRACT}::test_the_law_through_the_real_draws",),
+    ),
+    Mutant(
+        "block verification accepts drafts that were not submitted",
+        _FILE,
+        "kept = proposal.valid & (jnp.log(",
+        "kept = (jnp.log(",
+        (f"{_CONTRACT}::test_accepts_a_prefix_of_what_was_submitted",),
+    ),
+    Mutant(
+        "block verification: a tie accepts",
+        _FILE,
+        "(jnp.log(draws.uniforms(n)) < log_thresholds",
+        "(jnp.log(draws.uniforms(n)) <= log_thresholds",
+        (f"{_TESTS}::test_a_prefix_the_target_excludes_is_never_accepted",),
+    ),
+    Mutant(
+        "the residual of block verification forgets the prefix",
+        _FILE,
+        "log_residual(target + ratio[:, None], ",
+        "log_residual(target, ",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "the running ratio of a block may exceed 1",
+        _FILE,
+        "joint = jnp.minimum(ratio[-1] + step, 0.0)",
+        "joint = ratio[-1] + step",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "each draft of a block has its own ratio",
+        _FILE,
+        "jnp.minimum(ratio[-1] + step, 0.0)",
+        "jnp.minimum(step, 0.0)",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "the last draft of a block is verified as if more came",
+        _FILE,
+        "== submitted, ratio, between)",
+        "== submitted, between, between)",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "every draft of a block is verified as if it were the last",
+        _FILE,
+        "== submitted, ratio, between)",
+        "== submitted, ratio, ratio)",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "block verification ignores that rows submit fewer drafts",
+        _FILE,
+        "submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)[:, None]",
+        "submitted = jnp.full((proposal.valid.shape[0], 1), n, jnp.int32)",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "the bonus of a block is drawn from a residual",
+        _FILE,
+        "cut = (accepted < submitted)",
+        "cut = (accepted <= submitted)",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "what a block still wants is measured against the wrong draft",
+        _FILE,
+        "draft = proposal.log_probs[:, 1:]",
+        "draft = proposal.log_probs[:, :-1]",
+        (_ONE_ROUND,),
+    ),
+    Mutant(
+        "a certain prefix is refused where nothing is left to want",
+        _FILE,
+        "jnp.log(mass) - jnp.log(total), 0.0)",
+        "jnp.log(mass) - jnp.log(total), -jnp.inf)",
+        (_EQUAL,),
+    ),
+    Mutant(
+        "an empty residual of a block is drawn from",
+        _FILE,
+        "cut = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)",
+        "cut = accepted < submitted",
+        (_EQUAL,),
+    ),
+    Mutant(
+        "a draft of a NaN law is kept with its block",
+        _FILE,
+        "jnp.where(jnp.isnan(joint), -jnp.inf, joint)",
+        "joint",
+        (_NAN,),
+    ),
+    Mutant(
+        "a NaN law changes how the drafts before it are verified",
+        _FILE,
+        "jnp.nan_to_num(jnp.exp(draft))",
+        "jnp.exp(draft)",
+        (_NAN,),
+    ),
+    Mutant(
+        "acceptance is drawn by absolute position",
+        "keys.py",
+        "return _uniform(_fold_offsets(self._stream(_ACCEPT), jnp.arange(count, dtype=jnp.int32)[None]))",
+        "positions = self.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]\n"
+        "        return _uniform(_fold_offsets(_fold(self.keys, jnp.int32(_ACCEPT + 2)), positions))",
+        (_ROUNDS,),
+    ),
+    Mutant(
+        "drafts are drawn by absolute position",
+        "keys.py",
+        "return _gumbel(_fold(stream, offset), vocab_size)",
+        "return _gumbel(_fold(_fold(self.keys, jnp.int32(_DRAFT + 2)), self.length + offset), vocab_size)",
+        (_ROUNDS,),
+    ),
+)

@@ -1,0 +1,12 @@
+"""Every mutant, from the files that list them by topic."""
+
+from tests.mutants import block, multi_draft, mutants, relaxed, schedules, trees
+
+MUTANTS = (
+    *mutants.MUTANTS,
+    *block.MUTANTS,
+    *multi_draft.MUTANTS,
+    *relaxed.MUTANTS,
+    *schedules.MUTANTS,
+    *trees.MUTANTS,
+)

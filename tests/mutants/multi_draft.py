@@ -1,0 +1,143 @@
+"""Faults of verifying several drafts and trees."""
+
+from tests.mutants.mutants import Mutant
+
+_MULTI = "tests/verifiers/test_multi_draft.py"
+_SMALL = "test_one_round_keeps_the_law[two chains of two-full support]"
+_RECURSIVE = f"{_MULTI}::TestRecursiveRejection::{_SMALL}"
+_K_SEQUENCE = f"{_MULTI}::TestKSequence::{_SMALL}"
+_FOUR = "test_one_round_keeps_the_law_over_four_tokens"
+_RECURSIVE_FOUR = f"{_MULTI}::TestRecursiveRejection::{_FOUR}"
+_K_SEQUENCE_FOUR = f"{_MULTI}::TestKSequence::{_FOUR}"
+_TREE = "tests/verifiers/test_tree.py"
+_WALK = f"{_TREE}::TestContract::{_SMALL}"
+_TRAVERSAL = f"tests/verifiers/test_traversal.py::TestContract::{_SMALL}"
+
+MUTANTS = (
+    Mutant(
+        "recursive rejection: the next candidate meets the target's law again",
+        "verifiers/recursive.py",
+        "jnp.where(refuse[:, None], _still_wanted(state.wanted, draft), state.wanted)",
+        "state.wanted",
+        (_RECURSIVE,),
+    ),
+    Mutant(
+        "recursive rejection: the residual is not normalised",
+        "verifiers/recursive.py",
+        "jnp.where(total > -jnp.inf, residual - total, wanted)",
+        "jnp.where(total > -jnp.inf, residual, wanted)",
+        (_RECURSIVE_FOUR,),
+    ),
+    Mutant(
+        "recursive rejection: an accepted node's place keeps the residual of the one above",
+        "verifiers/recursive.py",
+        "jnp.where(accept[:, None], walk.law(target_log_probs), wanted)",
+        "wanted",
+        (_RECURSIVE,),
+    ),
+    Mutant(
+        "recursive rejection: all candidates share one uniform",
+        "verifiers/recursive.py",
+        "jnp.log(pick(uniforms, node))",
+        "jnp.log(uniforms[:, 0])",
+        (_RECURSIVE,),
+    ),
+    Mutant(
+        "recursive rejection: each candidate is held against the first one's law",
+        "verifiers/recursive.py",
+        "draft, token = pick(tree.log_probs, node),",
+        "draft, token = tree.log_probs[:, 0],",
+        (f"{_MULTI}::test_different_models_side_by_side",),
+    ),
+    Mutant(
+        "K-SEQ with factor 1: candidates are accepted as if each were alone",
+        "verifiers/k_sequence.py",
+        "jnp.any(count > 1),",
+        "jnp.any(count > 1000),",
+        (_K_SEQUENCE,),
+    ),
+    Mutant(
+        "K-SEQ: the factor is that of all drafts, not of those that agree",
+        "verifiers/k_sequence.py",
+        "pick(tree.log_probs, node), count),",
+        "pick(tree.log_probs, node), jnp.full_like(count, 3)),",
+        (_K_SEQUENCE, f"{_MULTI}::test_k_sequence_accepts_rho_times_beta"),
+    ),
+    Mutant(
+        "K-SEQ: the residual of a single draft",
+        "verifiers/k_sequence.py",
+        "residual = log_residual(target, accepted + _log_share(_log_total(accepted), count))",
+        "residual = log_residual(target, draft)",
+        (_K_SEQUENCE_FOUR,),
+    ),
+    Mutant(
+        "K-SEQ: a place without candidates is taken for one that refused them",
+        "verifiers/k_sequence.py",
+        "        here = walk.going\n        count",
+        "        here = walk.going & jnp.any(found, axis=1)\n        count",
+        (f"{_MULTI}::TestKSequence::test_drafts_that_are_withheld",),
+    ),
+    Mutant(
+        "K-SEQ is given drafts of several laws",
+        "verifiers/k_sequence.py",
+        "if drafter.tree and not drafter.identically_distributed:",
+        "if drafter.tree and not drafter.tree:",
+        (f"{_MULTI}::test_k_sequence_refuses_drafts_of_several_laws",),
+    ),
+    Mutant(
+        "a tree's refused children may be drawn again",
+        "verifiers/tree.py",
+        "refused = jnp.where(walk.candidates(tree), tree.tokens, law.shape[1])",
+        "refused = jnp.where(walk.candidates(tree), law.shape[1], law.shape[1])",
+        (_WALK,),
+    ),
+    Mutant(
+        "a tree's child is accepted with its own chance, whatever was refused before",
+        "verifiers/tree.py",
+        "jnp.where(chances < left, chances / jnp.maximum(left, jnp.finfo(left.dtype).tiny), 1.0)",
+        "jnp.where(chances < left, chances, 1.0)",
+        (_WALK,),
+    ),
+    Mutant(
+        "a repeated sibling has a second chance",
+        "verifiers/tree.py",
+        "found = found & ~same_tokens_before(tree, found)",
+        "found = found & (found | same_tokens_before(tree, found))",
+        (f"{_TREE}::test_a_repeated_sibling_has_no_second_chance",),
+    ),
+    Mutant(
+        "traversal: the running ratio exceeds 1",
+        "verifiers/traversal.py",
+        "jnp.minimum(pick(state.log_ratio, state.level) + gain, 0.0)",
+        "pick(state.log_ratio, state.level) + gain",
+        (_TRAVERSAL,),
+    ),
+    Mutant(
+        "traversal: the residual forgets the running ratio",
+        "verifiers/traversal.py",
+        "log_residual(log_ratio[:, None] + wanted, draft)",
+        "log_residual(wanted, draft)",
+        (_TRAVERSAL,),
+    ),
+    Mutant(
+        "traversal: a refused child leaves its parent's ratio as it was",
+        "verifiers/traversal.py",
+        "log_ratio=put(state.log_ratio, log_ratio),",
+        "log_ratio=state.log_ratio,",
+        (_TRAVERSAL,),
+    ),
+    Mutant(
+        "traversal: the next sibling meets the law before the refusal",
+        "verifiers/traversal.py",
+        "refused=put(state.refused, rows),",
+        "refused=state.refused,",
+        (_TRAVERSAL,),
+    ),
+    Mutant(
+        "equal drafts side by side are not followed together, but counted as candidates",
+        "verifiers/base.py",
+        "return proposal.valid & jnp.take_along_axis(at, proposal.parents + 1, axis=1)",
+        "return proposal.valid & jnp.any(at, axis=1, keepdims=True) & (proposal.parents >= -1)",
+        (_RECURSIVE, _WALK),
+    ),
+)

@@ -1,0 +1,122 @@
+"""Faults of relaxed verification: emitting another law than it reports, or reporting another than it emits."""
+
+from tests.mutants.mutants import Mutant
+
+_RELAXED = "verifiers/relaxed.py"
+_LENIENCE = "verifiers/lenience.py"
+_TYPICAL = "verifiers/typical.py"
+_NEIGHBOURHOOD = "verifiers/neighbourhood.py"
+_TESTS = "tests/verifiers/test_relaxed.py"
+_TYPICAL_TESTS = "tests/verifiers/test_relaxed_typical.py"
+_NEIGHBOURHOOD_TESTS = "tests/verifiers/test_relaxed_neighbourhood.py"
+_EMITTED = f"{_TESTS}::test_the_deviation_is_the_total_variation_of_what_is_emitted"
+_DECIDED = f"{_TESTS}::test_only_decided_positions_count"
+_PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them_all"
+
+MUTANTS = (
+    Mutant(
+        "positions that a budget cuts are measured too",
+        "metrics.py",
+        "new = live[:, None] & (positions < emitted[:, None])",
+        "new = live[:, None] & (positions >= 0)",
+        ("tests/verifiers/test_relaxed.py::test_what_a_budget_or_a_stop_token_cuts_is_not_measured",),
+    ),
+    Mutant(
+        "relaxed verification replaces refused drafts by draws from the target",
+        _RELAXED,
+        "refused = (accepted < submitted)",
+        "refused = (accepted < 0 * submitted)",
+        (_EMITTED,),
+    ),
+    Mutant(
+        "relaxed verification measures the drafted token alone",
+        _RELAXED,
+        "return ChainLaw(log_acceptance, jnp.sum(excess, axis=-1))",
+        "return ChainLaw(log_acceptance, at_tokens(excess, proposal.tokens))",
+        (_EMITTED,),
+    ),
+    Mutant(
+        "relaxed verification measures positions that it never reached",
+        _RELAXED,
+        "return proposal.valid & (positions <= accepted[:, None])",
+        "return proposal.valid & (positions >= 0 * accepted[:, None])",
+        (_DECIDED,),
+    ),
+    Mutant(
+        "relaxed verification does not measure where it refuses",
+        _RELAXED,
+        "return proposal.valid & (positions <= accepted[:, None])",
+        "return proposal.valid & (positions < accepted[:, None])",
+        (_DECIDED,),
+    ),
+    Mutant(
+        "relaxed verification accepts drafts that were not submitted",
+        _RELAXED,
+        "accepted = leading(proposal.valid & (",
+        "accepted = leading((",
+        (f"{_TESTS}::TestTypical::test_accepts_a_prefix_of_what_was_submitted",),
+    ),
+    Mutant(
+        "relaxed verification: a tie accepts",
+        _RELAXED,
+        "log_uniforms < law.log_acceptance",
+        "log_uniforms <= law.log_acceptance",
+        (f"{_TESTS}::test_a_token_the_target_excludes_is_never_accepted",),
+    ),
+    Mutant(
+        "lenience lowers the target",
+        _LENIENCE,
+        "return log_probs - jnp.log(",
+        "return log_probs + jnp.log(",
+        (f"{_TESTS}::test_lenience_keeps_every_token_within_its_factor",),
+    ),
+    Mutant(
+        "typical acceptance takes the larger threshold",
+        _TYPICAL,
+        "return jnp.minimum(log(self.epsilon), ",
+        "return jnp.maximum(log(self.epsilon), ",
+        (f"{_TYPICAL_TESTS}::test_against_the_formula",),
+    ),
+    Mutant(
+        "typical acceptance of a node does not need its parent",
+        _TYPICAL,
+        "whole = jnp.all(~above | passed[:, None], axis=2)",
+        "whole = passed",
+        (_PATHS,),
+    ),
+    Mutant(
+        "typical acceptance goes on behind the parent of the last node",
+        _TYPICAL,
+        "row = jnp.where(accepted > 0, end + 1, 0)",
+        "row = jnp.where(accepted > 0, end, 0)",
+        (_PATHS,),
+    ),
+    Mutant(
+        "all neighbourhoods together exceed the bound",
+        _NEIGHBOURHOOD,
+        "scale = jnp.where(deviation > bound, bound / deviation, 1.0)",
+        "scale = jnp.ones_like(deviation)",
+        (f"{_NEIGHBOURHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
+    ),
+    Mutant(
+        "a neighbourhood grows until it exceeds the bound",
+        _NEIGHBOURHOOD,
+        "return total, jnp.where(total < bound, total, near)",
+        "return total, jnp.where(near < bound, total, near)",
+        (f"{_NEIGHBOURHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
+    ),
+    Mutant(
+        "a refused draft's neighbours are drawn in its place",
+        _NEIGHBOURHOOD,
+        "return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])",
+        "return without(target, token[:, None] + 0 * jnp.where(inside, ids, beyond)[:, 0, :1])",
+        (f"{_NEIGHBOURHOOD_TESTS}::test_certain_drafts_emit_the_modified_law",),
+    ),
+    Mutant(
+        "an excluded token borrows from its neighbours",
+        _NEIGHBOURHOOD,
+        " & (at_tokens(target, tokens) > -jnp.inf)[..., None]",
+        "",
+        (f"{_NEIGHBOURHOOD_TESTS}::test_a_token_that_the_target_excludes_has_no_neighbourhood",),
+    ),
+)
