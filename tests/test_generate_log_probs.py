@@ -15,8 +15,8 @@ PROMPT = np.random.default_rng(1).integers(0, tiny.VOCAB, (3, 5))
 SAMPLING = jaxspec.Sampling(jnp.array([0.7, 1.0, 1.4]), top_p=0.95, top_k=8)
 
 
-# Two paths down this tree are often taken, and neither is its first nodes.
-DRAWN = jaxspec.TreeDrafter(TARGET, jaxspec.Tree((-1, -1, -1, 1, 2, 3)), draw=jaxspec.WithoutReplacement())
+# Another model drafts, so later siblings are accepted too, and only theirs have children.
+DRAWN = jaxspec.TreeDrafter(tiny.transformer(1), jaxspec.Tree((-1, -1, -1, 1, 2, 3)), draw=jaxspec.WithoutReplacement())
 DRAFTERS = {
     "plain": NoDrafter(),
     "model": jaxspec.ModelDrafter(tiny.transformer(1), k=3),

@@ -62,12 +62,11 @@ def log_thresholds(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_
     ratio = log_prefix_ratio(proposal, target_log_probs)[:, 1:]
     wanted = ratio[:, :-1, None] + target_log_probs[:, 1:-1]
     draft = proposal.log_probs[:, 1:]
-    # A law of NaN drafts nothing that is kept, as if it had no mass.
-    mass = jnp.sum(jnp.where(wanted <= draft, 0.0, jnp.exp(wanted) - jnp.nan_to_num(jnp.exp(draft))), axis=-1)
+    mass = jnp.sum(jnp.where(wanted <= draft, 0.0, jnp.exp(wanted) - jnp.exp(draft)), axis=-1)
     mass = jnp.pad(mass, ((0, 0), (0, n - mass.shape[1])))
     total = mass - jnp.expm1(ratio)
     between = jnp.where(total > 0, jnp.log(mass) - jnp.log(total), 0.0)
-    # Where the target's next law is NaN, the block ends before it.
+    # Where the next law is NaN, the target's or the drafter's, the block ends before it.
     between = jnp.where(jnp.isnan(mass), ratio, between)
     submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)[:, None]
     return jnp.where(jnp.arange(1, n + 1, dtype=jnp.int32)[None] == submitted, ratio, between)

@@ -117,13 +117,6 @@ MUTANTS = (
         (_NAN,),
     ),
     Mutant(
-        "a NaN law changes how the drafts before it are verified",
-        _FILE,
-        "jnp.nan_to_num(jnp.exp(draft))",
-        "jnp.exp(draft)",
-        (_NAN,),
-    ),
-    Mutant(
         "acceptance is drawn by absolute position",
         "keys.py",
         "return _uniform(_fold_offsets(self._stream(_ACCEPT), jnp.arange(count, dtype=jnp.int32)[None]))",
