@@ -62,6 +62,20 @@ PLAYERS = {
     "model and ngram, recursive": (UnionDrafter((MODEL, NGRAM)), MultiDraftVerifier()),
 }
 
+# These take the same paths through the loop as others above.
+MORE = {
+    "model, traversal",
+    "greedy model, default",
+    "ngram, default",
+    "ngram, tree",
+    "three drafts, recursive",
+    "three different drafts, traversal",
+    "drawn tree, tree",
+    "drawn tree, coupled",
+    "likeliest tree, multi-draft",
+    "model and ngram, recursive",
+}
+
 # Of every ten rows four are of the first kind, four of the second, two greedy.
 LONG, SHORT = (1, 0, 2, 1, 0), (2, 0)
 KIND = np.arange(ROWS) % 5
@@ -108,7 +122,9 @@ def generate(target, drafter, verifier, *, sampling=POLICY, texts=TEXTS, lengths
     )
 
 
-@pytest.mark.parametrize("players", PLAYERS)
+@pytest.mark.parametrize(
+    "players", [pytest.param(name, marks=[pytest.mark.slow] if name in MORE else []) for name in PLAYERS]
+)
 def test_the_joint_law_of_three_tokens(players):
     result = generate(TARGET, *PLAYERS[players])
     tokens = np.asarray(result.tokens)

@@ -25,7 +25,7 @@ from jaxspec.verifiers import (
 from jaxspec.weights import load
 
 ROUNDS, BATCH, K = 12, 16, 4
-LENGTHS = (1, 2, 4)
+LENGTHS = (1, 2, 4, 6)
 NOISE = 0.08
 
 
