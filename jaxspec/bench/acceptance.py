@@ -25,7 +25,7 @@ from jaxspec.verifiers import (
 from jaxspec.weights import load
 
 ROUNDS, BATCH, K = 12, 16, 4
-LENGTHS = (1, 2, 4, 6)
+LENGTHS = (1, 2, 4)
 NOISE = 0.08
 
 
@@ -101,15 +101,15 @@ def plot(found: dict[str, dict[str, tuple[float, float]]], path: pathlib.Path) -
     ends = sorted(found, key=lambda name: found[name][str(last)][0])
     places = np.array([found[name][str(last)][0] for name in ends])
     for index in range(1, len(places)):
-        places[index] = max(places[index], places[index - 1] + 0.17)
+        places[index] = max(places[index], places[index - 1] + 0.05 * (places[-1] - 1))
     for name, place in zip(ends, places, strict=True):
         means, errors = zip(*(found[name][str(k)] for k in LENGTHS), strict=True)
         style = "--" if name == "coupled" else "-"
         line, *_ = axes.errorbar(LENGTHS, means, errors, fmt=f"o{style}", capsize=2, markersize=3.5, linewidth=1.3)
-        axes.annotate(name, (last, means[-1]), (last + 0.25, place), color=line.get_color(), va="center", fontsize=8.5)
+        axes.annotate(name, (last, means[-1]), (last * 1.03, place), color=line.get_color(), va="center", fontsize=8.5)
     axes.set(xlabel="k, drafted tokens along a path", ylabel="mean acceptance length, tokens a round")
     axes.set_xticks(LENGTHS)
-    axes.set_xlim(right=last + 2.6)
+    axes.set_xlim(right=last * 1.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     figure.savefig(path)
