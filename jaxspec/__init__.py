@@ -30,6 +30,7 @@ from jaxspec.schedules import ConfidenceStop as ConfidenceStop
 from jaxspec.schedules import EntropyStop as EntropyStop
 from jaxspec.schedules import Fixed as Fixed
 from jaxspec.schedules import Schedule as Schedule
+from jaxspec.sharding import shard as shard
 from jaxspec.state import Generation as Generation
 from jaxspec.state import GenerationState as GenerationState
 from jaxspec.state import Proposal as Proposal

@@ -26,16 +26,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.fold import fold_rows_under_vmap
 from jaxspec.metrics import Stats
-from jaxspec.model import Model
+from jaxspec.model import Model, placement_of
 from jaxspec.prefill import prefill
 from jaxspec.request import Prepared, Request, check_kinds, default_verifier, prepare
 from jaxspec.round import run_round
 from jaxspec.sampling import Greedy, Policy, Sampling
+from jaxspec.sharding.explicit import under_automatic_axes
 from jaxspec.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
 from jaxspec.verifiers.base import Verifier
 
@@ -53,6 +55,7 @@ def generate(
     stop_tokens: Any = (),
     capacity: int | None = None,
     lossy: bool = False,
+    mesh: Mesh | None = None,
 ) -> Generation:
     """Continues each prompt; the output follows the target's law whatever the drafter guesses.
 
@@ -74,6 +77,9 @@ def generate(
       stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
       lossy: must be True for a verifier that does not keep the target's law.
+      mesh: splits models and rows over devices by `jaxspec.sharding.DATA_AND_TENSOR` (axes
+        `data` and `model`, either may be absent). It moves the models at every call: to do that
+        once, or by other rules, pass models that `jaxspec.shard` has placed. Needless then.
 
     Returns:
       A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
@@ -101,27 +107,29 @@ def generate(
         stop_tokens=stop_tokens,
         capacity=capacity,
         lossy=lossy,
+        mesh=mesh,
     )
     request, shared = prepared.request, None
     if not isinstance(sampling, Sampling):
         # Only the parameters of `Sampling` are known to be one value a row.
         request, shared = dataclasses.replace(request, sampling=None), sampling
     run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new))
-    result = run((target, prepared.drafter, prepared.verifier, shared), request)
-    return _cut(result, prepared.width)
+    players = (prepared.target, prepared.drafter, prepared.verifier, shared)
+    return _cut(under_automatic_axes(run, players, request), prepared.width)
 
 
 def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> GenerationState:
     """The state before the first round: the prompt is fed, nothing is emitted.
 
-    Takes the arguments of `generate`, but no verifier: `step` takes that.
+    Takes the arguments of `generate`, but no verifier, which `step` takes, and no mesh: `shard` the models
+    before, so that `step` is given the same ones.
 
     Raises:
       TypeError, ValueError: as `generate` does, and for an unknown option.
     """
-    _known(options, "init", leave_out=("verifier", "lossy"))
+    _known(options, "init", leave_out=("verifier", "lossy", "mesh"))
     prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
-    return _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+    return _jit_init(prepared.target, prepared.drafter, prepared.request, max_new=prepared.max_new)
 
 
 def step(
@@ -184,15 +192,17 @@ def stream(target: Model, drafter: Drafter | None, prompt: Array, **options: Any
     at once. The generator returns the final `Generation` (the value of `yield from`).
     """
     _known(options, "stream")
-    return _stream(target, prepare(target, drafter, prompt, **(_DEFAULTS | options)))
+    return _stream(prepare(target, drafter, prompt, **(_DEFAULTS | options)))
 
 
-def _stream(target: Model, prepared: Prepared) -> Iterator[list[np.ndarray]]:
+def _stream(prepared: Prepared) -> Iterator[list[np.ndarray]]:
+    target = prepared.target
     state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
     advance = jit_step(donate=True)
-    while not np.all(state.done):
+    everywhere = placement_of(target).everywhere  # each host reads all rows
+    while not np.all(everywhere(state.done)):
         state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
-        tokens, count = jax.device_get((info.tokens, info.count))
+        tokens, count = jax.device_get(everywhere((info.tokens, info.count)))
         yield [row[:n] for row, n in zip(tokens, count, strict=True)]
     result = _collect(state, prepared.max_new, prepared.verifier.lossless)
     return _cut(result, prepared.width)
@@ -206,6 +216,7 @@ _DEFAULTS = {
     "stop_tokens": (),
     "capacity": None,
     "lossy": False,
+    "mesh": None,
 }
 _keeping_step = jax.jit(step, static_argnames="lossy")
 _donating_step = jax.jit(step, static_argnames="lossy", donate_argnames="state")
@@ -230,7 +241,7 @@ def _generate(players, request: Request, *, max_new: int) -> Generation:
         lambda state: run_round(target, drafter, verifier, state)[0],
         state,
     )
-    return _collect(state, max_new, verifier.lossless)
+    return placement_of(target).everywhere(_collect(state, max_new, verifier.lossless))
 
 
 def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) -> GenerationState:

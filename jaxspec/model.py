@@ -76,6 +76,32 @@ class Model(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """No placement: arrays lie where JAX puts them. `jaxspec.sharding.Placement` is the other kind."""
+
+    def cache(self, cache: Any) -> Any:
+        """A cache, laid out as its model is."""
+        return cache
+
+    def logits(self, logits: Array) -> Array:
+        """`[b, t, v]`, laid out as the output head is."""
+        return logits
+
+    def rows(self, tree: Any) -> Any:
+        """Arrays that have the batch first."""
+        return tree
+
+    def everywhere(self, tree: Any) -> Any:
+        """Arrays that every device has."""
+        return tree
+
+
+def placement_of(model: Any) -> Any:
+    """A model's placement; one that knows of none lies anywhere."""
+    return getattr(model, "placement", Anywhere())
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
@@ -86,11 +112,13 @@ class LanguageModel:
         call signature whose `config` has the same fields.
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
+      placement: how its caches and logits are laid out over a mesh; `jaxspec.shard` sets it.
     """
 
     module: nn.Module = dataclasses.field(metadata={"static": True})
     params: Any
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
+    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +135,7 @@ class LanguageModel:
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         config = self.module.config
-        return KVCache.empty(
+        empty = KVCache.empty(
             layers=config.num_layers,
             batch=batch,
             heads=config.num_kv_heads,
@@ -115,9 +143,11 @@ class LanguageModel:
             head_dim=config.head_dim,
             dtype=self.dtype,
         )
+        return self.placement.cache(empty)
 
     def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
         options = {"mask": mask, "positions": positions, "capture": capture}
         if pending is not None:
             options["pending"] = pending
-        return ModelOutput(*self.module.apply({"params": self.params}, tokens, cache, **options))
+        logits, entries, hidden = self.module.apply({"params": self.params}, tokens, cache, **options)
+        return ModelOutput(self.placement.logits(logits), entries, hidden)

@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.keys import row_keys
-from jaxspec.model import Model
+from jaxspec.model import Model, placement_of
 from jaxspec.sampling import Policy, Sampling
+from jaxspec.sharding import DATA_AND_TENSOR, Placement, shard_players
 from jaxspec.verifiers import (
     BlockVerifier,
     CoupledVerifier,
@@ -47,13 +49,15 @@ class Prepared:
     """A checked request.
 
     Attributes:
-      drafter: as passed, or `NoDrafter`.
+      target: as passed, on the mesh if there is one.
+      drafter: the same, or `NoDrafter`.
       verifier: as passed, or the default.
       request: the arrays.
       max_new: how many new tokens a row of the buffers holds (a bucket).
       width: how many of them the caller asked to get back.
     """
 
+    target: Model
     drafter: Drafter
     verifier: Verifier
     request: Request
@@ -74,6 +78,7 @@ def prepare(
     stop_tokens: Any,
     capacity: int | None,
     lossy: bool,
+    mesh: Mesh | None,
 ) -> Prepared:
     """Checks everything and pads shapes to buckets, so that nearby requests share a program.
 
@@ -99,20 +104,22 @@ def prepare(
     # The bucket has room for more than was passed: a traced length beyond that is an error still.
     lengths = jnp.where(lengths <= width, lengths, 0)
     padded = bucket(width)
-    return Prepared(
-        drafter,
-        verifier,
-        Request(
-            prompt=jnp.pad(checks.to_int32(prompt), ((0, 0), (0, padded - width))),
-            prompt_length=jnp.broadcast_to(lengths, (batch,)),
-            max_new_tokens=jnp.broadcast_to(checks.to_int32(max_new_tokens), (batch,)),
-            stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
-            keys=row_keys(jax.random.key(0) if key is None else key, batch),
-            sampling=_per_row(sampling, batch),
-        ),
-        max_new,
-        returned,
+    request = Request(
+        prompt=jnp.pad(checks.to_int32(prompt), ((0, 0), (0, padded - width))),
+        prompt_length=jnp.broadcast_to(lengths, (batch,)),
+        max_new_tokens=jnp.broadcast_to(checks.to_int32(max_new_tokens), (batch,)),
+        stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
+        keys=row_keys(jax.random.key(0) if key is None else key, batch),
+        sampling=None,
     )
+    policy, placement = _per_row(sampling, batch), placement_of(target)
+    if mesh is not None:
+        target, drafter = shard_players((target, drafter), mesh)
+        placement = Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
+    # Only the parameters of `Sampling` are known to be one value a row.
+    policy = placement.rows(policy) if isinstance(policy, Sampling) else policy
+    request = dataclasses.replace(placement.rows(request), sampling=policy)
+    return Prepared(target, drafter, verifier, request, max_new, returned)
 
 
 def bucket(size: int) -> int:

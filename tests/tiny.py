@@ -15,6 +15,7 @@ import numpy as np
 import jaxspec
 from jaxspec.model import ModelOutput
 from jaxspec.nn import Rope, Transformer, TransformerConfig
+from jaxspec.weights.abstract import abstract_params
 
 VOCAB = 11
 
@@ -28,13 +29,27 @@ def config(*, vocab=VOCAB, layers=1, **options) -> TransformerConfig:
 def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
     """A random decoder; `sharpness` scales its weights, so that its laws are far from uniform."""
     module = Transformer(config(**options))
-    blank = jaxspec.LanguageModel(module, {})
-    tokens, cache = jnp.zeros((1, 1), jnp.int32), blank.init_cache(1, 1)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
+    return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.02 * sharpness))
+
+
+def _random(shapes, seed: int, scale: float):
     rng = np.random.default_rng(seed)
-    leaf = lambda x: jnp.asarray(rng.normal(size=x.shape) * (0.02 * sharpness if x.ndim > 1 else 0.1), x.dtype)
-    params = jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
-    return jaxspec.LanguageModel(module, params)
+    leaf = lambda x: jnp.asarray(rng.normal(size=x.shape) * (scale if x.ndim > 1 else 0.1), x.dtype)
+    return jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
+
+
+def wide_transformer(seed=0, *, vocab=64, heads=8, **options) -> jaxspec.LanguageModel:
+    """A random decoder whose heads and inner width divide over eight devices."""
+    options = {"ropes": (Rope(1e4),), "windows": (None,), "tied_head": True} | options
+    module = Transformer(TransformerConfig(vocab, 1, 32, 2 * heads, heads, 8, 64, 512, **options))
+    return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.2))
+
+
+def noisy(model: jaxspec.LanguageModel, scale: float, seed=1) -> jaxspec.LanguageModel:
+    """A model whose guesses are often right: the same one with noise on its weights."""
+    rng = np.random.default_rng(seed)
+    disturb = lambda x: x + scale * jnp.std(x) * jnp.asarray(rng.normal(size=x.shape), x.dtype)
+    return jaxspec.LanguageModel(model.module, jax.tree.map(disturb, model.params))
 
 
 @jax.tree_util.register_dataclass

@@ -9,6 +9,7 @@ the verdict is known, the accepted path's entries go into the cache, and the res
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from jaxspec.cache import Cache
 from jaxspec.model import Model
 from jaxspec.state import Context, Verdict
 from jaxspec.verifiers.base import leading, pick
+
+# Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
+_PARTS = 256
 
 
 @jax.tree_util.register_dataclass
@@ -176,7 +180,15 @@ def by_row(found: Array) -> Array:
 def likeliest(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
     """The `count` largest weights in falling order, and their tokens; of equals the first.
 
-    Measured on the CPU: quicker than two passes of a maximum over the vocabulary.
+    They lie in the `count` parts of the vocabulary with the largest maxima, so only those are
+    looked through: a vocabulary that is split over devices is not gathered, as `top_k` would.
     """
-    best, tokens = jax.lax.top_k(weights, count)
-    return best, tokens.astype(jnp.int32)
+    *rows, vocab = weights.shape
+    parts = math.gcd(vocab, _PARTS)
+    in_parts = weights.reshape(*rows, parts, vocab // parts)
+    _, chosen = jax.lax.top_k(jnp.max(in_parts, axis=-1), min(count, parts))
+    # In the vocabulary's order, so that the first of equals stays the first.
+    chosen = jnp.sort(chosen.astype(jnp.int32), axis=-1)[..., None]
+    tokens = chosen * (vocab // parts) + jnp.arange(vocab // parts, dtype=jnp.int32).reshape(*(1,) * len(rows), 1, -1)
+    best, at = jax.lax.top_k(jnp.take_along_axis(in_parts, chosen, axis=-2).reshape(*rows, -1), count)
+    return best, jnp.take_along_axis(tokens.reshape(*rows, -1), at.astype(jnp.int32), axis=-1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Transformer
+from jaxspec.sharding import Placement, parameter_axes, placed
 from jaxspec.weights.families import transformer_config
 from jaxspec.weights.recipes import Recipe, recipes
 from jaxspec.weights.tensors import Checkpoint, LazyTensor
@@ -20,12 +21,13 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$|^h\.\d+\.attn\.(masked_)?bias$")
 _SHOWN = 5
 
 
-def assemble(checkpoint: Checkpoint, dtype: jnp.dtype) -> LanguageModel:
+def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
     """Builds the model that a checkpoint describes.
 
     Args:
       checkpoint: configuration, unread tensors, tokenizer.
       dtype: of weights and activations; normalisation scales stay float32.
+      placement: where parameters go, each straight into its shards; `None` is the default device.
 
     Raises:
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
@@ -46,11 +48,20 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype) -> LanguageModel:
         node = params
         for key in recipe.path[:-1]:
             node = node.setdefault(key, {})
-        node[recipe.path[-1]] = _make(recipe, tensors, dtype, checkpoint.source)
-    return LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
+        values = _read(recipe, tensors, checkpoint.source)
+        node[recipe.path[-1]] = _put(recipe, values, jnp.float32 if recipe.is_norm else dtype, placement)
+    model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
+    return model if placement is None else placed(model, placement)
 
 
-def _make(recipe: Recipe, tensors: Mapping[str, LazyTensor], dtype, source: str) -> jax.Array:
+def _put(recipe: Recipe, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
+    if placement is None:
+        return jnp.array(values, dtype=dtype)
+    sharding = placement.sharding(values.shape, parameter_axes(recipe.path, values.ndim))
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))
+
+
+def _read(recipe: Recipe, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
     parts = []
     for name, _ in recipe.sources:
         part = tensors[name].read()
@@ -60,7 +71,7 @@ def _make(recipe: Recipe, tensors: Mapping[str, LazyTensor], dtype, source: str)
                 "delete it and download it again"
             )
         parts.append(part)
-    return jnp.array(recipe.build(*parts), dtype=jnp.float32 if recipe.is_norm else dtype)
+    return np.asarray(recipe.build(*parts))
 
 
 def _check(wanted: list[Recipe], tensors: Mapping[str, LazyTensor], source: str) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxspec.model import LanguageModel
+from jaxspec.sharding import DATA_AND_TENSOR, Placement, Rules
 from jaxspec.weights import zoo
 from jaxspec.weights.assemble import assemble
 from jaxspec.weights.download import fetch
@@ -22,7 +24,9 @@ _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _FILES = {".gguf": read_gguf_checkpoint, ".bin": read_llama2c_checkpoint}
 
 
-def load(name_or_path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
+def load(
+    name_or_path: str | os.PathLike[str], *, dtype: Any = None, mesh: Mesh | None = None, rules: Rules | None = None
+) -> LanguageModel:
     """Loads a language model with its tokenizer.
 
     Args:
@@ -33,20 +37,31 @@ def load(name_or_path: str | os.PathLike[str], *, dtype: Any = None) -> Language
         * a repository on the model hub, `organisation/name`.
       dtype: "float32", "bfloat16" or "float16", of weights and activations. The default is float32
         on CPUs, which are slow in the others, and bfloat16 elsewhere.
+      mesh: splits the parameters over devices as they are read: no device ever holds more than its
+        part, and the host no more than one parameter.
+      rules: how; `None` is `jaxspec.sharding.DATA_AND_TENSOR`, as far as the mesh has its axes.
 
     Raises:
-      ValueError: the name is unknown, the dtype or architecture is not supported, or a file is
-        truncated or corrupted.
+      ValueError: the name is unknown, the dtype or architecture is not supported, a file is
+        truncated or corrupted, or rules and mesh do not fit.
       FileNotFoundError: the path does not exist.
       OSError: a download failed; the message says what to do.
     """
-    dtype = _dtype(dtype)
+    dtype, placement = _dtype(dtype), _placement(mesh, rules)
     path = _locate(name_or_path)
     if not path.is_dir():
-        return assemble(_FILES[path.suffix](path), dtype)
+        return assemble(_FILES[path.suffix](path), dtype, placement)
     if (path / MANIFEST).is_file():
-        return read_saved(path, dtype)
-    return assemble(read_huggingface_checkpoint(path), dtype)
+        return read_saved(path, dtype, placement)
+    return assemble(read_huggingface_checkpoint(path), dtype, placement)
+
+
+def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:
+    if mesh is None:
+        if rules is not None:
+            raise ValueError("rules say how to split over a mesh, got no mesh; pass mesh=")
+        return None
+    return Placement.on(mesh, DATA_AND_TENSOR.within(mesh) if rules is None else rules)
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Rope, RopeScaling, Transformer, TransformerConfig
+from jaxspec.sharding import Placement, parameter_sharding, placed, put
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.weights.abstract import abstract_params
 
 MANIFEST = "jaxspec.json"
 _PARAMS, _TOKENIZER = "params", "tokenizer"
@@ -65,7 +66,7 @@ def _write(model: LanguageModel, folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
 
 
-def read_saved(folder: Path, dtype: jnp.dtype) -> LanguageModel:
+def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
     """Reads a folder that `save` wrote, with its parameters cast to `dtype`.
 
     Raises:
@@ -79,9 +80,10 @@ def read_saved(folder: Path, dtype: jnp.dtype) -> LanguageModel:
         if version == _VERSION:
             module = Transformer(_config(manifest["config"]), dtype)
             with ocp.StandardCheckpointer() as checkpointer:
-                params = checkpointer.restore(folder.absolute() / _PARAMS, _abstract_params(module))
+                params = checkpointer.restore(folder.absolute() / _PARAMS, _abstract_params(module, placement))
             path = folder / _TOKENIZER
-            return LanguageModel(module, params, Tokenizer.from_folder(path) if path.is_dir() else None)
+            model = LanguageModel(module, params, Tokenizer.from_folder(path) if path.is_dir() else None)
+            return model if placement is None else placed(model, placement)
     except Exception as error:  # orbax and its storage layer raise many kinds
         raise ValueError(
             f"{folder} is no whole jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
@@ -89,19 +91,11 @@ def read_saved(folder: Path, dtype: jnp.dtype) -> LanguageModel:
     raise ValueError(f"{folder} is of checkpoint version {version}, expected {_VERSION}; upgrade jaxspec")
 
 
-def _abstract_params(module: Transformer) -> Any:
-    """Shapes, dtypes and the default device of a module's parameters."""
-    config = module.config
-    cache = KVCache.empty(
-        layers=config.num_layers,
-        batch=1,
-        heads=config.num_kv_heads,
-        capacity=1,
-        head_dim=config.head_dim,
-        dtype=module.dtype,
-    )
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
+def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
+    """Shapes, dtypes and places of a module's parameters; the default device without a placement."""
+    shapes = abstract_params(module)
+    if placement is not None:
+        return jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), shapes)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
 

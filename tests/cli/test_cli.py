@@ -228,6 +228,7 @@ def test_a_closed_pipe_is_quiet(folder):
     assert error == ""
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 def test_the_default_model_compares(smollm2):
     del smollm2

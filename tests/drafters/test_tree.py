@@ -8,6 +8,7 @@ import pytest
 import jaxspec
 from jaxspec import keys
 from jaxspec.drafters import MostLikely, TreeDrafter, WithoutReplacement, WithReplacement
+from jaxspec.drafters.frontier import likeliest
 from jaxspec.tree import Tree
 from tests import tiny
 from tests.contracts_drafter import LENGTHS, PROMPTS
@@ -92,6 +93,17 @@ def test_the_most_likely_children_in_order(tree):
             path = [tokens[i] for i in path_to(tree.parents, tree.parents[node])]
             best = np.argsort(-tiny.history_law(DRAFT, text + path))
             assert tokens[node] == best[rank]
+
+
+@pytest.mark.parametrize("vocab", [11, 512, 8000])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_of_equal_weights_the_first_are_taken(vocab, count):
+    """As `top_k` does over a vocabulary that is looked through in parts, with many equals."""
+    weights = np.random.default_rng(count).integers(0, 3 + vocab // 9, (4, 2, vocab)).astype(np.float32)
+    best, tokens = likeliest(jnp.asarray(weights), count)
+    order = np.argsort(-weights, axis=-1, kind="stable")[..., :count]
+    np.testing.assert_array_equal(tokens, order)
+    np.testing.assert_array_equal(best, np.take_along_axis(weights, order, -1))
 
 
 def test_a_row_at_temperature_zero_has_one_certain_path():

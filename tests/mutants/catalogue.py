@@ -1,6 +1,6 @@
 """Every mutant, from the files that list them by topic."""
 
-from tests.mutants import block, multi_draft, mutants, relaxed, schedules, trees
+from tests.mutants import block, multi_draft, mutants, relaxed, schedules, sharding, trees
 
 MUTANTS = (
     *mutants.MUTANTS,
@@ -8,5 +8,6 @@ MUTANTS = (
     *multi_draft.MUTANTS,
     *relaxed.MUTANTS,
     *schedules.MUTANTS,
+    *sharding.MUTANTS,
     *trees.MUTANTS,
 )

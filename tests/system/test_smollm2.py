@@ -131,6 +131,23 @@ def test_trees_write_what_plain_decoding_writes(smollm2, drafters, record_proper
             assert all(place.margin < MARGIN for place in found)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the key-value heads")
+@pytest.mark.parametrize("shape", [(2, 4), (1, 8)], ids=str)
+def test_a_mesh_writes_what_one_device_writes(smollm2, shape, record_property):
+    """Its three key-value heads are whole on every device; vocabulary and inner width are split."""
+    mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    tokens, lengths = encode(smollm2.tokenizer, PROMPTS[2:4])
+    options = {"prompt_length": lengths, "max_new_tokens": 32}
+    drafter = jaxspec.NGramDrafter(k=4)
+    one = jaxspec.generate(smollm2, drafter, tokens, **options)
+    many = jaxspec.generate(jaxspec.shard(smollm2, mesh), drafter, tokens, **options)
+    found = partings(one, many, tokens, lengths, lambda text, row: next_logits(smollm2, text))
+    record_property(f"mesh {shape}: 2 prompts x 32 greedy tokens", f"{len(found)} near-ties")
+    assert all(place.margin < MARGIN for place in found)
+
+
+@pytest.mark.slow
 def test_a_draft_equal_to_the_target_is_always_accepted(smollm2):
     tokens, lengths = encode(smollm2.tokenizer, PROMPTS[8:10])
     options = {"prompt_length": lengths, "max_new_tokens": 24}

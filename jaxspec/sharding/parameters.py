@@ -1,0 +1,121 @@
+"""Where a decoder's parameters go: the logical axes of each, and `shard`."""
+
+import dataclasses
+import warnings
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from jaxspec.model import Anywhere, LanguageModel
+from jaxspec.sharding.placement import Placement, automatic, put
+from jaxspec.sharding.rules import DATA_AND_TENSOR, Rules, as_tuple, pieces
+
+Players = TypeVar("Players")
+Axes = tuple[str | None, ...]
+
+# By the end of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
+_AXES: dict[tuple[str, ...], Axes] = {
+    ("embedding",): ("vocab", "embed"),
+    ("head",): ("vocab", "embed"),
+    ("position_embedding",): (None, "embed"),
+    ("qkv", "kernel"): ("kv_heads", None, None, "embed"),
+    ("qkv", "bias"): ("kv_heads", None, None),
+    ("output", "kernel"): ("embed", "kv_heads", None, None),
+    ("output", "bias"): (None,),
+    ("gate_up", "kernel"): (None, "mlp", "embed"),
+    ("gate_up", "bias"): (None, "mlp"),
+    ("up", "kernel"): ("mlp", "embed"),
+    ("up", "bias"): ("mlp",),
+    ("down", "kernel"): ("embed", "mlp"),
+    ("down", "bias"): (None,),
+}
+
+
+def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
+    """The logical axes of the parameter at `path`; one that is not known is whole everywhere."""
+    for count in (2, 1):
+        if (axes := _AXES.get(path[-count:])) is not None and len(axes) == rank:
+            return axes
+    return (None,) * rank
+
+
+def shard(model: LanguageModel, mesh: Mesh, rules: Rules = DATA_AND_TENSOR) -> LanguageModel:
+    """The same model with its parameters split over `mesh`, and its caches and logits with them.
+
+    Do it once, and pass the result to `generate` and to drafters. Target and draft may follow
+    different rules on one mesh: `shard(draft, mesh, REPLICATED)`. Works inside `jax.jit` too.
+
+    Args:
+      model: from `load`; parameters may also be `jax.ShapeDtypeStruct`, to compile ahead of time.
+      mesh: from `jax.make_mesh`, with axes of the names that the rules use.
+      rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or your own.
+
+    Warns:
+      UserWarning: an axis does not divide evenly, so it is whole on every device.
+
+    Raises:
+      TypeError, ValueError: the model is no `LanguageModel`, or rules and mesh do not fit.
+    """
+    if not isinstance(model, LanguageModel):
+        raise TypeError(
+            f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
+            "shardings with jax.device_put"
+        )
+    placement = Placement.on(mesh, rules)
+    params = jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), model.params)
+    return placed(dataclasses.replace(model, params=params), placement)
+
+
+def placed(model: LanguageModel, placement: Placement) -> LanguageModel:
+    """The same model, whose parameters lie there already; warns of what could not be split."""
+    _warn(model, placement)
+    return dataclasses.replace(model, placement=placement)
+
+
+def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
+    """Every `LanguageModel` in a pytree (a drafter, say) that has no placement yet, given one.
+
+    Args:
+      players: any pytree.
+      mesh: where to.
+      rules: `None` is `DATA_AND_TENSOR`, as far as the mesh has its axes.
+
+    Raises:
+      TypeError, ValueError: rules and mesh do not fit, or a model lies on another mesh.
+    """
+    rules = DATA_AND_TENSOR.within(mesh) if rules is None else rules
+
+    def place(node):
+        if not isinstance(node, LanguageModel):
+            return node
+        if isinstance(node.placement, Anywhere):
+            return shard(node, mesh, rules)
+        if node.placement.mesh != automatic(mesh):
+            raise ValueError(
+                f"mesh must be the one that the models lie on, got {mesh} and a model on {node.placement.mesh}; pass "
+                "the same mesh to shard, or none here"
+            )
+        return node
+
+    return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, LanguageModel))
+
+
+def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> NamedSharding:
+    """Where the parameter at a pytree path goes."""
+    return placement.sharding(x.shape, parameter_axes(tuple(key.key for key in path), len(x.shape)))
+
+
+def _warn(model: LanguageModel, placement: Placement) -> None:
+    config = model.module.config
+    sizes = {"vocab": config.vocab_size, "kv_heads": config.num_kv_heads, "mlp": config.mlp_width}
+    names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "mlp": "inner width"}
+    for axis, size in sizes.items():
+        over = as_tuple(getattr(placement.rules, axis))
+        count = pieces(placement.mesh, over)
+        if size % count:
+            warnings.warn(
+                f"the {names[axis]} ({size}) cannot be divided evenly over {count} devices of the mesh axis "
+                f"{' x '.join(over)}: every device holds all of that",
+                stacklevel=4,
+            )

@@ -1,0 +1,81 @@
+"""Which mesh axes each logical axis is split over: one table, and presets of it."""
+
+import dataclasses
+from typing import Self
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+MeshAxes = str | tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """For each logical axis the mesh axis, or axes, that it is split over; `None` is not split.
+
+    Attributes:
+      batch: rows, of everything that the loop carries.
+      vocab: token ids: embedding, output head, logits, laws and noise.
+      kv_heads: key-value heads with their queries: attention weights and the cache.
+      mlp: the inner width of the feed-forward block.
+      embed: the width of the residual stream, of weights only: activations are not split by it.
+    """
+
+    batch: MeshAxes = None
+    vocab: MeshAxes = None
+    kv_heads: MeshAxes = None
+    mlp: MeshAxes = None
+    embed: MeshAxes = None
+
+    @property
+    def mesh_axes(self) -> set[str]:
+        """Every mesh axis that is named."""
+        return {name for field in dataclasses.fields(self) for name in as_tuple(getattr(self, field.name))}
+
+    def check(self, mesh: Mesh | AbstractMesh) -> None:
+        """Raises `ValueError` if a rule names an axis that `mesh` has not."""
+        if unknown := sorted(self.mesh_axes - set(mesh.axis_names)):
+            raise ValueError(
+                f"the rules split over the mesh axes {', '.join(unknown)}, got a mesh with axes "
+                f"{', '.join(mesh.axis_names) or 'none'}; name the mesh's axes so, or pass Rules(...) with its names"
+            )
+
+    def within(self, mesh: Mesh | AbstractMesh) -> Self:
+        """The same rules without the axes that `mesh` has not."""
+        kept = {}
+        for field in dataclasses.fields(self):
+            names = tuple(name for name in as_tuple(getattr(self, field.name)) if name in mesh.axis_names)
+            kept[field.name] = names or None
+        return type(self)(**kept)
+
+    def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
+        """How an array with these logical axes is split; an axis that does not divide evenly is not."""
+        return PartitionSpec(*(self._split(mesh, size, axis) for size, axis in zip(shape, axes, strict=True)))
+
+    def _split(self, mesh, size: int, axis: str | None) -> MeshAxes:
+        names = as_tuple(None if axis is None else getattr(self, axis))
+        return names if names and size % pieces(mesh, names) == 0 else None
+
+
+# Weights split by head and by column, so that a layer needs two sums over devices and no gather.
+TENSOR_PARALLEL = Rules(vocab="model", kv_heads="model", mlp="model")
+# The same, and the rows of a batch split over `data`.
+DATA_AND_TENSOR = dataclasses.replace(TENSOR_PARALLEL, batch="data")
+# Weights are split over every device, for models that fit no other way.
+FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
+# Every device has the whole model: for a small draft beside a large target.
+REPLICATED = Rules(batch="data")
+
+
+def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+    """The mesh axes of one rule."""
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
+    """How many pieces these mesh axes cut an array into."""
+    count = 1
+    for name in names:
+        count *= mesh.shape[name]
+    return count

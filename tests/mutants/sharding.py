@@ -1,0 +1,72 @@
+"""Faults of sharding: what moves a vocabulary between devices, and what is split that cannot be."""
+
+from tests.mutants.mutants import Mutant
+
+_RULES, _MESHES, _LOAD = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load"))
+_MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
+
+MUTANTS = (
+    Mutant(
+        "the likeliest tokens are looked for in the whole vocabulary at once",
+        "drafters/frontier.py",
+        "parts = math.gcd(vocab, _PARTS)",
+        "parts = 1",
+        (f"{_MOVED}[drawn tree, recursive]",),
+    ),
+    Mutant(
+        "logits are gathered",
+        "sharding/placement.py",
+        'self.constrain(logits, ("batch", None, "vocab"))',
+        'self.constrain(logits, ("batch", None, None))',
+        (f"{_MOVED}[model, block]",),
+    ),
+    Mutant(
+        "of equal weights a later part's is taken for the first",
+        "drafters/frontier.py",
+        "jnp.sort(chosen.astype(jnp.int32), axis=-1)[..., None]",
+        "chosen.astype(jnp.int32)[..., None]",
+        ("tests/drafters/test_tree.py::test_of_equal_weights_the_first_are_taken",),
+    ),
+    Mutant(
+        "an axis that does not divide is split",
+        "sharding/rules.py",
+        "names if names and size % pieces(mesh, names) == 0 else None",
+        "names or None",
+        (f"{_RULES}::test_axes_that_do_not_divide_are_whole",),
+    ),
+    Mutant(
+        "explicit axes stay explicit inside",
+        "sharding/explicit.py",
+        "if AxisType.Explicit in mesh.axis_types), None)",
+        "if AxisType.Manual in mesh.axis_types), None)",
+        (f"{_MESHES}::test_models_that_the_caller_has_split",),
+    ),
+    Mutant(
+        "results stay split",
+        "generate.py",
+        "placement_of(target).everywhere(_collect(state, max_new, verifier.lossless))",
+        "_collect(state, max_new, verifier.lossless)",
+        (f"{_MESHES}::test_a_mesh_can_be_passed",),
+    ),
+    Mutant(
+        "a mesh replaces the one that a model lies on",
+        "sharding/parameters.py",
+        "if node.placement.mesh != automatic(mesh):",
+        "if node.placement.mesh == mesh:",
+        (f"{_RULES}::test_what_does_not_fit_is_refused",),
+    ),
+    Mutant(
+        "parameters are read onto one device",
+        "weights/assemble.py",
+        "return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))",
+        "return jnp.array(values, dtype=dtype)",
+        (f"{_LOAD}::test_no_device_ever_holds_more_than_its_part",),
+    ),
+    Mutant(
+        "products of one kernel share its broadcast over the rows",
+        "nn/products.py",
+        "padded, kernel = jax.lax.optimization_barrier((padded, kernel))",
+        "padded = jax.lax.optimization_barrier(padded)",
+        ("tests/test_products.py::test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it",),
+    ),
+)

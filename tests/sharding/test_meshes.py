@@ -1,0 +1,237 @@
+"""The same keys give the same tokens on any mesh, and no collective moves a vocabulary."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxspec
+from jaxspec.drafters import DynamicTreeDrafter, ModelDrafter, NGramDrafter, TreeDrafter, UnionDrafter
+from jaxspec.drafters import WithoutReplacement as Drawn
+from jaxspec.sharding import REPLICATED, TENSOR_PARALLEL, shard, shard_players
+from jaxspec.tree import Tree
+from jaxspec.verifiers import (
+    BlockVerifier,
+    CoupledVerifier,
+    KSequence,
+    MultiDraftVerifier,
+    RelaxedVerifier,
+    TokenVerifier,
+    TraversalVerifier,
+    TreeVerifier,
+    Typical,
+)
+from tests import tiny
+from tests.sharding.collectives import collectives
+from tests.sharding.test_rules import make_mesh
+
+# Far larger than any other array here, and its parts are like no other size.
+VOCAB = 8000
+TARGET = tiny.wide_transformer(0, vocab=VOCAB)
+DRAFT = tiny.noisy(TARGET, 0.2)
+OTHER = tiny.noisy(TARGET, 0.4, seed=2)
+TREE = Tree((-1, -1, 0, 0, 1, 2))
+LENGTHS = np.array([6, 3, 5, 1])
+PROMPT = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
+POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95, min_p=0.001)
+MESHES = [(2, 4), (4, 2), (8, 1), (1, 8)]
+
+
+def drafters(draft):
+    """Of every kind, with the verifiers that they run with."""
+    drawn = TreeDrafter(draft, TREE, draw=Drawn())
+    return {
+        "plain": (None, CoupledVerifier()),
+        "model, block": (ModelDrafter(draft, k=3), BlockVerifier()),
+        "model, token": (ModelDrafter(draft, k=3), TokenVerifier()),
+        "model, coupled": (ModelDrafter(draft, k=3), CoupledVerifier()),
+        "model, relaxed": (ModelDrafter(draft, k=3), RelaxedVerifier(Typical())),
+        "adaptive, block": (ModelDrafter(draft, k=jaxspec.EntropyStop(3)), BlockVerifier()),
+        "n-gram, token": (NGramDrafter(k=3, min_ngram=1), TokenVerifier()),
+        "drafts, K-SEQ": (ModelDrafter(draft, k=2, num_drafts=2, distinct=False), MultiDraftVerifier(KSequence())),
+        "drawn tree, recursive": (drawn, MultiDraftVerifier()),
+        "drawn tree, traversal": (drawn, TraversalVerifier()),
+        "likeliest tree, tree": (TreeDrafter(draft, TREE), TreeVerifier()),
+        "dynamic tree, tree": (DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6), TreeVerifier()),
+        "two models, recursive": (
+            UnionDrafter((ModelDrafter(draft, k=2), ModelDrafter(OTHER, k=2))),
+            MultiDraftVerifier(),
+        ),
+    }
+
+
+PLAYERS = drafters(DRAFT)
+# The others draw, look up and reduce laws in the same few ways.
+FIRST = ("plain", "model, block", "drawn tree, recursive")
+ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in PLAYERS]
+
+
+@jax.jit
+def run(target, drafter, verifier, prompt, lengths, policy):
+    return jaxspec.generate(
+        target,
+        drafter,
+        prompt,
+        prompt_length=lengths,
+        key=jax.random.key(5),
+        sampling=policy,
+        verifier=verifier,
+        max_new_tokens=12,
+        lossy=True,
+    )
+
+
+@functools.cache
+def on_one_device(players, greedy=False):
+    policy = jaxspec.Greedy() if greedy else POLICY
+    return run(TARGET, *PLAYERS[players], PROMPT, LENGTHS, policy)
+
+
+def same(result, expected):
+    np.testing.assert_array_equal(result.tokens, expected.tokens)
+    np.testing.assert_array_equal(result.length, expected.length)
+    np.testing.assert_array_equal(result.stats.accepted, expected.stats.accepted)
+    np.testing.assert_allclose(result.log_probs, expected.log_probs, atol=1e-4)
+    np.testing.assert_allclose(result.warped_log_probs, expected.warped_log_probs, atol=1e-4)
+
+
+def moved(program) -> list:
+    """The collectives that move as many numbers as there are token ids, or one device's part of them."""
+    parts = {VOCAB // pieces for pieces in (1, 2, 4, 8)}
+    return [c for c in collectives(program.as_text()) if np.prod(c.shape) >= VOCAB or parts & set(c.shape)]
+
+
+@pytest.mark.parametrize("players", ALL)
+def test_the_same_tokens_and_no_vocabulary_moves(players):
+    """Rows split in two and weights in four. A mixed batch: sampled rows and a greedy one."""
+    drafter, verifier = PLAYERS[players]
+    target, drafter = shard_players((TARGET, drafter), make_mesh())
+    arguments = (target, drafter, verifier, PROMPT, LENGTHS, POLICY)
+    program = run.lower(*arguments).compile()
+    same(program(*arguments), on_one_device(players))
+    assert collectives(program.as_text())
+    assert moved(program) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES[1:], ids=str)
+@pytest.mark.parametrize("players", PLAYERS)
+def test_the_same_tokens_on_other_meshes(players, shape):
+    drafter, verifier = PLAYERS[players]
+    target, drafter = shard_players((TARGET, drafter), make_mesh(*shape))
+    same(run(target, drafter, verifier, PROMPT, LENGTHS, POLICY), on_one_device(players))
+
+
+@pytest.mark.parametrize(
+    ("players", "shape"),
+    [("model, token", (4, 2)), pytest.param("likeliest tree, tree", (1, 8), marks=pytest.mark.slow)],
+)
+def test_the_same_tokens_greedily(players, shape):
+    drafter, verifier = PLAYERS[players]
+    target, drafter = shard_players((TARGET, drafter), make_mesh(*shape))
+    same(run(target, drafter, verifier, PROMPT, LENGTHS, jaxspec.Greedy()), on_one_device(players, greedy=True))
+
+
+@pytest.mark.slow
+def test_a_whole_draft_beside_a_split_target():
+    mesh = make_mesh(1, 8)
+    drafter = ModelDrafter(shard(DRAFT, mesh, REPLICATED), k=3)
+    target = shard(TARGET, mesh, TENSOR_PARALLEL)
+    same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
+
+
+def generate(target, drafter, prompt=PROMPT, **options):
+    return jaxspec.generate(
+        target,
+        drafter,
+        prompt,
+        prompt_length=LENGTHS,
+        key=jax.random.key(5),
+        sampling=POLICY,
+        verifier=BlockVerifier(),
+        max_new_tokens=12,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("kind", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit])
+def test_a_mesh_can_be_passed(kind):
+    result = generate(TARGET, PLAYERS["model, block"][0], mesh=make_mesh(kind=kind))
+    same(result, on_one_device("model, block"))
+    assert result.tokens.sharding.is_fully_replicated
+
+
+def test_a_mesh_can_be_passed_inside_the_callers_jit():
+    mesh = make_mesh()
+    ours = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
+    same(ours(TARGET, PLAYERS["model, block"][0]), on_one_device("model, block"))
+
+
+def by_hand(model, like, mesh):
+    """A model that the caller has split without our help."""
+    put = lambda x, y: jax.device_put(x, NamedSharding(mesh, y.sharding.spec))
+    return jaxspec.LanguageModel(model.module, jax.tree.map(put, model.params, like.params))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside"),
+    [
+        pytest.param(AxisType.Auto, False, marks=pytest.mark.slow),
+        pytest.param(AxisType.Auto, True, marks=pytest.mark.slow),
+        (AxisType.Explicit, False),
+        pytest.param(AxisType.Explicit, True, marks=pytest.mark.slow),
+    ],
+)
+def test_models_that_the_caller_has_split(kind, inside):
+    mesh = make_mesh(kind=kind)
+    target, draft = (by_hand(model, shard(model, make_mesh()), mesh) for model in (TARGET, DRAFT))
+    prompt = jax.device_put(PROMPT, NamedSharding(mesh, PartitionSpec("data")))
+    call = jax.jit(generate) if inside else generate
+    same(call(target, ModelDrafter(draft, k=3), prompt), on_one_device("model, block"))
+
+
+@pytest.mark.slow
+def test_under_a_mesh_that_the_caller_has_set():
+    mesh = make_mesh(kind=AxisType.Explicit)
+    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), mesh)
+    with jax.set_mesh(mesh):
+        same(jax.jit(generate)(target, drafter), on_one_device("model, block"))
+
+
+@pytest.mark.slow
+def test_streamed_and_step_by_step():
+    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
+    pieces = list(jaxspec.stream(target, drafter, PROMPT, verifier=BlockVerifier(), **options))
+    expected = on_one_device("model, block")
+    for row in range(4):
+        text = np.concatenate([piece[row] for piece in pieces])
+        np.testing.assert_array_equal(text, expected.tokens[row, : expected.length[row]])
+    state = jaxspec.init(target, drafter, PROMPT, **options)
+    assert not state.cache.keys.sharding.is_fully_replicated
+    while not state.done.all():
+        before = jax.tree.map(lambda x: x.sharding.is_fully_replicated, state.cache)
+        state, _ = jaxspec.jit_step()(target, drafter, BlockVerifier(), state)
+        assert jax.tree.map(lambda x: x.sharding.is_fully_replicated, state.cache) == before
+    same(jaxspec.finish(state), expected)
+
+
+@pytest.mark.slow
+def test_heads_that_do_not_divide():
+    target = tiny.wide_transformer(3, vocab=VOCAB, heads=3)
+    with pytest.warns(UserWarning, match="key-value heads"):
+        placed = shard(target, make_mesh())
+    drafter = NGramDrafter(k=3, min_ngram=1)
+    arguments = (TokenVerifier(), PROMPT, LENGTHS, POLICY)
+    same(run(placed, drafter, *arguments), run(target, drafter, *arguments))
+
+
+@pytest.mark.slow
+def test_an_uneven_batch_is_whole_on_every_device():
+    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    policy = jaxspec.Sampling(POLICY.temperature[:3], POLICY.top_k, POLICY.top_p, POLICY.min_p)
+    result = run(target, drafter, BlockVerifier(), PROMPT[:3], LENGTHS[:3], policy)
+    np.testing.assert_array_equal(result.tokens, on_one_device("model, block").tokens[:3])

@@ -1,0 +1,123 @@
+"""Rules say how arrays are split, and what does not fit is refused or said."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxspec
+from jaxspec.sharding import (
+    DATA_AND_TENSOR,
+    FULLY_SHARDED,
+    REPLICATED,
+    TENSOR_PARALLEL,
+    Placement,
+    Rules,
+    parameter_axes,
+    shard,
+    shard_players,
+)
+from tests import tiny
+
+
+def make_mesh(data=2, model=4, kind=AxisType.Auto):
+    devices = jax.devices()[: data * model]
+    return jax.make_mesh((data, model), ("data", "model"), axis_types=(kind, kind), devices=devices)
+
+
+def test_axes_that_divide_are_split():
+    mesh = make_mesh()
+    axes = ("batch", "vocab", "kv_heads", None)
+    assert DATA_AND_TENSOR.spec(mesh, (4, 12, 8, 3), axes) == PartitionSpec(("data",), ("model",), ("model",), None)
+    assert TENSOR_PARALLEL.spec(mesh, (4, 12), ("batch", "vocab")) == PartitionSpec(None, ("model",))
+    both = Rules(mlp=("data", "model"))
+    assert both.spec(mesh, (16,), ("mlp",)) == PartitionSpec(("data", "model"))
+
+
+def test_axes_that_do_not_divide_are_whole():
+    assert DATA_AND_TENSOR.spec(make_mesh(), (3, 11), ("batch", "vocab")) == PartitionSpec(None, None)
+
+
+def test_rules_within_a_mesh_name_only_its_axes():
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    assert DATA_AND_TENSOR.within(mesh) == dataclasses.replace(
+        TENSOR_PARALLEL, vocab=("model",), kv_heads=("model",), mlp=("model",)
+    )
+
+
+@pytest.mark.parametrize("rules", [TENSOR_PARALLEL, DATA_AND_TENSOR, FULLY_SHARDED, REPLICATED])
+def test_every_parameter_is_where_the_rules_say(rules):
+    model = tiny.wide_transformer(0)
+    placed = shard(model, make_mesh(), rules)
+    split = {}
+    for path, x in jax.tree.leaves_with_path(placed.params):
+        name = ".".join(key.key for key in path)
+        split[name] = tuple(x.sharding.spec)
+        np.testing.assert_array_equal(x, _at(model.params, path))
+    model_axis = None if rules is REPLICATED else "model"
+    width = "data" if rules is FULLY_SHARDED else None
+    assert split["embedding"] == (model_axis, width)
+    assert split["layer_0.attention.qkv.kernel"] == (model_axis, None, None, width)
+    assert split["layer_0.attention.output.kernel"] == (width, model_axis, None, None)
+    assert split["layer_0.mlp.gate_up.kernel"] == (None, model_axis, width)
+    assert split["layer_0.mlp.down.kernel"] == (width, model_axis)
+    assert split["final_norm.scale"] == (None,)
+
+
+def _at(tree, path):
+    for key in path:
+        tree = tree[key.key]
+    return tree
+
+
+@pytest.mark.parametrize("options", [{}, {"gated_mlp": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True}])
+def test_every_parameter_of_a_layer_is_known(options):
+    """All but norms are: a parameter that is not is whole everywhere, and that would go unseen."""
+    model = tiny.wide_transformer(0, **options, ropes=(None,), tied_head=False, norm="layer")
+    for path, x in jax.tree.leaves_with_path(model.params):
+        names = tuple(key.key for key in path)
+        vector = any(name.endswith("norm") for name in names) or names[-1] == "bias"
+        assert vector or set(parameter_axes(names, x.ndim)) != {None}, names
+
+
+def test_what_cannot_be_split_is_said():
+    with pytest.warns(UserWarning, match=r"key-value heads \(3\) cannot be divided evenly over 4 devices"):
+        placed = shard(tiny.wide_transformer(0, heads=3), make_mesh())
+    assert placed.params["layer_0"]["attention"]["qkv"]["kernel"].sharding.is_fully_replicated
+    assert not placed.params["layer_0"]["mlp"]["down"]["kernel"].sharding.is_fully_replicated
+
+
+def test_an_explicit_mesh_is_taken_as_automatic():
+    explicit = make_mesh(kind=AxisType.Explicit)
+    assert shard(tiny.wide_transformer(0), explicit).placement.mesh == make_mesh()
+
+
+def test_models_inside_drafters_are_found():
+    mesh, model = make_mesh(), tiny.wide_transformer(0)
+    own = shard(model, mesh, REPLICATED)
+    drafter = jaxspec.UnionDrafter((jaxspec.ModelDrafter(model, k=2), jaxspec.ModelDrafter(own, k=2)))
+    first, second = (drafter.model for drafter in shard_players(drafter, mesh).drafters)
+    assert first.placement == Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
+    assert second.placement.rules == REPLICATED
+
+
+def test_what_does_not_fit_is_refused():
+    mesh, model = make_mesh(), tiny.wide_transformer(0)
+    with pytest.raises(ValueError, match="split over the mesh axes heads, got a mesh with axes data, model"):
+        shard(model, mesh, Rules(kv_heads="heads"))
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh, got tuple"):
+        shard(model, (2, 4))
+    with pytest.raises(TypeError, match="rules must be"):
+        shard(model, mesh, "model")
+    with pytest.raises(TypeError, match="shard takes a LanguageModel, got HistoryModel"):
+        shard(tiny.history_model(0), mesh)
+    other = make_mesh(4, 2)
+    with pytest.raises(ValueError, match="mesh must be the one that the models lie on"):
+        jaxspec.generate(shard(model, mesh), None, jnp.ones((1, 2), jnp.int32), max_new_tokens=2, mesh=other)
+    with pytest.raises(ValueError, match="pass mesh="):
+        jaxspec.load("smollm2-135m-instruct", rules=TENSOR_PARALLEL)
+    with pytest.raises(TypeError, match="init has no option mesh"):
+        jaxspec.init(model, None, jnp.ones((1, 2), jnp.int32), max_new_tokens=2, mesh=mesh)

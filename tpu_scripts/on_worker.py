@@ -1,0 +1,92 @@
+"""`on_worker.py WORKERS COMMAND ARGUMENT...`: what worker.sh starts on each of the TPU's workers."""
+
+import argparse
+import pathlib
+import runpy
+import sys
+
+import jax
+
+PLATFORM = "tpu"
+TRACE = pathlib.Path("trace")
+
+
+def main(arguments: list[str]) -> None:
+    """Joins the other workers and runs one command."""
+    workers, command, *rest = arguments
+    join(int(workers))
+    {"check": check, "generate": generate, "benchmark": benchmark, "profile": profile}[command](rest)
+
+
+def join(workers: int) -> None:
+    """Makes one JAX program of the processes of all workers."""
+    # On a TPU VM, JAX reads who the others are, in all slices, from the machine's metadata.
+    if workers > 1 and not jax.distributed.is_initialized():
+        jax.distributed.initialize()
+    expect("platform", jax.default_backend(), PLATFORM)
+    expect("processes", jax.process_count(), workers)
+
+
+def check(rest: list[str]) -> None:
+    """Counts the devices by a program that runs on all of them."""
+    from jax.experimental import multihost_utils
+
+    expect("arguments", rest, [])
+    counts = multihost_utils.process_allgather(jax.numpy.asarray(jax.local_device_count()))
+    expect("devices", int(counts.sum()), jax.device_count())
+    kind = jax.devices()[0].device_kind
+    print(f"process {jax.process_index()} of {jax.process_count()}: {jax.device_count()} devices, {kind}")
+
+
+def generate(rest: list[str]) -> None:
+    """The command `jaxspec generate`."""
+    from jaxspec.cli import main as jaxspec_command
+
+    sys.argv = ["jaxspec", "generate", *rest]
+    jaxspec_command()
+
+
+def benchmark(rest: list[str]) -> None:
+    """The command `python -m jaxspec.bench`."""
+    sys.argv = ["jaxspec.bench", *rest]
+    runpy.run_module("jaxspec.bench", run_name="__main__")
+
+
+def profile(rest: list[str]) -> None:
+    """Generates once to compile, and again under the profiler."""
+    import jaxspec
+
+    parser = argparse.ArgumentParser(prog="run.sh profile ... --", description=profile.__doc__)
+    parser.add_argument("prompt")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--draft", default="ngram", help="'ngram', 'none', or a model")
+    parser.add_argument("-k", type=int, help="drafted tokens a round")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(rest)
+    decoder = jaxspec.SpeculativeDecoder(options.model, options.draft, k=options.k)
+
+    def decode():
+        sampled = {"seed": options.seed} if options.temperature else {}
+        return decoder.generate(
+            options.prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, **sampled
+        )
+
+    decode()
+    with jax.profiler.trace(TRACE):
+        result = decode()
+    print(result.text)
+    files = sorted(TRACE.rglob("*.xplane.pb"))
+    expect("files of the profiler", len(files), 1)
+    print(f"profile: {files[0]}, {files[0].stat().st_size} bytes")
+
+
+def expect(what: str, got: object, expected: object) -> None:
+    """Ends the program unless the two are equal."""
+    if got != expected:
+        sys.exit(f"error: got {what} {got}, expected {expected}; run setup.sh again, or see the messages above")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
