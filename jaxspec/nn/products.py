@@ -48,27 +48,25 @@ def _project_cpu(x: Array, kernel: Array, contract: int) -> Array:
     rows = batch * time
     out_shape = kernel.shape[: kernel.ndim - contract]
     flat_x = x.reshape(rows, -1)
-    # The outer axes stay as they are: one that is split over devices would not survive a reshape.
-    flat_kernel = kernel.reshape(*out_shape, flat_x.shape[1])
+    # Flat, because with more axes one row takes five times as long and a few rows a tenth longer.
+    flat_kernel = kernel.reshape(-1, flat_x.shape[1])
     if 1 < rows <= _MAX_FUSED_ROWS:
         flat = _multiply_and_sum(flat_x, flat_kernel)
     elif rows > 1 or _VECTOR_FIRST:
         flat = _contract(flat_x, flat_kernel, 1)
     else:
-        flat = jnp.moveaxis(_contract(flat_kernel, flat_x, 1), -1, 0)
+        flat = _contract(flat_kernel, flat_x, 1).T
     return flat.reshape(batch, time, *out_shape)
 
 
 def _multiply_and_sum(x: Array, kernel: Array) -> Array:
-    """`[rows, in]` and `[*out, in]` to `[rows, *out]` in one fused pass over the weights."""
-    rows, width = x.shape
+    """`[rows, in]` and `[out, in]` to `[rows, out]` in one fused pass over the weights."""
+    rows = x.shape[0]
     # Row counts that are not a multiple of four leave the vector units partly idle.
     padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
     # Without the barrier XLA fuses what made `x` (a norm, an activation) into this pass and
     # computes it anew for every output; and where two products read one kernel, it makes them
     # share its broadcast over the rows, gigabytes of a large vocabulary.
     padded, kernel = jax.lax.optimization_barrier((padded, kernel))
-    products = kernel[None].astype(jnp.float32) * padded.astype(jnp.float32).reshape(
-        -1, *(1,) * (kernel.ndim - 1), width
-    )
+    products = kernel[None].astype(jnp.float32) * padded[:, None].astype(jnp.float32)
     return jnp.sum(products, axis=-1)[:rows].astype(x.dtype)
