@@ -18,7 +18,7 @@ MUTANTS = (
         "sharding/placement.py",
         'self.constrain(logits, ("batch", None, "vocab"))',
         'self.constrain(logits, ("batch", None, None))',
-        (f"{_MOVED}[model, block]",),
+        (f"{_MOVED}[plain]",),
     ),
     Mutant(
         "of equal weights a later part's is taken for the first",

@@ -37,7 +37,7 @@ def drafters(smollm2):
     }
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:BATCH], pytest.param(PROMPTS[BATCH:], marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("prompts", [PROMPTS[:4], pytest.param(PROMPTS[4:], marks=pytest.mark.slow)], ids=len)
 def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, prompts, record_property):
     stop = smollm2.tokenizer.eos_token_ids
     found, rounds = {name: [] for name in drafters}, {name: [] for name in drafters}
@@ -59,7 +59,8 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters,
     assert all(place.margin < MARGIN for places in found.values() for place in places)
 
 
-@pytest.mark.parametrize("lengths_of_drafts", [(4,), pytest.param((1, 8), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths_of_drafts", [(4,), (1, 8)], ids=str)
 def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters, lengths_of_drafts, record_property):
     tokens, lengths = encode(smollm2.tokenizer, PROMPTS[:4])
     keys = jax.random.split(jax.random.key(7), len(lengths))

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jaxspec import weights
 from jaxspec.model import LanguageModel
 from jaxspec.weights import huggingface, saved, transformer_config
+from jaxspec.weights.abstract import abstract_params
 from tests.weights import folders
 
 
@@ -31,7 +32,7 @@ def _assert_same_params(left, right, tolerance=0.0):
 
 def test_parameters_are_those_the_module_declares(tmp_path, family):
     model = weights.load(folders.write(tmp_path, family))
-    expected = saved._abstract_params(model.module)
+    expected = abstract_params(model.module)
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), expected)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), model.params) == shapes
     assert model.tokenizer is None
