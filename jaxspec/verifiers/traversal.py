@@ -194,7 +194,6 @@ def _numbers(tree: Proposal) -> Int[Array, "one n"]:
 
 
 def _put(stack: Array, level: Int[Array, "b"], rows: Bool[Array, "b"], value: Array) -> Array:
-    """`value` at each row's level of the stack, in `rows`."""
-    here = rows[:, None] & (jnp.arange(stack.shape[1], dtype=jnp.int32)[None] == level[:, None])
-    here = here.reshape(*here.shape, *(1,) * (stack.ndim - 2))
-    return jnp.where(here, value[:, None], stack)
+    """`value` at each row's level of the stack, in `rows`. The other levels are not passed over."""
+    batch = jnp.arange(stack.shape[0], dtype=jnp.int32)
+    return stack.at[batch, jnp.where(rows, level, stack.shape[1])].set(value, mode="drop")
