@@ -31,14 +31,6 @@ def draft_length(k: int) -> None:
         raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
 
 
-def num_drafts(count: int) -> None:
-    """Raises unless `count` is an integer of at least 1."""
-    if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"num_drafts must be a static integer, got {type(count).__name__}")
-    if count < 1:
-        raise ValueError(f"num_drafts must be at least 1, got {count}")
-
-
 def draft_lengths(lengths: Any, smallest: int = 0) -> tuple[int, ...]:
     """Numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`.
 

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec import checks
 from jaxspec.cache import Cache
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
+from jaxspec.drafters.frontier import check_draft_model, feed_window
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.model import Model
 from jaxspec.prefill import catch_up, prefill
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Fixed, Schedule, split
 from jaxspec.state import Context, Proposal
-from jaxspec.tree import Tree
-from jaxspec.verifiers.base import Draws, pick
+from jaxspec.tree import Tree, positive
+from jaxspec.verifiers.base import Draws
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +80,7 @@ class ModelDrafter(Drafter):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
-        checks.num_drafts(self.num_drafts)
+        positive("num_drafts", self.num_drafts)
         if self.tree and (not isinstance(schedule, Fixed) or k == 0):
             raise ValueError(f"several drafts need a fixed k of at least 1, got {self.schedule}; pass k=4, say")
         if not self.tree and not self.distinct:
@@ -109,12 +109,8 @@ class ModelDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
-        if isinstance(self.model, type) or not isinstance(self.model, Model):
-            raise TypeError(f"ModelDrafter needs a Model, got {type(self.model).__name__}; jaxspec.load makes one")
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+        check_draft_model(self, target)
         self.schedule.check()
-        checks.same_vocabulary(draft=self.model.vocab_size, target=target.vocab_size)
         if self.tree:
             self._side_by_side().check(target)
 
@@ -151,10 +147,6 @@ class ModelDrafter(Drafter):
 
         Loops that may run zero times stand where conditions would: those copy the cache.
         """
-        # A one-token text has no token before the last: the window then starts at the last,
-        # what follows it is not text, and truncation forgets it.
-        start = jnp.maximum(context.length - 2, 0)
-        window = start[:, None] + jnp.arange(2, dtype=jnp.int32)[None]
 
         def add(drafts: _Drafts, logits, cache) -> _Drafts:
             law, confidence = _laws(policy, logits)
@@ -167,10 +159,8 @@ class ModelDrafter(Drafter):
             return drafts.add(token, submitted, law, going, cache)
 
         def first(_, drafts: _Drafts) -> _Drafts:
-            cache = drafts.cache.truncate(start)
-            output = self.model(jnp.take_along_axis(context.tokens, window, axis=1), cache)
-            logits = pick(output.logits, context.length - 1 - start)
-            return add(drafts, logits, cache.append(output.entries).truncate(context.length))
+            window = feed_window(self.model, drafts.cache, context)
+            return add(drafts, window.logits, window.cache)
 
         def another(drafts: _Drafts) -> _Drafts:
             token = jax.lax.dynamic_slice_in_dim(drafts.tokens, drafts.count - 1, 1, axis=1)
@@ -178,8 +168,8 @@ class ModelDrafter(Drafter):
             return add(drafts, output.logits[:, 0], drafts.cache.append(output.entries))
 
         begins = jnp.any(drafts.going)
-        missed = jnp.where(begins & ~context.done, start, 0)
-        cache = catch_up(self.model, context.tokens, drafts.cache, missed)
+        before_window = jnp.where(begins & ~context.done, context.length - 2, 0)
+        cache = catch_up(self.model, context.tokens, drafts.cache, before_window)
         drafts = dataclasses.replace(drafts, cache=cache)
         drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
         return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)

@@ -44,7 +44,7 @@ def test_more_drafts_are_accepted_more():
     ("options", "error", "text"),
     [
         ({"num_drafts": 0}, ValueError, "num_drafts must be at least 1, got 0"),
-        ({"num_drafts": 2.0}, TypeError, "num_drafts must be a static integer, got float"),
+        ({"num_drafts": 2.0}, TypeError, "num_drafts must be an integer, got 2.0"),
         ({"num_drafts": 2, "k": 0}, ValueError, "several drafts need a fixed k"),
         ({"num_drafts": 2, "k": Adaptive((1.0, 1.2), lengths=(0, 2))}, ValueError, "several drafts need a fixed k"),
         ({"distinct": False}, ValueError, "distinct=False is about several drafts"),

@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "after a pause the draft's cache misses the rounds between",
         _MODEL,
-        "missed = jnp.where(begins & ~context.done, start, 0)",
-        "missed = jnp.zeros_like(start)",
+        "jnp.where(begins & ~context.done, context.length - 2, 0)",
+        "jnp.zeros_like(context.length)",
         (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
     ),
     Mutant(
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "ended rows are caught up",
         _MODEL,
-        "missed = jnp.where(begins & ~context.done, start, 0)",
-        "missed = jnp.where(begins, start, 0)",
+        "jnp.where(begins & ~context.done, context.length - 2, 0)",
+        "jnp.where(begins, context.length - 2, 0)",
         (f"{_DRAFTER}::test_finished_rows_are_not_caught_up",),
     ),
     Mutant(
