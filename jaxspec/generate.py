@@ -32,11 +32,11 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.fold import fold_rows_under_vmap
 from jaxspec.metrics import Stats
-from jaxspec.model import Model, placement_of
+from jaxspec.model import Model
 from jaxspec.prefill import prefill
 from jaxspec.request import Prepared, Request, check_kinds, default_verifier, prepare
 from jaxspec.round import run_round
-from jaxspec.sampling import Greedy, Policy, Sampling
+from jaxspec.sampling import Greedy, Policy
 from jaxspec.sharding.explicit import under_automatic_axes
 from jaxspec.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
 from jaxspec.verifiers.base import Verifier
@@ -109,11 +109,8 @@ def generate(
         lossy=lossy,
         mesh=mesh,
     )
-    request, shared = prepared.request, None
-    if not isinstance(sampling, Sampling):
-        # Only the parameters of `Sampling` are known to be one value a row.
-        request, shared = dataclasses.replace(request, sampling=None), sampling
-    run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new))
+    request, shared = prepared.request.apart()
+    run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new, placement=prepared.placement))
     players = (prepared.target, prepared.drafter, prepared.verifier, shared)
     return _cut(under_automatic_axes(run, players, request), prepared.width)
 
@@ -199,7 +196,7 @@ def _stream(prepared: Prepared) -> Iterator[list[np.ndarray]]:
     target = prepared.target
     state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
     advance = jit_step(donate=True)
-    everywhere = placement_of(target).everywhere  # each host reads all rows
+    everywhere = prepared.placement.everywhere  # each host reads all rows
     while not np.all(everywhere(state.done)):
         state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
         tokens, count = jax.device_get(everywhere((info.tokens, info.count)))
@@ -230,8 +227,8 @@ def _known(options: dict[str, Any], name: str, leave_out: tuple[str, ...] = ()) 
         raise TypeError(f"{name} needs max_new_tokens")
 
 
-@functools.partial(jax.jit, static_argnames="max_new")
-def _generate(players, request: Request, *, max_new: int) -> Generation:
+@functools.partial(jax.jit, static_argnames=("max_new", "placement"))
+def _generate(players, request: Request, *, max_new: int, placement: Any) -> Generation:
     target, drafter, verifier, shared = players
     if shared is not None:
         request = dataclasses.replace(request, sampling=shared)
@@ -241,7 +238,7 @@ def _generate(players, request: Request, *, max_new: int) -> Generation:
         lambda state: run_round(target, drafter, verifier, state)[0],
         state,
     )
-    return placement_of(target).everywhere(_collect(state, max_new, verifier.lossless))
+    return placement.everywhere(_collect(state, max_new, verifier.lossless))
 
 
 def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) -> GenerationState:

@@ -1,7 +1,7 @@
 """From the arguments a person passes to the arrays and static sizes the loop runs on."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Int, Key
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.keys import row_keys
-from jaxspec.model import Model, placement_of
+from jaxspec.model import Anywhere, Model, placement_of
 from jaxspec.sampling import Policy, Sampling
 from jaxspec.sharding import DATA_AND_TENSOR, Placement, shard_players
 from jaxspec.verifiers import (
@@ -43,6 +43,12 @@ class Request:
     keys: Key[Array, "b"]
     sampling: Policy | None
 
+    def apart(self) -> tuple[Self, Policy | None]:
+        """What has one value a row, and the policy where that is not known of it: only of `Sampling` it is."""
+        if isinstance(self.sampling, Sampling):
+            return self, None
+        return dataclasses.replace(self, sampling=None), self.sampling
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -55,6 +61,7 @@ class Prepared:
       request: the arrays.
       max_new: how many new tokens a row of the buffers holds (a bucket).
       width: how many of them the caller asked to get back.
+      placement: how rows are split over devices, and what gives results back whole.
     """
 
     target: Model
@@ -63,6 +70,7 @@ class Prepared:
     request: Request
     max_new: int
     width: int
+    placement: Any
 
 
 def prepare(
@@ -110,16 +118,17 @@ def prepare(
         max_new_tokens=jnp.broadcast_to(checks.to_int32(max_new_tokens), (batch,)),
         stop_tokens=checks.stop_tokens(stop_tokens, batch, target.vocab_size),
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
-        sampling=None,
+        sampling=_per_row(sampling, batch),
     )
-    policy, placement = _per_row(sampling, batch), placement_of(target)
     if mesh is not None:
         target, drafter = shard_players((target, drafter), mesh)
+    placement = placement_of(target)
+    if mesh is not None and isinstance(placement, Anywhere):
         placement = Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
-    # Only the parameters of `Sampling` are known to be one value a row.
-    policy = placement.rows(policy) if isinstance(policy, Sampling) else policy
-    request = dataclasses.replace(placement.rows(request), sampling=policy)
-    return Prepared(target, drafter, verifier, request, max_new, returned)
+    rows, shared = request.apart()
+    rows = placement.rows(rows)
+    request = rows if shared is None else dataclasses.replace(rows, sampling=shared)
+    return Prepared(target, drafter, verifier, request, max_new, returned, placement)
 
 
 def bucket(size: int) -> int:

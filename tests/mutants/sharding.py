@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "results stay split",
         "generate.py",
-        "placement_of(target).everywhere(_collect(state, max_new, verifier.lossless))",
+        "placement.everywhere(_collect(state, max_new, verifier.lossless))",
         "_collect(state, max_new, verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),
