@@ -233,11 +233,12 @@ def _generate(players, request: Request, *, max_new: int, placement: Any) -> Gen
     if shared is not None:
         request = dataclasses.replace(request, sampling=shared)
     state = _init(target, drafter, request, max_new=max_new)
-    state = jax.lax.while_loop(
-        lambda state: ~jnp.all(state.done),
-        lambda state: run_round(target, drafter, verifier, state)[0],
-        state,
-    )
+    with jax.named_scope("rounds"):
+        state = jax.lax.while_loop(
+            lambda state: ~jnp.all(state.done),
+            lambda state: run_round(target, drafter, verifier, state)[0],
+            state,
+        )
     return placement.everywhere(_collect(state, max_new, verifier.lossless))
 
 

@@ -60,7 +60,8 @@ def prefill(
 
     chunks = (jnp.max(fed) + chunk - 1) // chunk
     hidden = _hidden_buffers(model, tokens, cache, capture)
-    cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
+    with jax.named_scope("prefill"):
+        cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
     return Prefilled(cache.truncate(fed), hidden)
 
 
@@ -87,7 +88,8 @@ def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Ar
         return cache.truncate(jnp.maximum(held, jnp.minimum(cache.length, goal)))
 
     missing = jnp.max(goal - cache.length, initial=0)
-    return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
+    with jax.named_scope("catch_up"):
+        return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
 
 
 def _hidden_buffers(model, tokens, cache, capture):

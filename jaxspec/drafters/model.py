@@ -171,8 +171,10 @@ class ModelDrafter(Drafter):
         before_window = jnp.where(begins & ~context.done, context.length - 2, 0)
         cache = catch_up(self.model, context.tokens, drafts.cache, before_window)
         drafts = dataclasses.replace(drafts, cache=cache)
-        drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
-        return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
+        with jax.named_scope("first_draft"):
+            drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
+        with jax.named_scope("further_drafts"):
+            return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
 
 
 @jax.tree_util.register_dataclass

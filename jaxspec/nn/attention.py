@@ -95,7 +95,8 @@ def _over_history(queries, positions, history: History, scale, window) -> _Parti
         return _accumulate(state, _scores(queries, keys, scale), values, seen)
 
     blocks = (jnp.max(history.length) + block - 1) // block
-    return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, state)
+    with jax.named_scope("history"):
+        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, state)
 
 
 def _block_of(buffer, layer, start, block):

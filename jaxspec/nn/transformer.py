@@ -1,12 +1,13 @@
 """One decoder-only transformer, configured for each family: Llama, Mistral, Qwen, Gemma 3, GPT-2.
 
-Weights are stored `[out, in]`, queries, keys and values of one key-value head side by side, so
-that a mesh axis can split them by head:
+Weights are stored `[out, in]`, everything of one key-value head side by side, so that mesh axes
+can split them by head, and the queries of a head further:
 
-    qkv       [g, r + 2, head_dim, width]   r queries, one key, one value for each of g heads
-    output    [width, g, r, head_dim]
-    gate_up   [2, mlp_width, width]
-    down      [width, mlp_width]
+    query       [g, r, head_dim, width]   r queries for each of g key-value heads
+    key_value   [g, 2, head_dim, width]
+    output      [width, g * r * head_dim]
+    gate_up     [2, mlp_width, width]
+    down        [width, mlp_width]
 """
 
 from typing import Any
@@ -47,17 +48,16 @@ class Norm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A product with a kernel `[*out, *in]`, and a bias `[*out]` where the family has one."""
+    """A product with a kernel `[*out, in]`, and a bias `[*out]` where the family has one."""
 
     out: tuple[int, ...]
-    contract: int
     bias: bool
     dtype: Any
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", _init, (*self.out, *x.shape[-self.contract :]), self.dtype)
-        y = project(x, kernel, contract=self.contract)
+        kernel = self.param("kernel", _init, (*self.out, x.shape[-1]), self.dtype)
+        y = project(x, kernel)
         if self.bias:
             y = y + _like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
         return y
@@ -74,9 +74,11 @@ class Attention(nn.Module):
     def __call__(self, x, cache: KVCache, pending: Entries | None, positions, mask):
         config, fed = self.config, positions[:, -x.shape[1] :]
         heads, group = config.num_kv_heads, config.queries_per_kv_head
-        shape = (heads, group + 2, config.head_dim)
-        qkv = Dense(shape, 1, config.qkv_bias, self.dtype, name="qkv")(x)
-        queries, keys, values = qkv[..., :group, :], qkv[..., group, :], qkv[..., group + 1, :]
+        project = lambda name, count: Dense(  # noqa: E731
+            (heads, count, config.head_dim), config.qkv_bias, self.dtype, name=name
+        )(x)
+        queries, both = project("query", group), project("key_value", 2)
+        keys, values = both[..., 0, :], both[..., 1, :]
         if config.query_key_norm:
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
         if (rope := config.ropes[self.layer]) is not None:
@@ -88,7 +90,9 @@ class Attention(nn.Module):
             scale=config.score_scale,
             window=config.windows[self.layer],
         )
-        out = Dense((config.width,), 3, config.output_bias, self.dtype, name="output")(attended)
+        # Flat: on a TPU the last two axes are padded to whole tiles, and a head may be half of one.
+        attended = attended.reshape(*attended.shape[:2], -1)
+        out = Dense((config.width,), config.output_bias, self.dtype, name="output")(attended)
         return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
 
     def _with_pending(self, pending: Entries | None, keys, values):
@@ -109,11 +113,11 @@ class MLP(nn.Module):
         config = self.config
         activate = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[config.activation]
         if config.gated_mlp:
-            both = Dense((2, config.mlp_width), 1, config.mlp_bias, self.dtype, name="gate_up")(x)
+            both = Dense((2, config.mlp_width), config.mlp_bias, self.dtype, name="gate_up")(x)
             inner = activate(both[..., 0, :]) * both[..., 1, :]
         else:
-            inner = activate(Dense((config.mlp_width,), 1, config.mlp_bias, self.dtype, name="up")(x))
-        return Dense((config.width,), 1, config.mlp_bias, self.dtype, name="down")(inner)
+            inner = activate(Dense((config.mlp_width,), config.mlp_bias, self.dtype, name="up")(x))
+        return Dense((config.width,), config.mlp_bias, self.dtype, name="down")(inner)
 
 
 class Block(nn.Module):

@@ -12,16 +12,18 @@ from jaxspec.sharding.placement import Placement, automatic, put
 from jaxspec.sharding.rules import DATA_AND_TENSOR, Rules, as_tuple, pieces
 
 Players = TypeVar("Players")
-Axes = tuple[str | None, ...]
+Axes = tuple[str | tuple[str, ...] | None, ...]
 
 # By the end of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
 _AXES: dict[tuple[str, ...], Axes] = {
     ("embedding",): ("vocab", "embed"),
     ("head",): ("vocab", "embed"),
     ("position_embedding",): (None, "embed"),
-    ("qkv", "kernel"): ("kv_heads", None, None, "embed"),
-    ("qkv", "bias"): ("kv_heads", None, None),
-    ("output", "kernel"): ("embed", "kv_heads", None, None),
+    ("query", "kernel"): ("kv_heads", "queries", None, "embed"),
+    ("query", "bias"): ("kv_heads", "queries", None),
+    ("key_value", "kernel"): ("kv_heads", None, None, "embed"),
+    ("key_value", "bias"): ("kv_heads", None, None),
+    ("output", "kernel"): ("embed", ("kv_heads", "queries")),
     ("output", "bias"): (None,),
     ("gate_up", "kernel"): (None, "mlp", "embed"),
     ("gate_up", "bias"): (None, "mlp"),
@@ -108,8 +110,13 @@ def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> N
 
 def _warn(model: LanguageModel, placement: Placement) -> None:
     config = model.module.config
-    sizes = {"vocab": config.vocab_size, "kv_heads": config.num_kv_heads, "mlp": config.mlp_width}
-    names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "mlp": "inner width"}
+    sizes = {
+        "vocab": config.vocab_size,
+        "kv_heads": config.num_kv_heads,
+        "queries": config.queries_per_kv_head,
+        "mlp": config.mlp_width,
+    }
+    names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "queries": "queries of a head", "mlp": "inner width"}
     for axis, size in sizes.items():
         over = as_tuple(getattr(placement.rules, axis))
         count = pieces(placement.mesh, over)

@@ -35,11 +35,11 @@ class Placement:
         rules.check(mesh)
         return cls(automatic(mesh), rules)
 
-    def sharding(self, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> NamedSharding:
+    def sharding(self, shape: tuple[int, ...], axes: tuple[Any, ...]) -> NamedSharding:
         """The sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.rules.spec(self.mesh, shape, axes))
 
-    def constrain(self, x: Array, axes: tuple[str | None, ...]) -> Array:
+    def constrain(self, x: Array, axes: tuple[Any, ...]) -> Array:
         """`x`, laid out so."""
         return put(x, self.sharding(x.shape, axes))
 

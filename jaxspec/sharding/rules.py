@@ -1,7 +1,7 @@
 """Which mesh axes each logical axis is split over: one table, and presets of it."""
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
@@ -16,6 +16,7 @@ class Rules:
       batch: rows, of everything that the loop carries.
       vocab: token ids: embedding, output head, logits, laws and noise.
       kv_heads: key-value heads with their queries: attention weights and the cache.
+      queries: the queries of one key-value head, where there are more devices than such heads.
       mlp: the inner width of the feed-forward block.
       embed: the width of the residual stream, of weights only: activations are not split by it.
     """
@@ -23,6 +24,7 @@ class Rules:
     batch: MeshAxes = None
     vocab: MeshAxes = None
     kv_heads: MeshAxes = None
+    queries: MeshAxes = None
     mlp: MeshAxes = None
     embed: MeshAxes = None
 
@@ -47,12 +49,44 @@ class Rules:
             kept[field.name] = names or None
         return type(self)(**kept)
 
-    def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
-        """How an array with these logical axes is split; an axis that does not divide evenly is not."""
+    def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[Any, ...]) -> PartitionSpec:
+        """How an array with these logical axes is split; an axis that does not divide evenly is not.
+
+        An axis of the array may be several logical ones, flattened: a tuple of them.
+        """
         return PartitionSpec(*(self._split(mesh, size, axis) for size, axis in zip(shape, axes, strict=True)))
 
-    def _split(self, mesh, size: int, axis: str | None) -> MeshAxes:
-        names = as_tuple(None if axis is None else getattr(self, axis))
+    @classmethod
+    def tensor_parallel(cls, config: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] | None = None) -> Self:
+        """Splits a decoder's weights over as many devices as its sizes allow, for any mesh.
+
+        Mesh axes go to key-value heads for as long as those divide, and what remains to each
+        head's queries; vocabulary and inner width are split over as many axes as divide them. So a
+        mesh of several small axes splits a model over more devices than it has key-value heads.
+
+        Args:
+          config: the sizes, such as `model.module.config` (a `jaxspec.nn.TransformerConfig`).
+          mesh: the devices.
+          axes: the mesh axes to use, in this order; `None` is all but `data`. If there is a `data`
+            axis, it splits the rows.
+
+        Raises:
+          ValueError: `mesh` has no such axis.
+        """
+        axes = tuple(name for name in mesh.axis_names if name != "data") if axes is None else tuple(axes)
+        cls(vocab=axes).check(mesh)
+        kv_heads = _dividing(mesh, axes, config.num_kv_heads)
+        queries = _dividing(mesh, axes[len(kv_heads) :], config.queries_per_kv_head)
+        return cls(
+            batch="data" if "data" in mesh.axis_names and "data" not in axes else None,
+            vocab=_dividing(mesh, axes, config.vocab_size),
+            kv_heads=kv_heads,
+            queries=queries,
+            mlp=_dividing(mesh, axes, config.mlp_width),
+        )
+
+    def _split(self, mesh, size: int, axis: MeshAxes) -> MeshAxes:
+        names = tuple(name for logical in as_tuple(axis) for name in as_tuple(getattr(self, logical)))
         return names if names and size % pieces(mesh, names) == 0 else None
 
 
@@ -71,6 +105,14 @@ def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """The first of these axes, as many as divide `size` together."""
+    count = 0
+    while count < len(axes) and size % pieces(mesh, axes[: count + 1]) == 0:
+        count += 1
+    return axes[:count]
 
 
 def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:

@@ -63,18 +63,17 @@ def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[Recipe]:
 def _llama_attention(config: TransformerConfig, layer: str, name: str, norm) -> Iterator[Recipe]:
     path = (layer, "attention")
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    rows = {"q_proj": query_rows, "k_proj": key_rows, "v_proj": key_rows}
-    interleave = functools.partial(_interleave, heads=config.num_kv_heads, head_dim=config.head_dim)
-    weights = tuple((f"{name}.{part}.weight", (count, config.width)) for part, count in rows.items())
-    yield Recipe((*path, "qkv", "kernel"), weights, interleave)
-    if config.qkv_bias:
-        biases = tuple((f"{name}.{part}.bias", (count,)) for part, count in rows.items())
-        yield Recipe((*path, "qkv", "bias"), biases, interleave)
+    by_head = functools.partial(_by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
+        weights = tuple((f"{name}.{part}_proj.weight", (count, config.width)) for part, count in rows.items())
+        yield Recipe((*path, ours, "kernel"), weights, by_head)
+        if config.qkv_bias:
+            biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
+            yield Recipe((*path, ours, "bias"), biases, by_head)
     if config.query_key_norm:
         yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
         yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
-    source = (f"{name}.o_proj.weight", (config.width, query_rows))
-    yield Recipe((*path, "output", "kernel"), (source,), functools.partial(_split_heads, config))
+    yield _plain((*path, "output", "kernel"), f"{name}.o_proj.weight", (config.width, query_rows))
     if config.output_bias:
         yield _plain((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
 
@@ -94,8 +93,10 @@ def _gated_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> I
 def _gpt2(config: TransformerConfig) -> Iterator[Recipe]:
     """GPT-2 stores its kernels `[in, out]`, and queries, keys and values as one."""
     width, inner = config.width, config.mlp_width
-    split = functools.partial(_split_fused, heads=config.num_heads, head_dim=config.head_dim)
-    heads = functools.partial(_split_heads, config)
+    split = {
+        name: functools.partial(_split_fused, parts=parts, heads=config.num_heads, head_dim=config.head_dim)
+        for name, parts in {"query": slice(0, 1), "key_value": slice(1, 3)}.items()
+    }
     yield _plain(("embedding",), "wte.weight", (config.vocab_size, width))
     yield _plain(("position_embedding",), "wpe.weight", (config.context_length, width))
     for layer in range(config.num_layers):
@@ -103,11 +104,12 @@ def _gpt2(config: TransformerConfig) -> Iterator[Recipe]:
         attention, mlp = (path, "attention"), (path, "mlp")
         yield from _layer_norm((path, "attention_norm"), f"{name}.ln_1", width)
         fused = f"{name}.attn.c_attn"
-        yield Recipe((*attention, "qkv", "kernel"), ((f"{fused}.weight", (width, 3 * width)),), split)
-        yield Recipe((*attention, "qkv", "bias"), ((f"{fused}.bias", (3 * width,)),), split)
+        for ours, part in split.items():
+            yield Recipe((*attention, ours, "kernel"), ((f"{fused}.weight", (width, 3 * width)),), part)
+            yield Recipe((*attention, ours, "bias"), ((f"{fused}.bias", (3 * width,)),), part)
         output = f"{name}.attn.c_proj"
         source = (f"{output}.weight", (width, width))
-        yield Recipe((*attention, "output", "kernel"), (source,), lambda x: heads(x.T))
+        yield Recipe((*attention, "output", "kernel"), (source,), np.transpose)
         yield _plain((*attention, "output", "bias"), f"{output}.bias", (width,))
         yield from _layer_norm((path, "mlp_norm"), f"{name}.ln_2", width)
         for ours, theirs, shape in (("up", "c_fc", (width, inner)), ("down", "c_proj", (inner, width))):
@@ -144,16 +146,11 @@ def _stack(*parts: np.ndarray) -> np.ndarray:
     return np.stack(parts)
 
 
-def _interleave(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
-    """`[g*r*d, ...]`, `[g*d, ...]` and `[g*d, ...]` to `[g, r + 2, d, ...]`."""
+def _by_head(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """`[g*r*d, ...]` to `[g, r, d, ...]`; of several parts, one behind the other along `r`."""
     return np.concatenate([part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts], axis=1)
 
 
-def _split_fused(fused: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
-    """`[in, 3*g*d]` or `[3*g*d]` to `[g, 3, d, in]` or `[g, 3, d]`."""
-    return _interleave(*np.split(fused.T, 3), heads=heads, head_dim=head_dim)
-
-
-def _split_heads(config: TransformerConfig, x: np.ndarray) -> np.ndarray:
-    """`[width, g*r*d]` to `[width, g, r, d]`."""
-    return x.reshape(config.width, config.num_kv_heads, config.queries_per_kv_head, config.head_dim)
+def _split_fused(fused: np.ndarray, parts: slice, heads: int, head_dim: int) -> np.ndarray:
+    """`parts` of `[in, 3*g*d]` or `[3*g*d]`: `n` of queries, keys and values as `[g, n, d, in]` or `[g, n, d]`."""
+    return _by_head(*np.split(fused.T, 3)[parts], heads=heads, head_dim=head_dim)

@@ -19,7 +19,7 @@ from jaxspec.weights.abstract import abstract_params
 
 MANIFEST = "jaxspec.json"
 _PARAMS, _TOKENIZER = "params", "tokenizer"
-_VERSION = 1
+_VERSION = 2
 
 
 def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
@@ -88,7 +88,10 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
         raise ValueError(
             f"{folder} is no whole jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
         ) from error
-    raise ValueError(f"{folder} is of checkpoint version {version}, expected {_VERSION}; upgrade jaxspec")
+    raise ValueError(
+        f"{folder} is of checkpoint version {version}, expected {_VERSION}; "
+        + ("load the original model and save it again" if version == 1 else "upgrade jaxspec")
+    )
 
 
 def _abstract_params(module: Transformer, placement: Placement | None) -> Any:

@@ -60,8 +60,9 @@ def test_every_parameter_is_where_the_rules_say(rules):
     model_axis = None if rules is REPLICATED else "model"
     width = "data" if rules is FULLY_SHARDED else None
     assert split["embedding"] == (model_axis, width)
-    assert split["layer_0.attention.qkv.kernel"] == (model_axis, None, None, width)
-    assert split["layer_0.attention.output.kernel"] == (width, model_axis, None, None)
+    assert split["layer_0.attention.query.kernel"] == (model_axis, None, None, width)
+    assert split["layer_0.attention.key_value.kernel"] == (model_axis, None, None, width)
+    assert split["layer_0.attention.output.kernel"] == (width, model_axis)
     assert split["layer_0.mlp.gate_up.kernel"] == (None, model_axis, width)
     assert split["layer_0.mlp.down.kernel"] == (width, model_axis)
     assert split["final_norm.scale"] == (None,)
@@ -86,7 +87,7 @@ def test_every_parameter_of_a_layer_is_known(options):
 def test_what_cannot_be_split_is_said():
     with pytest.warns(UserWarning, match=r"key-value heads \(3\) cannot be divided evenly over 4 devices"):
         placed = shard(tiny.wide_transformer(0, heads=3), make_mesh())
-    assert placed.params["layer_0"]["attention"]["qkv"]["kernel"].sharding.is_fully_replicated
+    assert placed.params["layer_0"]["attention"]["key_value"]["kernel"].sharding.is_fully_replicated
     assert not placed.params["layer_0"]["mlp"]["down"]["kernel"].sharding.is_fully_replicated
 
 

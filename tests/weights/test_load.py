@@ -51,9 +51,9 @@ def test_layout_of_queries_keys_and_values(tmp_path):
     source = folders.tensors("llama")
     query = source["model.layers.1.self_attn.q_proj.weight"].reshape(folders.HEADS, folders.HEAD_DIM, -1)
     value = source["model.layers.1.self_attn.v_proj.weight"].reshape(folders.KV_HEADS, folders.HEAD_DIM, -1)
-    kernel = np.asarray(model.params["layer_1"]["attention"]["qkv"]["kernel"])
-    np.testing.assert_array_equal(kernel[1, 0], query[2])  # the first query head of the second group
-    np.testing.assert_array_equal(kernel[1, -1], value[1])
+    kernels = {name: np.asarray(x["kernel"]) for name, x in model.params["layer_1"]["attention"].items()}
+    np.testing.assert_array_equal(kernels["query"][1, 0], query[2])  # the first query head of the second group
+    np.testing.assert_array_equal(kernels["key_value"][1, 1], value[1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", jnp.bfloat16, np.float32])
@@ -239,8 +239,11 @@ def test_damaged_saved_model(tmp_path):
     weights.save(model, tmp_path / "saved")
     manifest = json.loads((tmp_path / "saved" / saved.MANIFEST).read_text())
     (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
-    with pytest.raises(ValueError, match="version 99, expected 1"):
+    with pytest.raises(ValueError, match="version 99, expected 2; upgrade"):
         weights.load(tmp_path / "saved")
-    (tmp_path / "saved" / saved.MANIFEST).write_text('{"version": 1}')
+    (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 1}))
+    with pytest.raises(ValueError, match="version 1, expected 2; load the original model and save it again"):
+        weights.load(tmp_path / "saved")
+    (tmp_path / "saved" / saved.MANIFEST).write_text('{"version": 2}')
     with pytest.raises(ValueError, match="no whole jaxspec checkpoint"):
         weights.load(tmp_path / "saved")

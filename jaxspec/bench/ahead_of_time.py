@@ -1,0 +1,174 @@
+"""The real `generate`, compiled for TPUs that are not here.
+
+The TPU compiler comes with `jax[tpu]` and runs on any machine: it is given shapes and the
+description of a topology, and returns the program that the TPUs would run.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxspec
+from jaxspec.bench.shapes import CHIPS, Chip, shape
+from jaxspec.cache import BLOCK
+from jaxspec.drafters import Drafter, ModelDrafter, NGramDrafter
+from jaxspec.model import LanguageModel
+from jaxspec.sharding import Rules, shard
+from jaxspec.weights.abstract import abstract_model
+
+_UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([BKMGT]) of")
+# Keeps the compiler from asking a machine that is no TPU about itself.
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is compiled, for what.
+
+    Attributes:
+      model: the target, a name of `SHAPES` or a `config.json`.
+      draft: the same, `ngram`, or `none` for plain decoding.
+      topology: as the TPU compiler names it, such as `v5e:2x2`.
+      k: drafted tokens a round.
+      batch: rows.
+      context: slots of the cache a row, all of them live.
+      devices: how many of the topology's devices; `None` is all.
+    """
+
+    model: str
+    draft: str = "none"
+    topology: str = "v5e:2x2"
+    k: int = 4
+    batch: int = 1
+    context: int = 2048
+    devices: int | None = None
+
+    def __post_init__(self):
+        least = {"k": 0 if self.draft == "none" else 1, "batch": 1, "context": BLOCK}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program for one device of a topology.
+
+    Attributes:
+      text: its HLO; empty if it does not fit.
+      memory: bytes of main memory that it needs.
+      chip: the device.
+      devices: how many run it together.
+      target: its shapes.
+      draft: the draft model's, if there is one.
+    """
+
+    text: str
+    memory: float
+    chip: Chip
+    devices: int
+    target: LanguageModel
+    draft: LanguageModel | None
+
+
+def compile_case(case: Case) -> Compiled:
+    """Compiles `generate` for a case.
+
+    Raises:
+      ValueError: there is no such topology or model, or it has fewer devices than asked for.
+      ImportError: the TPU compiler is not installed.
+    """
+    devices, chip = _devices(case)
+    mesh = _mesh(devices)
+    target, drafter = _placed(case.model, mesh), _drafter(case, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
+    k = 0 if drafter is None else drafter.k
+
+    def generate(target, drafter, prompt, key, temperature):
+        return jaxspec.generate(
+            target,
+            drafter,
+            prompt,
+            key=key,
+            sampling=jaxspec.Sampling(temperature),
+            max_new_tokens=case.context // 2 - k - 1,
+            capacity=case.context - k - 1,
+        )
+
+    prompt = like((case.batch, case.context // 2), jnp.int32)
+    arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), like((), jnp.float32))
+    lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
+    draft = getattr(drafter, "model", None)
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if (used := _OUT_OF_MEMORY.search(str(error))) is None:
+            raise
+        return Compiled("", float(used[1]) * _UNITS[used[2]], chip, len(devices), target, draft)
+    return Compiled(program.as_text(), _needed(program.memory_analysis()), chip, len(devices), target, draft)
+
+
+def _needed(memory) -> float:
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+
+
+def _devices(case: Case) -> tuple[list, Chip]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError("the TPU compiler is not installed; `pip install 'jax[tpu]'` brings it")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{case.topology!r} is no topology that the TPU compiler knows: {error}") from error
+    count = len(devices) if case.devices is None else case.devices
+    if not 1 <= count <= len(devices):
+        raise ValueError(f"devices must be 1 to the {len(devices)} of {case.topology}, got {count}")
+    kind = devices[0].device_kind
+    if kind not in CHIPS:
+        raise ValueError(f"{case.topology} has devices of kind {kind!r}, of which only {', '.join(CHIPS)} are known")
+    chips = math.prod(int(size) for size in re.findall(r"\d+", case.topology.split(":")[1]))
+    return devices[:count], CHIPS[kind].part(len(devices) // chips)
+
+
+def _mesh(devices: list) -> Mesh:
+    """As many axes as the number of devices has prime factors, so that any part of them can split an array."""
+    sizes, rest = [], len(devices)
+    for factor in range(2, rest + 1):
+        while rest % factor == 0:
+            sizes.append(factor)
+            rest //= factor
+    return Mesh(np.array(devices).reshape(sizes), tuple(f"model_{index}" for index in range(len(sizes))))
+
+
+def _placed(name: str, mesh: Mesh) -> LanguageModel:
+    config = shape(name)
+    return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
+
+
+def _drafter(case: Case, mesh: Mesh) -> Drafter | None:
+    if case.draft == "none":
+        return None
+    return NGramDrafter(k=case.k) if case.draft == "ngram" else ModelDrafter(_placed(case.draft, mesh), k=case.k)

@@ -1,0 +1,242 @@
+"""What a compiled program does, read from its HLO: instructions, the loops they stand in, bytes and collectives.
+
+A while loop whose trip count is not known to the compiler runs as often as the caller says: by the
+name of the scope that it was traced in.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "c64": 64, "c128": 128, "token": 0}
+_COMMENT = re.compile(r"/\*.*?\*/")
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\) -> .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*)$")
+_SPACE = re.compile(r"S\(\d+\)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[^\s,]+)")
+_NAMES = re.compile(r"%([^\s,{}]+)")
+_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+_FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
+_SLICES = {"dynamic-slice", "slice", "gather"}
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """The shape of one array of an instruction; `local` if it lies in on-chip memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    local: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        bits = _BITS.get(self.dtype) or int(re.sub(r"\D", "", self.dtype) or 0)
+        return math.prod(self.shape) * bits // 8
+
+    @property
+    def far(self) -> int:
+        """Bytes in the main memory."""
+        return 0 if self.local else self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    inside: str
+    text: str
+    root: bool
+
+    def attribute(self, name: str) -> str | None:
+        """The computation that an attribute names."""
+        found = re.search(rf"\b{name}=%?([^\s,}}]+)", self.text)
+        return found and found.group(1)
+
+    @functools.cached_property
+    def scope(self) -> str:
+        """The names it was traced under, with slashes."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
+        return found.group(1) if found else ""
+
+    @functools.cached_property
+    def cycles(self) -> int:
+        """The compiler's own estimate, where it gives one."""
+        found = re.search(r'"estimated_cycles":"?(\d+)', self.text)
+        return int(found.group(1)) if found else 0
+
+    @functools.cached_property
+    def trips(self) -> int | None:
+        """How often a loop runs, where the compiler knows."""
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.text)
+        return int(found.group(1)) if found else None
+
+
+Computation = Mapping[str, Instruction]
+
+
+def parse(text: str) -> tuple[dict[str, Computation], str]:
+    """Every computation of a compiled program by name, and the name of the first that runs."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if line.startswith("}"):
+            current = None
+        elif line and not line.startswith(" ") and (match := _COMPUTATION.match(line)):
+            current = computations.setdefault(match.group(2), {})
+            entry = match.group(2) if match.group(1) else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            instruction = _instruction(*match.groups())
+            current[instruction.name] = instruction
+    return computations, entry
+
+
+def _instruction(root: str | None, name: str, rest: str) -> Instruction:
+    rest = _COMMENT.sub("", rest)
+    end = _end_of_type(rest)
+    kind = rest[:end]
+    opcode, _, tail = rest[end:].lstrip().partition("(")
+    depth, stop = 1, len(tail)
+    for index, letter in enumerate(tail):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            stop = index
+            break
+    arrays = tuple(_array(*match.groups()) for match in _ARRAY.finditer(kind))
+    operands = tuple(re.findall(r"%([^\s,()]+)", tail[:stop]))
+    return Instruction(name, opcode, arrays, operands, tail[:stop], tail[stop:], bool(root))
+
+
+def _end_of_type(text: str) -> int:
+    depth = 0
+    for index, letter in enumerate(text):
+        if letter in "({[":
+            depth += 1
+        elif letter in ")}]":
+            depth -= 1
+        elif letter == " " and depth == 0:
+            return index
+    raise ValueError(f"no type at the start of {text[:80]!r}")
+
+
+def _array(dtype: str, sizes: str, layout: str | None) -> Array:
+    shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
+    return Array(dtype, shape, bool(layout and _SPACE.search(layout)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One instruction that runs, with how often, and how many bytes of main memory it moves each time."""
+
+    instruction: Instruction
+    times: int
+    bytes: int
+
+
+class Program:
+    """A compiled program, and what runs in it."""
+
+    def __init__(self, text: str):
+        self.computations, self.entry = parse(text)
+
+    def loops(self, computation: str) -> list[Instruction]:
+        """The while loops that stand directly in a computation."""
+        return [one for one in self.computations[computation].values() if one.opcode == "while"]
+
+    def steps(self, computation: str, trips: Callable[[Instruction], int], times: int = 1) -> Iterator[Step]:
+        """Everything that runs when a computation does; of a branch, the one with the most instructions."""
+        inside = self.computations[computation]
+        for one in inside.values():
+            if one.opcode == "while":
+                count = one.trips if one.trips is not None else trips(one)
+                yield from self.steps(one.attribute("body"), trips, times * count)
+            elif one.opcode == "conditional":
+                branches = [name for found in _BRANCHES.finditer(one.text) for name in _NAMES.findall(found.group())]
+                yield from self.steps(max(branches, key=lambda name: len(self.computations[name])), trips, times)
+            elif one.opcode == "call":
+                yield from self.steps(one.attribute("to_apply"), trips, times)
+            elif one.opcode not in _FREE:
+                yield Step(one, times, self._moved(one, inside))
+
+    def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
+        """The kinds of the collectives that an instruction is or contains, and what they yield."""
+        for one in (step.instruction, *self._called(step.instruction)):
+            for kind in COLLECTIVES:
+                if one.opcode in (kind, f"{kind}-start"):
+                    yield kind, one.arrays
+
+    def _called(self, one: Instruction) -> Iterator[Instruction]:
+        if (name := one.attribute("calls")) in self.computations:
+            for inner in self.computations[name].values():
+                yield inner
+                yield from self._called(inner)
+
+    def _moved(self, one: Instruction, inside: Computation) -> int:
+        if one.opcode.endswith("-done") or one.opcode.endswith("-update"):
+            return 0
+        operands = [inside[name].arrays for name in one.operands if name in inside]
+        if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in ("copy", "slice"):
+            into = one.arrays[1]
+            return into.size if not (into.local and one.arrays[0].local) else 0
+        if one.opcode in _SLICES:
+            return sum(2 * array.far for array in one.arrays) if not one.arrays[0].local else one.arrays[0].size
+        if one.opcode == "dynamic-update-slice":
+            return 2 * sum(array.far for array in operands[1])
+        if one.opcode == "fusion" and (name := one.attribute("calls")) in self.computations:
+            fused = self.computations[name]
+            return sum(self._read(fused, index, arrays) for index, arrays in enumerate(operands)) + self._written(
+                one, fused
+            )
+        return sum(array.far for arrays in (*operands, one.arrays) for array in arrays)
+
+    def _read(self, fused: Computation, index: int, arrays: tuple[Array, ...]) -> int:
+        """How much of a fusion's operand is read: slices of it, or all."""
+        far = sum(array.far for array in arrays)
+        parameter = next((x for x in fused.values() if x.opcode == "parameter" and x.inside == str(index)), None)
+        if far == 0 or parameter is None:
+            return far
+        return min(far, self._used(fused, parameter))
+
+    def _used(self, fused: Computation, value: Instruction) -> int:
+        total, whole = 0, sum(array.size for array in value.arrays)
+        for user in fused.values():
+            for place in (i for i, name in enumerate(user.operands) if name == value.name):
+                if user.opcode in _SLICES and place == 0:
+                    total += sum(array.size for array in user.arrays)
+                elif user.opcode == "dynamic-update-slice" and place == 0:
+                    continue
+                elif self._passes_on(user):
+                    total += self._used(fused, user) if not user.root else whole
+                elif user.opcode == "fusion" and (name := user.attribute("calls")) in self.computations:
+                    inner = self.computations[name]
+                    total += self._read(inner, place, tuple(dataclasses.replace(a, local=False) for a in value.arrays))
+                else:
+                    return whole
+        return total
+
+    def _passes_on(self, user: Instruction) -> bool:
+        """Whether it only looks at its operand in another way, as a fusion of nothing but a copy does."""
+        if user.opcode != "fusion":
+            return user.opcode == "bitcast"
+        inner = self.computations.get(user.attribute("calls"), {})
+        return all(one.opcode in ("parameter", "bitcast", "copy") for one in inner.values())
+
+    def _written(self, one: Instruction, fused: Computation) -> int:
+        """What a fusion writes; of a buffer that it updates in place, the update."""
+        root = next(x for x in fused.values() if x.root)
+        parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        total = 0
+        for array, part in zip(one.arrays, parts, strict=False):
+            while part.opcode == "bitcast" and part.operands[0] in fused:
+                part = fused[part.operands[0]]
+            update = fused.get(part.operands[1]) if part.opcode == "dynamic-update-slice" else None
+            total += array.far if update is None else min(array.far, sum(x.size for x in update.arrays))
+        return total
