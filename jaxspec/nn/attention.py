@@ -10,6 +10,7 @@ cache is used and not its capacity; the softmax is accumulated online (Milakov &
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.cache import BLOCK
 
 _LOWEST = -1e30
+# What an accelerator looks at in one visit, at most: slots, and pairs of a row and a slot.
+_MOST_SLOTS = 2048
+_MOST_SCORES = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Fresh:
     mask: Bool[Array, "b t u"]
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
     """One layer's view of the cache. Slot `i` of a row holds the token at position `i`."""
@@ -38,9 +43,10 @@ class History:
     keys: Float[Array, "l b g s d"]
     values: Float[Array, "l b g s d"]
     length: Int[Array, "b"]
-    layer: int
+    layer: int = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Partial:
     """An unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
@@ -48,9 +54,6 @@ class _Partial:
     weighted: Float[Array, "b g r t d"]
     weight: Float[Array, "b g r t"]
     maximum: Float[Array, "b g r t"]
-
-
-jax.tree_util.register_dataclass(_Partial, ["weighted", "weight", "maximum"], [])
 
 
 def attend(
@@ -67,7 +70,13 @@ def attend(
     """
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
-    state = _over_history(queries, positions, history, scale, window)
+    state = jax.lax.platform_dependent(
+        queries,
+        positions,
+        history,
+        cpu=functools.partial(_over_history, scale=scale, window=window, block=BLOCK),
+        default=functools.partial(_over_history, scale=scale, window=window, block=_accelerator_block(positions.size)),
+    )
     state = _accumulate(
         state,
         _scores(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
@@ -78,8 +87,21 @@ def attend(
     return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
 
 
-def _over_history(queries, positions, history: History, scale, window) -> _Partial:
-    block = min(BLOCK, history.keys.shape[3])
+def _accelerator_block(rows: int) -> int:
+    """Slots to visit at once on an accelerator, where a visit costs more than reading slots that are not used.
+
+    The compiler estimates some 20,000 cycles a visit, in which a TPU reads thousands of slots. Many
+    rows have large scores: they must fit the memory on the chip.
+    """
+    block = BLOCK
+    while 2 * block * rows <= _MOST_SCORES and 2 * block <= _MOST_SLOTS:
+        block *= 2
+    return block
+
+
+def _over_history(queries, positions, history: History, *, scale, window, block) -> _Partial:
+    capacity = history.keys.shape[3]
+    block = min(block, capacity)
     state = _Partial(
         jnp.zeros(queries.shape, jnp.float32),
         jnp.zeros(queries.shape[:-1], jnp.float32),
@@ -87,11 +109,13 @@ def _over_history(queries, positions, history: History, scale, window) -> _Parti
     )
 
     def visit(index, state):
-        slots = index * block + jnp.arange(block, dtype=jnp.int32)
-        seen = (slots[None] < history.length[:, None])[:, None]
+        # The last visit is moved back to end at the cache's end, and leaves out what was seen before.
+        start = jnp.minimum(index * block, capacity - block)
+        slots = start + jnp.arange(block, dtype=jnp.int32)
+        seen = ((slots[None] >= index * block) & (slots[None] < history.length[:, None]))[:, None]
         seen = seen & _within(positions, jnp.broadcast_to(slots, (positions.shape[0], block)), window)
-        keys = _block_of(history.keys, history.layer, index * block, block)
-        values = _block_of(history.values, history.layer, index * block, block)
+        keys = _block_of(history.keys, history.layer, start, block)
+        values = _block_of(history.values, history.layer, start, block)
         return _accumulate(state, _scores(queries, keys, scale), values, seen)
 
     blocks = (jnp.max(history.length) + block - 1) // block

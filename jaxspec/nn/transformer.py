@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         if mask is None:
             mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
         embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
-        x = embedding[tokens] * jnp.asarray(config.embedding_scale, self.dtype)
+        x = _rows(embedding, tokens) * jnp.asarray(config.embedding_scale, self.dtype)
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
             x = x + table[positions[:, -time:]]
@@ -185,6 +185,17 @@ class Transformer(nn.Module):
         logits = project(x, head).astype(jnp.float32)
         keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
         return logits, Entries(keys, values), tuple(captured[layer] for layer in capture)
+
+
+def _rows(table: Float[Array, "n width"], tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
+    """The rows of a table, two at least.
+
+    A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the
+    product with the same table does, and on TPU7x copies the table in each step.
+    """
+    if tokens.size > 1:
+        return table[tokens]
+    return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
 
 
 def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> Float[Array, "l b g t d"]:
