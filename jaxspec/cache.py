@@ -5,6 +5,7 @@ next write, never zeroed: a zeroed key would still add e^0 to the softmax.
 """
 
 import dataclasses
+import functools
 from typing import Protocol, Self, runtime_checkable
 
 import jax
@@ -14,6 +15,8 @@ from jaxtyping import Float, Int
 
 # Attention reads the cache in blocks of this many slots, so that cost follows use.
 BLOCK = 256
+# A TPU keeps so many slots side by side.
+_TILE = 8
 
 
 @runtime_checkable
@@ -100,7 +103,24 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
 
 def _write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     fresh = fresh.astype(buffer.dtype)
-    return jax.lax.platform_dependent(buffer, fresh, start, cpu=_write_row_by_row, default=_write_rows)
+    return jax.lax.platform_dependent(
+        buffer, fresh, start, cpu=_write_row_by_row, tpu=_write_tiles, default=_write_rows
+    )
+
+
+def _write_tiles(buffer, fresh, start):
+    """Reads the tiles that hold the fresh slots, and writes them back whole.
+
+    For the write of one slot the compiler would lay the cache out in another way than attention
+    reads it, and copy all of it on every step.
+    """
+    capacity, count = buffer.shape[3], fresh.shape[3]
+    window = min(-(-(count + _TILE - 1) // _TILE) * _TILE, capacity)
+    first = jnp.minimum(start // _TILE * _TILE, capacity - window)
+    in_each_row = functools.partial(jax.vmap, in_axes=(1, 1, 0), out_axes=1)
+    take = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, window, axis=2), in_axes=(1, 0), out_axes=1)
+    put = in_each_row(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2))
+    return put(buffer, put(take(buffer, first), fresh, start - first), first)
 
 
 def _write_rows(buffer, fresh, start):

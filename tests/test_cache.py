@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import cache
 from jaxspec.cache import BLOCK, Entries, KVCache
 from tests import tiny
 
@@ -66,3 +67,18 @@ def test_a_generation_never_outgrows_its_caches():
         longest = max(longest, int(state.length.max()))
         assert longest - 1 + k + 1 <= slots
     assert longest == 32
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
+def test_every_platforms_write_is_the_same(count):
+    """Starts within a tile, across two, and at the cache's end; each is written by the row it is for."""
+    capacity = 32
+    start = jnp.asarray([0, 3, 7, 16, capacity - count], jnp.int32)
+    rng = np.random.default_rng(count)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    buffer, fresh = draw(2, 5, 3, capacity, 4), draw(2, 5, 3, count, 4)
+    expected = np.array(buffer)
+    for row, at in enumerate(start):
+        expected[:, row, :, at : at + count] = fresh[:, row]
+    for write in (cache._write_tiles, cache._write_rows, cache._write_row_by_row):
+        np.testing.assert_array_equal(jax.jit(write)(buffer, fresh, start), expected)

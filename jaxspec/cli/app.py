@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jaxspec.cli.compile_report import compile_report
 from jaxspec.cli.generate import generate
 from jaxspec.cli.models import models
 
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(models)
+app.command()(compile_report)
 
 
 def run() -> None:

@@ -23,7 +23,7 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             # Python flushes stdout once more at exit, which would complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(_PIPE_CLOSED) from None
-        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
             typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(_MISTAKE) from None
 

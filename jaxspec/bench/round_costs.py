@@ -1,0 +1,111 @@
+"""What one round of a compiled program costs on one device: bytes, cycles, collectives, copies."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import jax
+
+from jaxspec.bench.ahead_of_time import Case, Compiled
+from jaxspec.bench.hlo import Instruction, Program, Step
+from jaxspec.model import LanguageModel
+
+# A copy, or a gathered array, below this is no weight and no cache.
+_LARGE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """One round, or one step of plain decoding, on one device.
+
+    Attributes:
+      bytes: what it moves from and to the main memory.
+      least_bytes: the weights it must read and the live cache, over the number of devices.
+      cycles: the compiler's estimate, summed over instructions; collectives have none.
+      seconds: cycles over the clock or bytes over the bandwidth, whichever is more.
+      layer_collectives: how many of each kind a layer of the target has.
+      layer_collective_bytes: how many bytes those of one layer yield.
+      other_collectives: how many of each kind there are outside the target's layers.
+      gathered_bytes: what collectives yield that is as large as a weight.
+      copied_bytes: what copies of arrays as large as a weight move within the main memory.
+    """
+
+    bytes: float
+    least_bytes: float
+    cycles: int
+    seconds: float
+    layer_collectives: dict[str, float]
+    layer_collective_bytes: float
+    other_collectives: dict[str, int]
+    gathered_bytes: int
+    copied_bytes: int
+
+
+def costs(case: Case, compiled: Compiled) -> Costs:
+    """Reads them from a program that fits."""
+    program = Program(compiled.text)
+    rounds = next(loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while"))
+    steps = list(program.steps(rounds.attribute("body"), lambda loop: trips(case, loop)))
+    moved = sum(step.bytes * step.times for step in steps)
+    cycles = sum(step.instruction.cycles * step.times for step in steps)
+    layers = compiled.target.module.config.num_layers
+    inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
+    for step in steps:
+        for kind, arrays in program.collectives(step):
+            size = sum(array.size for array in arrays)
+            gathered += size * step.times if size >= _LARGE else 0
+            if "/layer_" in step.instruction.scope and "/propose/" not in step.instruction.scope:
+                inside[kind] += step.times / layers
+                sizes += size * step.times / layers
+            else:
+                outside[kind] += step.times
+    return Costs(
+        bytes=moved,
+        least_bytes=least_bytes(case, compiled),
+        cycles=cycles,
+        seconds=max(cycles / compiled.chip.clock, moved / compiled.chip.bandwidth),
+        layer_collectives={kind: round(count, 2) for kind, count in sorted(inside.items())},
+        layer_collective_bytes=sizes,
+        other_collectives=dict(sorted(outside.items())),
+        gathered_bytes=gathered,
+        copied_bytes=sum(step.bytes * step.times for step in steps if _is_large_copy(step)),
+    )
+
+
+def trips(case: Case, loop: Instruction) -> int:
+    """How often a loop of a round runs that the compiler cannot tell: by the scope it was traced in.
+
+    Raises:
+      ValueError: it is none of those that a round has.
+    """
+    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1}
+    name = loop.scope.removesuffix("/while").rsplit("/", 1)[-1]
+    if name.startswith("history_by_"):
+        return math.ceil(case.context / int(name.removeprefix("history_by_")))
+    if name not in known:
+        names = ", ".join([*known, "history_by_..."])
+        raise ValueError(f"a round has a loop of unknown length, traced in {loop.scope!r}; expected one of {names}")
+    return known[name]
+
+
+def least_bytes(case: Case, compiled: Compiled) -> float:
+    """Each weight once a pass and the live cache, split evenly over all devices."""
+    passes = case.k if compiled.draft is not None else 0
+    total = _pass_bytes(compiled.target, case)
+    total += passes * _pass_bytes(compiled.draft, case) if passes else 0
+    return total / compiled.devices
+
+
+def _pass_bytes(model: LanguageModel, case: Case) -> int:
+    config = model.module.config
+    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(model.params))
+    if not config.tied_head:  # of an embedding that is no head too, only a few rows are read
+        embedding = model.params["embedding"]
+        weights -= math.prod(embedding.shape) * embedding.dtype.itemsize
+    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    return weights + case.batch * case.context * slot
+
+
+def _is_large_copy(step: Step) -> bool:
+    one = step.instruction
+    return one.opcode == "copy" and step.bytes >= 2 * _LARGE and not any(array.local for array in one.arrays)
