@@ -129,7 +129,7 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "round", f"{ours.seconds * 1e3:.2f} ms ({ours.cycles:,} cycles)"
     yield "plain step", f"{one.plain.seconds * 1e3:.2f} ms ({one.plain.cycles:,} cycles)"
     for tokens, ratio in one.speed_up.items():
-        yield f"speed-up at {tokens} tokens a round", f"{ratio:.2f}"
+        yield f"speed-up, {tokens} a round", f"{ratio:.2f}"
 
 
 def markdown(reports: Iterable[Report]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from jaxspec.sharding import (
     shard,
     shard_players,
 )
+from jaxspec.sharding.rules import as_tuple
 from tests import tiny
 
 
@@ -35,6 +36,41 @@ def test_axes_that_divide_are_split():
     assert TENSOR_PARALLEL.spec(mesh, (4, 12), ("batch", "vocab")) == PartitionSpec(None, ("model",))
     both = Rules(mlp=("data", "model"))
     assert both.spec(mesh, (16,), ("mlp",)) == PartitionSpec(("data", "model"))
+
+
+def mesh_of(*sizes, names="abcdefg"):
+    return jax.make_mesh(sizes, tuple(names[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads", "expected"),
+    [
+        ((8,), 8, Rules(vocab="a", kv_heads="a", mlp="a")),
+        ((4, 2), 4, Rules(vocab=("a", "b"), kv_heads="a", queries="b", mlp=("a", "b"))),
+        ((2, 2, 2), 2, Rules(vocab=("a", "b", "c"), kv_heads="a", queries="b", mlp=("a", "b", "c"))),
+        ((8,), 3, Rules(vocab="a", mlp="a")),
+    ],
+)
+def test_tensor_parallel_uses_what_divides(sizes, heads, expected):
+    config = tiny.wide_transformer(0, heads=heads).module.config
+    rules = Rules.tensor_parallel(config, mesh_of(*sizes))
+    for field in dataclasses.fields(Rules):
+        assert as_tuple(getattr(rules, field.name)) == as_tuple(getattr(expected, field.name)), field.name
+
+
+def test_tensor_parallel_leaves_data_to_the_rows():
+    config = tiny.wide_transformer(0).module.config
+    rules = Rules.tensor_parallel(config, make_mesh())
+    assert rules.batch == "data" and rules.kv_heads == ("model",)
+    assert Rules.tensor_parallel(config, make_mesh(), ("data", "model")).batch is None
+    with pytest.raises(ValueError, match="split over the mesh axes rows, got a mesh with axes data, model"):
+        Rules.tensor_parallel(config, make_mesh(), ("rows",))
+
+
+def test_axes_of_several_logical_ones_are_split_by_all_of_them():
+    rules = Rules(kv_heads="a", queries="b")
+    split = lambda size: rules.spec(mesh_of(4, 2), (size,), (("kv_heads", "queries"),))
+    assert split(64) == PartitionSpec(("a", "b")) and split(60) == PartitionSpec(None)
 
 
 def test_axes_that_do_not_divide_are_whole():
