@@ -19,8 +19,14 @@ from jaxspec.state import Status
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether no value is traced, so that the host may look at them."""
-    return not any(isinstance(leaf, jax.core.Tracer) for value in values for leaf in jax.tree.leaves(value))
+    """Whether the host may look at the values: none is traced, or has parts that other processes hold."""
+    return not any(_is_out_of_sight(leaf) for value in values for leaf in jax.tree.leaves(value))
+
+
+def _is_out_of_sight(leaf: Any) -> bool:
+    if isinstance(leaf, jax.core.Tracer):
+        return True
+    return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def draft_length(k: int) -> None:

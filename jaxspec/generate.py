@@ -32,11 +32,12 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.fold import fold_rows_under_vmap
 from jaxspec.metrics import Stats
-from jaxspec.model import Model
+from jaxspec.model import Model, placement_of
 from jaxspec.prefill import prefill
 from jaxspec.request import Prepared, Request, check_kinds, default_verifier, prepare
 from jaxspec.round import run_round
 from jaxspec.sampling import Greedy, Policy
+from jaxspec.sharding import whole
 from jaxspec.sharding.explicit import under_automatic_axes
 from jaxspec.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
 from jaxspec.verifiers.base import Verifier
@@ -126,7 +127,8 @@ def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) 
     """
     _known(options, "init", leave_out=("verifier", "lossy", "mesh"))
     prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
-    return _jit_init(prepared.target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+    state = _jit_init(prepared.target, prepared.drafter, prepared.request, max_new=prepared.max_new)
+    return dataclasses.replace(state, done=prepared.placement.everywhere(state.done))
 
 
 def step(
@@ -150,7 +152,9 @@ def step(
     verifier.check(drafter)
     checks.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
     checks.same_draft_length(drafter.k, state.stats.drafted_at.shape[1])
-    return run_round(target, drafter, verifier, state)
+    state, info = run_round(target, drafter, verifier, state)
+    placement = placement_of(target)
+    return dataclasses.replace(state, done=placement.everywhere(state.done)), placement.everywhere(info)
 
 
 def jit_step(*, donate: bool = False):
@@ -175,10 +179,10 @@ def finish(state: GenerationState, *, lossless: bool | None = None) -> Generatio
             raise ValueError(
                 "the state is traced, so it cannot say whether all verifiers were lossless; pass lossless="
             )
-        lossless = not np.any(state.stats.lossy_rounds)
+        lossless = not np.any(whole(state.stats.lossy_rounds))
     k = state.stats.drafted_at.shape[1]
-    result = _collect(state, state.tokens.shape[1] - k - 1, lossless)
-    most = state.limit - state.prompt_length
+    result = whole(_collect(state, state.tokens.shape[1] - k - 1, lossless))
+    most = whole(state.limit - state.prompt_length)
     return _cut(result, int(np.max(most))) if checks.is_concrete(most) else result
 
 
@@ -201,7 +205,7 @@ def _stream(prepared: Prepared) -> Iterator[list[np.ndarray]]:
         state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
         tokens, count = jax.device_get(everywhere((info.tokens, info.count)))
         yield [row[:n] for row, n in zip(tokens, count, strict=True)]
-    result = _collect(state, prepared.max_new, prepared.verifier.lossless)
+    result = everywhere(_collect(state, prepared.max_new, prepared.verifier.lossless))
     return _cut(result, prepared.width)
 
 

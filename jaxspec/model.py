@@ -96,6 +96,13 @@ class Anywhere:
         """Arrays that every device has."""
         return tree
 
+    def check_same(self, inputs: Any) -> None:
+        """Raises unless all processes have the same inputs; here there is one."""
+
+    def from_first(self, number: int) -> int:
+        """A number that all processes must share."""
+        return number
+
 
 def placement_of(model: Any) -> Any:
     """A model's placement; one that knows of none lies anywhere."""

@@ -125,6 +125,7 @@ def prepare(
     placement = placement_of(target)
     if mesh is not None and isinstance(placement, Anywhere):
         placement = Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
+    placement.check_same((request, max_new, returned))
     rows, shared = request.apart()
     rows = placement.rows(rows)
     request = rows if shared is None else dataclasses.replace(rows, sampling=shared)

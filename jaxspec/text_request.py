@@ -12,7 +12,7 @@ from jaxtyping import Int, Key
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
-from jaxspec.model import Model
+from jaxspec.model import Model, placement_of
 from jaxspec.sampling import Greedy, Policy, Sampling
 from jaxspec.text import StopStrings
 from jaxspec.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ class TextRequest:
           TypeError, ValueError: for options that do not fit; the text names the prompt.
         """
         policy = options.policy()
-        seed = _seed(options.seed, policy)
+        seed = _seed(options.seed, policy, placement_of(players.target))
         most = np.asarray(options.max_new_tokens)
         checks.max_new_tokens(most, len(prompts))
         most = np.broadcast_to(most.astype(np.int32), len(prompts))
@@ -147,9 +147,9 @@ class TextRequest:
         }
 
 
-def _seed(seed: Any, policy: Policy) -> int | None:
+def _seed(seed: Any, policy: Policy, placement: Any) -> int | None:
     if seed is None:
-        return None if policy.greedy else secrets.randbits(32)
+        return None if policy.greedy else placement.from_first(secrets.randbits(32))
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
     if not 0 <= seed < 2**32:

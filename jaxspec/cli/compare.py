@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoder import SpeculativeDecoder
+from jaxspec.model import placement_of
 from jaxspec.prefill import prefill
 from jaxspec.text_result import TextResult
 
@@ -84,4 +85,4 @@ def _logit_gap(target, ids: list[int]) -> float:
 def _last_logits(target, tokens):
     length = jnp.full(1, tokens.shape[1], jnp.int32)
     cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
-    return target(tokens[:, -1:], cache).logits[0, 0]
+    return placement_of(target).everywhere(target(tokens[:, -1:], cache).logits[0, 0])

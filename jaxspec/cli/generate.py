@@ -70,6 +70,25 @@ def generate(
     dtype: Annotated[
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="Split the models over all devices, and prompts with them: 'data=2,model=4'.  "
+            "[default: one device; with several processes, model=ALL]",
+            show_default=False,
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of the first of several processes that run this command.")
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="With --coordinator: how many there are.")] = None,
+    process_id: Annotated[
+        int | None, typer.Option(help="With --coordinator: which this is, from 0. Only the first prints.")
+    ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="The same where JAX finds the processes: TPU, Slurm, Open MPI.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
@@ -88,10 +107,12 @@ def generate(
         raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
     texts = read_prompts(prompts or [], file or [])
 
+    from jaxspec.cli.processes import Processes
     from jaxspec.cli.run import Job, run
 
+    processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
     if num_drafts != 1 and draft in ("ngram", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
     name = verifier and verifier.value
     job = Job(texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system)
-    run(job, as_json=as_json, compare=compare)
+    run(job, processes, as_json=as_json, compare=compare)

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
+from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxspec.cli.compare import Comparison, compare_results
 from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.cli.processes import Processes
 from jaxspec.cli.report import comparison_lines, header, json_line, summary_line
 from jaxspec.decoder import SpeculativeDecoder
 from jaxspec.text_result import TextResult
@@ -61,10 +63,10 @@ class Job:
     chat: bool
     system: str | None
 
-    def decoder(self) -> SpeculativeDecoder:
-        """Loads the models."""
-        target = load(self.model, dtype=self.dtype)
-        draft = self.draft if self.draft in ("ngram", "none") else load(self.draft, dtype=self.dtype)
+    def decoder(self, mesh: Mesh | None) -> SpeculativeDecoder:
+        """Loads the models, split over the mesh if there is one."""
+        target = load(self.model, dtype=self.dtype, mesh=mesh)
+        draft = self.draft if self.draft in ("ngram", "none") else load(self.draft, dtype=self.dtype, mesh=mesh)
         verifier = None if self.verifier is None else _VERIFIERS[self.verifier]()
         return SpeculativeDecoder(target, draft, k=self.k, num_drafts=self.num_drafts, verifier=verifier)
 
@@ -77,11 +79,16 @@ class Job:
         return decoder.stream_chat([[*opening, {"role": "user", "content": text}] for text in self.texts], **options)
 
 
-def run(job: Job, *, as_json: bool, compare: bool) -> None:
+def run(job: Job, processes: Processes, *, as_json: bool, compare: bool) -> None:
     """Decodes and prints: text or JSON on stdout, everything else on stderr."""
-    console = Console(stderr=True, highlight=False)
     enable_compilation_cache()
-    decoder = job.decoder()
+    with processes.joined() as mesh:
+        _run(job, mesh, as_json=as_json, compare=compare)
+
+
+def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
+    console = Console(stderr=True, highlight=False)
+    decoder = job.decoder(mesh)
     plain = SpeculativeDecoder(decoder.target, tokenizer=decoder.tokenizer)
     if compare:
         with console.status("compiling both ways of decoding ..."):

@@ -1,5 +1,6 @@
 """Models over many devices: logical axes, the rules that map them to a mesh, and `shard`."""
 
+from jaxspec.sharding.hosts import join as join
 from jaxspec.sharding.parameters import parameter_axes as parameter_axes
 from jaxspec.sharding.parameters import parameter_sharding as parameter_sharding
 from jaxspec.sharding.parameters import placed as placed
@@ -7,6 +8,7 @@ from jaxspec.sharding.parameters import shard as shard
 from jaxspec.sharding.parameters import shard_players as shard_players
 from jaxspec.sharding.placement import Placement as Placement
 from jaxspec.sharding.placement import put as put
+from jaxspec.sharding.placement import whole as whole
 from jaxspec.sharding.rules import DATA_AND_TENSOR as DATA_AND_TENSOR
 from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
 from jaxspec.sharding.rules import REPLICATED as REPLICATED

@@ -7,6 +7,7 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxspec.sharding import hosts
 from jaxspec.sharding.rules import Rules
 
 
@@ -61,6 +62,14 @@ class Placement:
         """The same arrays, whole on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
 
+    def check_same(self, inputs: Any) -> None:
+        """Raises `ValueError` unless every process of the mesh has the same inputs; see `hosts.check_same`."""
+        hosts.check_same(inputs, self.mesh)
+
+    def from_first(self, number: int) -> int:
+        """A number that all processes of the mesh must share: the first one's."""
+        return hosts.from_first(number, self.mesh)
+
     @property
     def replicated(self) -> NamedSharding:
         """The whole array on every device."""
@@ -71,11 +80,24 @@ def put(x: Any, sharding: NamedSharding) -> Any:
     """`x` moved there, or told to be there where it is traced or only a shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    if not isinstance(x, jax.core.Tracer):
+    if not isinstance(x, jax.core.Tracer) and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
+    if not isinstance(x, jax.core.Tracer) and not hosts.is_tracing():
+        return hosts.put_from_host(x, sharding)
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         return jax.sharding.reshard(x, sharding.spec)  # there a constraint only asserts
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def whole(tree: Any) -> Any:
+    """Arrays that lie on a mesh, whole on each of its devices; others, and traced ones, as they are."""
+
+    def gather(x):
+        if isinstance(x, jax.core.Tracer) or not isinstance(x.sharding, NamedSharding):
+            return x
+        return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+
+    return jax.tree.map(gather, tree)
 
 
 def automatic(mesh: Mesh) -> Mesh:
