@@ -865,7 +865,7 @@ def test_check_wants_a_tpu(on_worker, monkeypatch):
 def test_several_workers_join(on_worker, monkeypatch):
     """JAX finds the others by itself; here there are none."""
     joined = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda: joined.append(True))
+    monkeypatch.setattr(on_worker, "join_processes", lambda: joined.append(True))
     with pytest.raises(SystemExit, match="error: got processes 1, expected 2"):
         on_worker.main(["2", "check"])
     assert joined == [True]
@@ -875,7 +875,15 @@ def test_generate_is_the_command_line(on_worker, monkeypatch):
     called = []
     monkeypatch.setattr("jaxspec.cli.main", lambda: called.append(sys.argv))
     on_worker.main(["1", "generate", "The sea", "-n", "3"])
-    assert called == [["jaxspec", "generate", "The sea", "-n", "3"]]
+    on_worker.main(["1", "generate", "The sea", "--mesh=data=8"])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    on_worker.generate(["The sea"])
+    over_all = ["--mesh", f"model={jax.device_count()}"]
+    assert called == [
+        ["jaxspec", "generate", *over_all, "The sea", "-n", "3"],
+        ["jaxspec", "generate", "The sea", "--mesh=data=8"],
+        ["jaxspec", "generate", "--distributed", *over_all, "The sea"],
+    ]
 
 
 def test_benchmark_is_the_command_line(on_worker, capsys):
@@ -906,11 +914,13 @@ class Decoder:
 def test_profile(on_worker, capsys, monkeypatch, tmp_path, sampled):
     """The first call compiles; only the second is in the profile."""
     monkeypatch.setattr("jaxspec.SpeculativeDecoder", Decoder)
+    monkeypatch.setattr("jaxspec.load", lambda name, *, mesh: (name, mesh.shape))
     monkeypatch.setattr(Decoder, "made", [])
     words = [word for name, value in sampled.items() for word in (f"--{name}", str(value))]
     on_worker.main(["1", "profile", "the sea", "--model", "large", "--draft", "small", "-k", "2", *words])
     (decoder,) = Decoder.made
-    assert decoder.players == ("large", "small", 2)
+    over_all = {"model": jax.device_count()}
+    assert decoder.players == (("large", over_all), ("small", over_all), 2)
     assert decoder.calls == [("the sea", {"max_new_tokens": 128, "temperature": 0.0} | sampled)] * 2
     (file,) = (tmp_path / "trace").rglob("*.xplane.pb")
     assert b"decoding-2" in file.read_bytes() and b"decoding-1" not in file.read_bytes()

@@ -7,6 +7,8 @@ import sys
 
 import jax
 
+from jaxspec.sharding import join as join_processes
+
 PLATFORM = "tpu"
 TRACE = pathlib.Path("trace")
 
@@ -22,7 +24,7 @@ def join(workers: int) -> None:
     """Makes one JAX program of the processes of all workers."""
     # On a TPU VM, JAX reads who the others are, in all slices, from the machine's metadata.
     if workers > 1 and not jax.distributed.is_initialized():
-        jax.distributed.initialize()
+        join_processes()
     expect("platform", jax.default_backend(), PLATFORM)
     expect("processes", jax.process_count(), workers)
 
@@ -39,10 +41,12 @@ def check(rest: list[str]) -> None:
 
 
 def generate(rest: list[str]) -> None:
-    """The command `jaxspec generate`."""
+    """The command `jaxspec generate`, by default with the model split over all devices. The first worker prints."""
     from jaxspec.cli import main as jaxspec_command
 
-    sys.argv = ["jaxspec", "generate", *rest]
+    several = ["--distributed"] if jax.process_count() > 1 else []
+    mesh = [] if any(word.startswith("--mesh") for word in rest) else ["--mesh", f"model={jax.device_count()}"]
+    sys.argv = ["jaxspec", "generate", *several, *mesh, *rest]
     jaxspec_command()
 
 
@@ -53,7 +57,7 @@ def benchmark(rest: list[str]) -> None:
 
 
 def profile(rest: list[str]) -> None:
-    """Generates once to compile, and again under the profiler."""
+    """Generates once to compile, and again under the profiler, with the models split over all devices."""
     import jaxspec
 
     parser = argparse.ArgumentParser(prog="run.sh profile ... --", description=profile.__doc__)
@@ -65,7 +69,10 @@ def profile(rest: list[str]) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(rest)
-    decoder = jaxspec.SpeculativeDecoder(options.model, options.draft, k=options.k)
+    mesh = jax.make_mesh((jax.device_count(),), ("model",))
+    target = jaxspec.load(options.model, mesh=mesh)
+    draft = options.draft if options.draft in ("ngram", "none") else jaxspec.load(options.draft, mesh=mesh)
+    decoder = jaxspec.SpeculativeDecoder(target, draft, k=options.k)
 
     def decode():
         sampled = {"seed": options.seed} if options.temperature else {}
@@ -76,7 +83,8 @@ def profile(rest: list[str]) -> None:
     decode()
     with jax.profiler.trace(TRACE):
         result = decode()
-    print(result.text)
+    if jax.process_index() == 0:
+        print(result.text)
     files = sorted(TRACE.rglob("*.xplane.pb"))
     expect("files of the profiler", len(files), 1)
     print(f"profile: {files[0]}, {files[0].stat().st_size} bytes")

@@ -72,7 +72,8 @@ class Processes:
         if self.address is None:
             yield None if self.axes is None else _make_mesh(self.axes)
             return
-        join(*self.address)
+        if not jax.distributed.is_initialized():  # what started this command may have joined already
+            join(*self.address)
         with _first_prints(jax.process_index() == 0):
             yield _make_mesh(self.axes or {"model": jax.device_count()})
 

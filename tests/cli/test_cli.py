@@ -19,6 +19,7 @@ from jaxspec.weights import list_models, load, save
 from tests import text_models, tiny
 
 SHORT = ("-n", "12")
+PLACE = ("--num-processes", "2", "--coordinator")
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,13 @@ def test_plain_decoding_prints_the_same(folder):
     result = _generate(folder, "hello", "--draft", "none")
     assert result.stdout == _generate(folder, "hello", "--draft", folder, "-k", "2").stdout
     assert "acceptance" not in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
+def test_over_all_devices(folder):
+    expected = _generate(folder, "hello", "the sea", "--draft", folder, "-k", "2").stdout
+    split = _generate(folder, "hello", "the sea", "--draft", folder, "-k", "2", "--mesh", "data=2,model=4")
+    assert (split.exit_code, split.stdout) == (0, expected)
 
 
 def test_prompts_from_everywhere(folder, tmp_path):
@@ -157,6 +165,14 @@ def test_compare_says_where_samples_differ(folder):
         (["--file", "no-such-file.txt"], "no-such-file.txt"),
         (["-", "--file", "-"], "standard input can be read once only"),
         ([], "there is no prompt"),
+        (["hello", "--mesh", "model=3"], "--mesh model=3 is of 3 devices, got 8"),
+        (["hello", "--mesh", "heads=8"], "--mesh takes sizes of the axes data and model"),
+        (["hello", "--mesh", "model=2,model=4"], "each once at most"),
+        (["hello", "--mesh", "model"], "pass such as --mesh data=2,model=4"),
+        (["hello", "--process-id", "0"], "pass --coordinator and --num-processes too"),
+        (["hello", "--distributed", "--num-processes", "2"], "--distributed finds the processes by itself"),
+        (["hello", *PLACE, "host", "--process-id", "0"], "--coordinator must be HOST:PORT"),
+        (["hello", *PLACE, "host:80", "--process-id", "2"], "below --num-processes, got 2 of 2"),
     ],
 )
 def test_mistakes_are_one_line(folder, arguments, message):

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutants import Mutant
 
-_RULES, _MESHES, _LOAD = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load"))
+_RULES, _MESHES, _LOAD, _HOSTS = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load", "hosts"))
 _MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
 
 MUTANTS = (
@@ -68,5 +68,26 @@ MUTANTS = (
         "padded, kernel = jax.lax.optimization_barrier((padded, kernel))",
         "padded = jax.lax.optimization_barrier(padded)",
         ("tests/test_products.py::test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it",),
+    ),
+    Mutant(
+        "each process draws a seed of its own",
+        "text_request.py",
+        "placement.from_first(secrets.randbits(32))",
+        "secrets.randbits(32)",
+        (f"{_HOSTS}::test_the_command_line",),
+    ),
+    Mutant(
+        "every process prints",
+        "cli/processes.py",
+        "_first_prints(jax.process_index() == 0)",
+        "_first_prints(True)",
+        (f"{_HOSTS}::test_the_command_line",),
+    ),
+    Mutant(
+        "nobody notices that processes pass different keys",
+        "sharding/hosts.py",
+        "    if differ:",
+        "    if not differ:",
+        (f"{_HOSTS}::test_two_processes_and_then_one_is_killed",),
     ),
 )

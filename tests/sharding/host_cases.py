@@ -1,0 +1,85 @@
+"""What one process and several must do alike: each case yields the tokens of four rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxspec
+from jaxspec.bench.workload import disturbed
+
+LENGTHS = np.array([6, 3, 5, 1])
+PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))
+POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95)
+OPTIONS = {"prompt_length": LENGTHS, "max_new_tokens": 8}
+SAMPLED = OPTIONS | {"sampling": POLICY}
+
+
+def key():
+    return jax.random.key(5)
+
+
+def drafter(target, mesh):
+    """Its model is shared out like the target."""
+    draft = disturbed(target, 0.2)
+    return jaxspec.ModelDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), k=2)
+
+
+def plain(folder, mesh):
+    """The parameters are read straight into their shards."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    return jaxspec.generate(target, None, PROMPT, key=key(), **SAMPLED)
+
+
+def drafted(folder, mesh):
+    """The models lie on each process's own device until they are moved."""
+    target = jaxspec.load(folder / "model")
+    return jaxspec.generate(target, drafter(target, None), PROMPT, key=key(), mesh=mesh, **SAMPLED)
+
+
+def greedy(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    return jaxspec.generate(target, drafter(target, mesh), PROMPT, **OPTIONS)
+
+
+def inside_jit(folder, mesh):
+    target = jaxspec.load(folder / "model")
+    call = lambda target, drafter, prompt, key: jaxspec.generate(target, drafter, prompt, key=key, mesh=mesh, **SAMPLED)
+    return jax.jit(call)(target, drafter(target, None), PROMPT, key())
+
+
+def streamed(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    rounds = jaxspec.stream(target, drafter(target, mesh), PROMPT, key=key(), **SAMPLED)
+    pieces = [[], [], [], []]
+    while True:
+        try:
+            for row, tokens in zip(pieces, next(rounds), strict=True):
+                row.extend(tokens.tolist())
+        except StopIteration as end:
+            assert pieces == [ids[:n].tolist() for ids, n in zip(end.value.tokens, end.value.length, strict=True)]
+            return end.value
+
+
+def by_steps(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    players = (target, drafter(target, mesh))
+    state = jaxspec.init(*players, PROMPT, key=key(), **SAMPLED)
+    step = jaxspec.jit_step()
+    while not state.done.all():
+        state, info = step(*players, jaxspec.BlockVerifier(), state)
+        assert np.asarray(info.count).shape == (4,)
+    return jaxspec.finish(state)
+
+
+def a_split_prompt(folder, mesh):
+    """No process has the whole prompt."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    prompt = jnp.asarray(PROMPT)
+    if mesh is not None:
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        prompt = jax.make_array_from_callback(PROMPT.shape, rows, lambda index: PROMPT[index])
+    return jaxspec.generate(target, drafter(target, mesh), prompt, key=key(), **SAMPLED)
+
+
+CASES = {case.__name__: case for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt)}

@@ -1,0 +1,149 @@
+"""Several processes on one mesh: the tokens of one process, one voice, and no end without the others."""
+
+import dataclasses
+import json
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+import typer.testing
+
+from jaxspec import weights
+from jaxspec.cli import app as application
+from tests import text_models, tiny
+from tests.sharding import host_cases, host_worker
+from tests.sharding.processes import errors, started, wait_for
+
+# Beyond the stated time there is the time that a busy machine takes to end a process.
+STATED = host_worker.TIMEOUT + 10
+SLACK = 30
+
+
+def workers(folder, count, last, *cases):
+    weights.save(tiny.wide_transformer(0), folder / "model")
+    module = ("-m", "tests.sharding.host_worker")
+    return started(folder, count, lambda *who: [*module, who[0], str(count), str(who[1]), str(folder), last, *cases])
+
+
+def assert_same(folder, count, cases):
+    for name in cases:
+        expected = np.asarray(host_cases.CASES[name](folder, None).tokens)
+        for process in range(count):
+            np.testing.assert_array_equal(np.load(folder / f"{name}-{process}.npy"), expected, err_msg=name)
+
+
+def assert_ends_with_an_error(process, folder, number):
+    """Fails where it takes longer than was stated."""
+    process.stdout.close()
+    assert process.wait(STATED + SLACK) != 0
+    assert "another task died" in (folder / f"stderr-{number}").read_text()
+
+
+def test_two_processes_and_then_one_is_killed(tmp_path):
+    """The same tokens as one process; then no process waits for a dead one."""
+    with workers(tmp_path, 2, "go on", "plain") as processes:
+        for process in processes:
+            wait_for(process, "ready")
+        processes[1].kill()
+        assert_ends_with_an_error(processes[0], tmp_path, 0)
+    assert_same(tmp_path, 2, ["plain"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_same_tokens_as_one_process(tmp_path, count):
+    with workers(tmp_path, count, "end", *host_cases.CASES) as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * count, errors(tmp_path, count)
+    assert_same(tmp_path, count, host_cases.CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "word"), [(0, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGSTOP), (1, signal.SIGSTOP)], ids=str
+)
+def test_none_waits_for_a_lost_process(tmp_path, victim, word):
+    """The first process holds the list of all."""
+    with workers(tmp_path, 2, "go on") as processes:
+        for process in processes:
+            wait_for(process, "ready")
+        processes[victim].send_signal(word)
+        assert_ends_with_an_error(processes[1 - victim], tmp_path, 1 - victim)
+
+
+@pytest.mark.slow
+def test_none_waits_for_a_process_that_failed(tmp_path):
+    with workers(tmp_path, 2, "fail") as processes:
+        wait_for(processes[0], "ready")
+        assert_ends_with_an_error(processes[0], tmp_path, 0)
+        processes[1].communicate()
+    assert processes[1].returncode != 0
+    assert "ValueError: the last thing of process 1" in (tmp_path / "stderr-1").read_text()
+
+
+def commands(folder, count, *words):
+    """`jaxspec generate` with a small model, in each process."""
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    path = folder / "model"
+    weights.save(model, path)
+    (folder / "run.py").write_text(
+        "import jax\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"
+        "jax.config.update('jax_disable_most_optimizations', True)\n"
+        "from jaxspec.cli import main\n"
+        "main()\n"
+    )
+
+    def command(coordinator, process):
+        place = ("--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(process))
+        return [str(folder / "run.py"), "generate", "-m", str(path), *place, *words]
+
+    return path, started(folder, count, command)
+
+
+def alone(path: pathlib.Path, *words) -> str:
+    result = typer.testing.CliRunner().invoke(application.app, ["generate", "-m", str(path), *words])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    """Processes that were given no seed share one, and only the first prints."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    words = ("hello", "-n", "12", "-t", "0.9", "--json", "--draft", "none")
+    path, running = commands(tmp_path, 2, *words, "--mesh", "data=2,model=2")
+    with running as processes:
+        printed = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
+    assert (printed[1], errors(tmp_path, 2).strip()) == ("", "")
+    ours = json.loads(printed[0])
+    theirs = json.loads(alone(path, *words, "--seed", str(ours["seed"])))
+    assert ours["token_ids"] == theirs["token_ids"]
+
+
+@pytest.mark.slow
+def test_the_command_line_streams_and_compares(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    words = ("hello", "the sea", "-n", "12", "-k", "2")
+    path, running = commands(tmp_path, 4, *words, "--draft", str(tmp_path / "model"), "--compare")
+    with running as processes:
+        printed = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors(tmp_path, 4)
+    assert printed == [alone(path, *words, "--draft", str(path)), "", "", ""]
+    assert "tokens: identical" in (tmp_path / "stderr-0").read_text()
+    assert [(tmp_path / f"stderr-{process}").read_text() for process in (1, 2, 3)] == [""] * 3
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_every_process(tmp_path):
+    _, running = commands(tmp_path, 2, "hello", "--mesh", "model=3")
+    with running as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [2, 2]
+    for process in (0, 1):
+        error = (tmp_path / f"stderr-{process}").read_text()
+        assert error == "error: --mesh model=3 is of 3 devices, got 4; pass sizes whose product that is\n"
