@@ -7,6 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
+from tests import tiny
 
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))
@@ -43,7 +44,7 @@ def greedy(folder, mesh):
 
 
 def inside_jit(folder, mesh):
-    target = jaxspec.load(folder / "model")
+    target = tiny.wide_transformer(0)  # what was loaded to one device stays there inside jit
     call = lambda target, drafter, prompt, key: jaxspec.generate(target, drafter, prompt, key=key, mesh=mesh, **SAMPLED)
     return jax.jit(call)(target, drafter(target, None), PROMPT, key())
 
@@ -82,4 +83,14 @@ def a_split_prompt(folder, mesh):
     return jaxspec.generate(target, drafter(target, mesh), prompt, key=key(), **SAMPLED)
 
 
-CASES = {case.__name__: case for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt)}
+def split_by_hand(folder, mesh):
+    """The models are on the mesh already, but not by `shard`."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    target = jaxspec.LanguageModel(target.module, target.params)
+    return jaxspec.generate(target, drafter(target, None), PROMPT, key=key(), mesh=mesh, **SAMPLED)
+
+
+CASES = {
+    case.__name__: case
+    for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt, split_by_hand)
+}
