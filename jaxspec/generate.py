@@ -61,7 +61,9 @@ def generate(
     """Continues each prompt; the output follows the target's law whatever the drafter guesses.
 
     Works as it is, inside the caller's `jax.jit` and `lax.scan`, and under `jax.vmap` (a mapped
-    axis is folded into the batch).
+    axis is folded into the batch). On a mesh over several processes (`jaxspec.sharding.join`) each of
+    them makes the same call. That their prompts, lengths, keys, sampling parameters and budgets are the
+    same is checked, outside of `jax.jit`, by one exchange of 32 bytes; that their models are, is not.
 
     Args:
       target: the model whose law is kept.

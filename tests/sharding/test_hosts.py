@@ -11,6 +11,7 @@ import typer.testing
 
 from jaxspec import weights
 from jaxspec.cli import app as application
+from jaxspec.sharding import join
 from tests import text_models, tiny
 from tests.sharding import host_cases, host_worker
 from tests.sharding.processes import errors, started, wait_for
@@ -81,6 +82,12 @@ def test_none_waits_for_a_process_that_failed(tmp_path):
         processes[1].communicate()
     assert processes[1].returncode != 0
     assert "ValueError: the last thing of process 1" in (tmp_path / "stderr-1").read_text()
+
+
+@pytest.mark.parametrize("given", [("host:80",), (None, 2, 0), ("host:80", 2)])
+def test_a_part_of_an_address_is_refused(given):
+    with pytest.raises(ValueError, match="join needs all of coordinator, num_processes, process_id or none, got no"):
+        join(*given)
 
 
 def commands(folder, count, *words):
