@@ -48,15 +48,20 @@ def join(
     if 0 < len(missing) < len(given):
         raise ValueError(f"join needs all of {', '.join(given)} or none, got no {', '.join(missing)}")
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(
-        coordinator,
-        num_processes,
-        process_id,
-        cluster_detection_method=None if missing else "deactivate",
-        initialization_timeout=start_timeout,
-        heartbeat_timeout_seconds=timeout,
-        shutdown_timeout_seconds=timeout,
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            cluster_detection_method=None if missing else "deactivate",
+            initialization_timeout=start_timeout,
+            heartbeat_timeout_seconds=timeout,
+            shutdown_timeout_seconds=timeout,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"JAX cannot join the processes ({error}); pass coordinator, num_processes, and process_id from 0 on"
+        ) from error
 
 
 def put_from_host(x: Any, sharding: NamedSharding) -> Array:
