@@ -25,7 +25,7 @@ def join(
 
     Each process then calls the same functions of jaxspec with the same arguments, and a mesh over `jax.devices()`.
 
-    If a process dies, stops answering or ends with an error, JAX ends the others with an error message and a
+    If a process dies, is stopped, cannot be reached or ends with an error, JAX ends the others with an error message and a
     status other than 0 within `timeout` and ten more seconds, whatever they are doing. The same happens to those
     that reach their own end so much earlier than the last one. A signal to terminate ends a process, as usual; JAX
     by itself would only take note of it. JAX's collectives on CPUs also end with an error where a process waits for
