@@ -25,11 +25,12 @@ def join(
 
     Each process then calls the same functions of jaxspec with the same arguments, and a mesh over `jax.devices()`.
 
-    If a process dies, is stopped, cannot be reached or ends with an error, JAX ends the others with an error message and a
-    status other than 0 within `timeout` and ten more seconds, whatever they are doing. The same happens to those
-    that reach their own end so much earlier than the last one. A signal to terminate ends a process, as usual; JAX
-    by itself would only take note of it. JAX's collectives on CPUs also end with an error where a process waits for
-    another one for more than half a minute, and print a line about each connection.
+    If a process dies, is stopped, cannot be reached or ends with an error, JAX ends the others with an error message
+    and a status other than 0 within `timeout` and ten more seconds, whatever they are doing. The same happens to those
+    that reach their own end so much earlier than the last one. A process that is alive and never makes its next call
+    is not noticed by that. A signal to terminate ends a process, as usual; JAX by itself would only take note of it.
+    JAX's collectives on CPUs also end with an error where a process makes its first one half a minute before another
+    process does, and print a line about each connection.
 
     Args:
       coordinator: `host:port` of the first process, reachable by all of them; any free port. `None` lets JAX find
