@@ -75,9 +75,9 @@ class RoundDraws:
 
     keys: Key[Array, "b"]
     length: Int[Array, "b"]
-    draft: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    draft: tuple[Int[Array, ""] | int, ...] = ()
 
-    def of_draft(self, index: int) -> Self:
+    def of_draft(self, index: Int[Array, ""] | int) -> Self:
         """The draws of one of several drafts that are drawn side by side: its own noise."""
         return dataclasses.replace(self, draft=(*self.draft, index))
 
@@ -101,6 +101,10 @@ class RoundDraws:
         del count, vocab_size
         return self
 
+    def afresh(self) -> Self:
+        """Nothing is kept."""
+        return self
+
     def _stream(self, purpose: int):
         rounds = _fold(_fold(self.keys, jnp.int32(_ROUND_STREAM)), self.length)
         return _fold(rounds, jnp.int32(purpose))
@@ -118,7 +122,7 @@ class PositionDraws:
     length: Int[Array, "b"]
     kept: Float[Array, "b n v"] | None = None
 
-    def of_draft(self, index: int) -> Self:
+    def of_draft(self, index: Int[Array, ""] | int) -> Self:
         """The same draws: every draft of a position is drawn with the position's noise."""
         del index
         return self
@@ -139,6 +143,10 @@ class PositionDraws:
     def shared(self, count: int, vocab_size: int) -> Self:
         """The same draws with the noise of `count` positions computed once."""
         return dataclasses.replace(self, kept=self.token_noise(count, vocab_size))
+
+    def afresh(self) -> Self:
+        """The same draws without what was kept: other devices draw again for less than it costs to send it."""
+        return dataclasses.replace(self, kept=None)
 
     def _stream(self):
         return _fold(self.keys, jnp.int32(_TOKEN_STREAM))

@@ -20,9 +20,23 @@ from jaxspec.verifiers.base import Draws, leading
 class UnionState:
     """Each drafter's own state, and what was proposed last."""
 
-    drafters: tuple[Any, ...]
+    drafters: Any
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
+
+    def verdicts(self, counts: list[int], verdict: Verdict) -> list[Verdict]:
+        """The verdict as each chain's drafter hears it: how much of its own was kept, and what followed."""
+        kept = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
+        heard = []
+        for start, count in _starts(counts):
+            chain = slice(start, start + count)
+            steps = jnp.arange(count, dtype=jnp.int32)[None]
+            same = self.valid[:, chain] & (self.tokens[:, chain] == kept[:, :count])
+            accepted = leading(same & (steps < verdict.accepted[:, None]))
+            after = jnp.pad(kept, ((0, 0), (0, 1)))
+            after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
+            heard.append(Verdict(accepted, jnp.where(accepted < verdict.accepted, after, verdict.next_token)))
+        return heard
 
 
 @jax.tree_util.register_dataclass
@@ -89,29 +103,29 @@ class UnionDrafter(Drafter):
         law = None
         if any(proposal.log_probs is not None for proposal in proposals):
             law = side_by_side([_law(proposal, context.target.vocab_size) for proposal in proposals])
-        parents = [start + i - 1 if i else -1 for start, count in self._chains() for i in range(count)]
-        parents = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape)
-        return Proposal(tokens, valid, law, parents, self.k), UnionState(tuple(states), tokens, valid)
+        proposal = Proposal(tokens, valid, law, chain_parents(self._counts, tokens.shape[0]), self.k)
+        return proposal, UnionState(tuple(states), tokens, valid)
 
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
         """Tells each drafter how much of its own chain was kept, whichever chains the path took."""
-        kept = jnp.take_along_axis(state.tokens, verdict.path, axis=1)
-        states = []
-        for (start, count), drafter, own in zip(self._chains(), self.drafters, state.drafters, strict=True):
-            chain = slice(start, start + count)
-            steps = jnp.arange(count, dtype=jnp.int32)[None]
-            same = state.valid[:, chain] & (state.tokens[:, chain] == kept[:, :count])
-            accepted = leading(same & (steps < verdict.accepted[:, None]))
-            after = jnp.pad(kept, ((0, 0), (0, 1)))
-            after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
-            after = jnp.where(accepted < verdict.accepted, after, verdict.next_token)
-            states.append(drafter.observe(own, context, Verdict(accepted, after), hidden))
+        players = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
+        states = (drafter.observe(own, context, heard, hidden) for drafter, own, heard in players)
         return dataclasses.replace(state, drafters=tuple(states))
 
-    def _chains(self) -> list[tuple[int, int]]:
-        """Where each drafter's chain begins, and how long it is."""
-        counts = [drafter.k for drafter in self.drafters]
-        return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
+    @property
+    def _counts(self) -> list[int]:
+        return [drafter.k for drafter in self.drafters]
+
+
+def chain_parents(counts: list[int], batch: int) -> Int[Array, "b n"]:
+    """The parents of the drafts of chains side by side; `counts` is how long each is."""
+    parents = [start + i - 1 if i else -1 for start, count in _starts(counts) for i in range(count)]
+    return jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (batch, len(parents)))
+
+
+def _starts(counts: list[int]) -> list[tuple[int, int]]:
+    """Where each chain begins, and how long it is."""
+    return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
 
 
 def _check_kind(drafter: Any) -> None:

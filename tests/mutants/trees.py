@@ -172,8 +172,8 @@ MUTANTS = (
     Mutant(
         "a drafter of a union takes another's accepted drafts for its own",
         "drafters/union.py",
-        "drafter.observe(own, context, Verdict(accepted, after), hidden)",
-        "drafter.observe(own, context, Verdict(verdict.accepted, after), hidden)",
+        "heard.append(Verdict(accepted, ",
+        "heard.append(Verdict(verdict.accepted, ",
         (f"{_UNION}::TestModelsAndText::{_FRESH}",),
     ),
     Mutant(
