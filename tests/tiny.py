@@ -38,10 +38,10 @@ def _random(shapes, seed: int, scale: float):
     return jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
 
 
-def wide_transformer(seed=0, *, vocab=64, heads=8, **options) -> jaxspec.LanguageModel:
+def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, **options) -> jaxspec.LanguageModel:
     """A random decoder whose heads and inner width divide over eight devices."""
     options = {"ropes": (Rope(1e4),), "windows": (None,), "tied_head": True} | options
-    module = Transformer(TransformerConfig(vocab, 1, 32, 2 * heads, heads, 8, 64, 512, **options))
+    module = Transformer(TransformerConfig(vocab, 1, width, 2 * heads, heads, 8, 64, 512, **options))
     return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.2))
 
 

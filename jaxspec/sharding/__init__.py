@@ -6,11 +6,14 @@ from jaxspec.sharding.parameters import parameter_sharding as parameter_sharding
 from jaxspec.sharding.parameters import placed as placed
 from jaxspec.sharding.parameters import shard as shard
 from jaxspec.sharding.parameters import shard_players as shard_players
+from jaxspec.sharding.parameters import shard_stack as shard_stack
 from jaxspec.sharding.placement import Placement as Placement
 from jaxspec.sharding.placement import put as put
 from jaxspec.sharding.placement import whole as whole
 from jaxspec.sharding.rules import DATA_AND_TENSOR as DATA_AND_TENSOR
+from jaxspec.sharding.rules import DRAFTS_BESIDE as DRAFTS_BESIDE
 from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
 from jaxspec.sharding.rules import REPLICATED as REPLICATED
 from jaxspec.sharding.rules import TENSOR_PARALLEL as TENSOR_PARALLEL
 from jaxspec.sharding.rules import Rules as Rules
+from jaxspec.sharding.stack import ModelStack as ModelStack

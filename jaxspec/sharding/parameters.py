@@ -5,11 +5,14 @@ import warnings
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.model import Anywhere, LanguageModel
 from jaxspec.sharding.placement import Placement, automatic, put
-from jaxspec.sharding.rules import DATA_AND_TENSOR, Rules, as_tuple, pieces
+from jaxspec.sharding.rules import DATA_AND_TENSOR, DRAFTS_BESIDE, Rules, as_tuple, pieces
+from jaxspec.sharding.stack import ModelStack
 
 Players = TypeVar("Players")
 Axes = tuple[str | tuple[str, ...] | None, ...]
@@ -78,21 +81,25 @@ def placed(model: LanguageModel, placement: Placement) -> LanguageModel:
 def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
     """Every `LanguageModel` in a pytree (a drafter, say) that has no placement yet, given one.
 
+    The models of a `ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
+
     Args:
       players: any pytree.
       mesh: where to.
-      rules: `None` is `DATA_AND_TENSOR`, as far as the mesh has its axes.
+      rules: `None` is `DATA_AND_TENSOR`, or with an axis `draft` `DRAFTS_BESIDE`, as far as the
+        mesh has their axes.
 
     Raises:
       TypeError, ValueError: rules and mesh do not fit, or a model lies on another mesh.
     """
-    rules = DATA_AND_TENSOR.within(mesh) if rules is None else rules
+    # Without an axis `draft` these are the same as `DATA_AND_TENSOR`.
+    rules = DRAFTS_BESIDE.within(mesh) if rules is None else rules
 
     def place(node):
-        if not isinstance(node, LanguageModel):
+        if not isinstance(node, kinds):
             return node
         if isinstance(node.placement, Anywhere):
-            return shard(node, mesh, rules)
+            return shard_stack(node, mesh, rules) if isinstance(node, ModelStack) else shard(node, mesh, rules)
         if node.placement.mesh != automatic(mesh):
             raise ValueError(
                 f"mesh must be the one that the models lie on, got {mesh} and a model on {node.placement.mesh}; pass "
@@ -100,7 +107,56 @@ def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> P
             )
         return node
 
-    return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, LanguageModel))
+    kinds = (LanguageModel, ModelStack)
+    return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, kinds))
+
+
+def shard_stack(stack: ModelStack, mesh: Mesh, rules: Rules) -> ModelStack:
+    """Models side by side, each on its own part of `mesh`, and split over that part by the other rules.
+
+    Raises:
+      TypeError, ValueError: the models are no `LanguageModel`s, rules and mesh do not fit, or
+        there are not as many models as places along the axis.
+    """
+    axes = as_tuple(Placement.on(mesh, rules).rules.drafts)
+    count = len(stack.models)
+    if not isinstance(stack.models[0], LanguageModel):
+        raise TypeError(
+            f"only LanguageModels run at the same time, got {type(stack.models[0]).__name__}; pass a UnionDrafter of "
+            "ModelDrafters, which runs them one after the other"
+        )
+    if not axes or pieces(mesh, axes) != count:
+        along = f"{pieces(mesh, axes)} along {' x '.join(axes)}"
+        got = along if axes else f"a mesh with axes {', '.join(mesh.axis_names)}"
+        raise ValueError(
+            f"{count} drafts run side by side on a mesh axis with {count} places, got {got}; pass "
+            f'jax.make_mesh(({count}, ...), ("draft", "model")), or Rules(drafts=...) with the name of another axis'
+        )
+    own = Placement.on(mesh, rules.without(axes))
+
+    def stacked(path, *parts):
+        spec = parameter_sharding(own, path, parts[0]).spec
+        return _put_together(parts, NamedSharding(own.mesh, PartitionSpec(axes, *spec)))
+
+    first, *others = (model.params for model in stack.models)
+    params = jax.tree.map_with_path(stacked, first, *others)
+    together = placed(dataclasses.replace(stack.models[0], params=params), own)
+    return dataclasses.replace(stack, models=together, axes=axes)
+
+
+def _put_together(parts: tuple[Any, ...], sharding: NamedSharding) -> Any:
+    """Arrays stacked, or only their shapes, each straight to where it goes: no device holds another's."""
+    if any(isinstance(part, jax.core.Tracer) for part in parts):
+        return put(jnp.stack(parts), sharding)
+    shape = (len(parts), *parts[0].shape)
+    if isinstance(parts[0], jax.ShapeDtypeStruct):
+        return put(jax.ShapeDtypeStruct(shape, parts[0].dtype), sharding)
+    return jax.make_array_from_callback(shape, sharding, lambda index: _piece(parts, index))
+
+
+def _piece(parts: tuple[Array, ...], index: tuple[slice, ...]) -> Array:
+    (part,) = parts[index[0]]
+    return part[index[1:]][None]
 
 
 def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> NamedSharding:

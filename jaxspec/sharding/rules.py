@@ -19,6 +19,8 @@ class Rules:
       queries: the queries of one key-value head, where there are more devices than such heads.
       mlp: the inner width of the feed-forward block.
       embed: the width of the residual stream, of weights only: activations are not split by it.
+      drafts: the models of a `ParallelDrafter`, one at each place along the axis. What else is
+        split over this axis is so for other models, and not for those.
     """
 
     batch: MeshAxes = None
@@ -27,6 +29,7 @@ class Rules:
     queries: MeshAxes = None
     mlp: MeshAxes = None
     embed: MeshAxes = None
+    drafts: MeshAxes = None
 
     @property
     def mesh_axes(self) -> set[str]:
@@ -43,10 +46,13 @@ class Rules:
 
     def within(self, mesh: Mesh | AbstractMesh) -> Self:
         """The same rules without the axes that `mesh` has not."""
+        return self.without(tuple(self.mesh_axes - set(mesh.axis_names)))
+
+    def without(self, names: tuple[str, ...]) -> Self:
+        """The same rules without these mesh axes."""
         kept = {}
         for field in dataclasses.fields(self):
-            names = tuple(name for name in as_tuple(getattr(self, field.name)) if name in mesh.axis_names)
-            kept[field.name] = names or None
+            kept[field.name] = tuple(name for name in as_tuple(getattr(self, field.name)) if name not in names) or None
         return type(self)(**kept)
 
     def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[Any, ...]) -> PartitionSpec:
@@ -98,6 +104,11 @@ DATA_AND_TENSOR = dataclasses.replace(TENSOR_PARALLEL, batch="data")
 FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
 # Every device has the whole model: for a small draft beside a large target.
 REPLICATED = Rules(batch="data")
+# Several drafts at once, each on its own part of the mesh, and the target over all of it. `model`
+# stands first: a draft's law is then cut further where it lies, and its pieces swapped along `draft`.
+DRAFTS_BESIDE = Rules(
+    batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
+)
 
 
 def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
