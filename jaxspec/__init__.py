@@ -9,6 +9,7 @@ from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import MostLikely as MostLikely
 from jaxspec.drafters import NGramDrafter as NGramDrafter
 from jaxspec.drafters import NoDrafter as NoDrafter
+from jaxspec.drafters import ParallelDrafter as ParallelDrafter
 from jaxspec.drafters import TreeDrafter as TreeDrafter
 from jaxspec.drafters import UnionDrafter as UnionDrafter
 from jaxspec.drafters import WithoutReplacement as WithoutReplacement

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.drafters import DynamicTreeDrafter, TreeDrafter, UnionDrafter, WithoutReplacement, WithReplacement
+from jaxspec.drafters import (
+    DynamicTreeDrafter,
+    ParallelDrafter,
+    TreeDrafter,
+    UnionDrafter,
+    WithoutReplacement,
+    WithReplacement,
+)
 from jaxspec.tree import Tree
 from jaxspec.verifiers import (
     BlockVerifier,
@@ -60,6 +67,8 @@ PLAYERS = {
     "dynamic tree, default": (DynamicTreeDrafter(DRAFT, top_k=2, depth=2, nodes=4), None),
     "two models, recursive": (UnionDrafter((MODEL, jaxspec.ModelDrafter(OTHER, k=1))), MultiDraftVerifier()),
     "model and ngram, recursive": (UnionDrafter((MODEL, NGRAM)), MultiDraftVerifier()),
+    "two models in parallel, default": (ParallelDrafter((DRAFT, OTHER), k=2), None),
+    "two replicas in parallel, K-SEQ": (ParallelDrafter(DRAFT, k=2, num_drafts=2), MultiDraftVerifier(KSequence())),
 }
 
 # These take the same paths through the loop as others above.
@@ -74,6 +83,8 @@ MORE = {
     "drawn tree, coupled",
     "likeliest tree, multi-draft",
     "model and ngram, recursive",
+    "two models in parallel, default",
+    "two replicas in parallel, K-SEQ",
 }
 
 # Of every ten rows four are of the first kind, four of the second, two greedy.

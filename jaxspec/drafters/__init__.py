@@ -8,5 +8,6 @@ from jaxspec.drafters.children import WithReplacement as WithReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters.model import ModelDrafter as ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
+from jaxspec.drafters.parallel import ParallelDrafter as ParallelDrafter
 from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
 from jaxspec.drafters.union import UnionDrafter as UnionDrafter
