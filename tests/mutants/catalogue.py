@@ -1,11 +1,12 @@
 """Every mutant, from the files that list them by topic."""
 
-from tests.mutants import block, multi_draft, mutants, relaxed, schedules, sharding, trees
+from tests.mutants import block, multi_draft, mutants, parallel, relaxed, schedules, sharding, trees
 
 MUTANTS = (
     *mutants.MUTANTS,
     *block.MUTANTS,
     *multi_draft.MUTANTS,
+    *parallel.MUTANTS,
     *relaxed.MUTANTS,
     *schedules.MUTANTS,
     *sharding.MUTANTS,

@@ -1,0 +1,61 @@
+"""Faults of drafts beside each other: whose noise, whose law, whose weights, and what is sent between them."""
+
+from tests.mutants.mutants import Mutant
+
+_PARALLEL = "drafters/parallel.py"
+_BESIDE = "tests/sharding/test_beside.py"
+_PROPOSALS = f"{_BESIDE}::test_the_proposals_are_those_of_a_union"
+_SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_laws"
+_HELD = f"{_BESIDE}::test_each_device_holds_its_own_draft_alone"
+
+MUTANTS = (
+    Mutant(
+        "all models beside each other draw with one noise",
+        _PARALLEL,
+        "draws.of_draft(number)",
+        "draws.of_draft(0 * number)",
+        (_PROPOSALS,),
+    ),
+    Mutant(
+        "the law of another model is reported",
+        _PARALLEL,
+        "target.logits(_side_by_side(chains.log_probs))",
+        "target.logits(_side_by_side(chains.log_probs[::-1]))",
+        (_PROPOSALS,),
+    ),
+    Mutant(
+        "every place along the axis gets the first model",
+        "sharding/parameters.py",
+        "(part,) = parts[index[0]]",
+        "part = parts[0]",
+        (_HELD, _PROPOSALS),
+    ),
+    Mutant(
+        "models keep drafts that only another one's chain kept",
+        _PARALLEL,
+        "jnp.argmin(heard.accepted, axis=0)",
+        "jnp.argmax(heard.accepted, axis=0)",
+        (_PROPOSALS,),
+    ),
+    Mutant(
+        "shared noise is sent to the drafts",
+        _PARALLEL,
+        "draws.afresh()",
+        "draws",
+        (_SENT,),
+    ),
+    Mutant(
+        "a device's part of the target's vocabulary is not of its draft's",
+        "sharding/rules.py",
+        'vocab=("model", "draft"), kv_heads',
+        'vocab=("draft", "model"), kv_heads',
+        (_SENT,),
+    ),
+    Mutant(
+        "different models pass for replicas of one",
+        _PARALLEL,
+        'object.__setattr__(self, "identically_distributed", alike)',
+        'object.__setattr__(self, "identically_distributed", True)',
+        ("tests/drafters/test_parallel.py::test_only_replicas_of_one_model_are_alike",),
+    ),
+)
