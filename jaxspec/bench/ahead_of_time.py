@@ -25,7 +25,8 @@ from jaxspec.sharding import Rules, shard
 from jaxspec.weights.abstract import abstract_model
 
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([BKMGT]) of")
+# What the compiler says where a program does not fit: all that it needs, or already its temporaries.
+_OUT_OF_MEMORY = re.compile(r"(?:Used |temporaries \()([\d.]+)([BKMGT])(?: of|\) exceeds)")
 # Keeps the compiler from asking a machine that is no TPU about itself.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -79,7 +80,7 @@ class Compiled:
     """
 
     text: str
-    memory: float
+    memory: int
     chip: Chip
     devices: int
     target: LanguageModel
@@ -120,11 +121,11 @@ def compile_case(case: Case) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         if (used := _OUT_OF_MEMORY.search(str(error))) is None:
             raise
-        return Compiled("", float(used[1]) * _UNITS[used[2]], chip, len(devices), target, draft)
+        return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(devices), target, draft)
     return Compiled(program.as_text(), _needed(program.memory_analysis()), chip, len(devices), target, draft)
 
 
-def _needed(memory) -> float:
+def _needed(memory) -> int:
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes

@@ -49,8 +49,8 @@ class Report:
 
     case: Case
     devices: int
-    memory: float
-    available: float
+    memory: int
+    available: int
     round: Costs | None
     plain: Costs | None
     speed_up: dict[int, float]

@@ -30,7 +30,7 @@ class Costs:
       copied_bytes: what copies of arrays as large as a weight move within the main memory.
     """
 
-    bytes: float
+    bytes: int
     least_bytes: float
     cycles: int
     seconds: float

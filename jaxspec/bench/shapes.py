@@ -65,13 +65,13 @@ class Chip:
       clock: cycles a second.
     """
 
-    memory: float
+    memory: int
     bandwidth: float
     clock: float
 
     def part(self, count: int) -> Self:
         """One of the `count` devices of a chip."""
-        return dataclasses.replace(self, memory=self.memory / count, bandwidth=self.bandwidth / count)
+        return dataclasses.replace(self, memory=self.memory // count, bandwidth=self.bandwidth / count)
 
 
 # By `device_kind`; of Cloud TPU's documentation.

@@ -12,7 +12,8 @@ import jaxspec
 from jaxspec.bench.workload import disturbed
 from jaxspec.drafters import DynamicTreeDrafter, ModelDrafter, NGramDrafter, TreeDrafter, UnionDrafter
 from jaxspec.drafters import WithoutReplacement as Drawn
-from jaxspec.sharding import REPLICATED, TENSOR_PARALLEL, shard, shard_players
+from jaxspec.request import prepare
+from jaxspec.sharding import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules, shard, shard_players
 from jaxspec.tree import Tree
 from jaxspec.verifiers import (
     BlockVerifier,
@@ -193,6 +194,50 @@ def test_models_that_the_caller_has_split(kind, inside):
     prompt = jax.device_put(PROMPT, NamedSharding(mesh, PartitionSpec("data")))
     call = jax.jit(generate) if inside else generate
     same(call(target, ModelDrafter(draft, k=3), prompt), on_one_device("model, block"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [FULLY_SHARDED, TENSOR_PARALLEL])
+def test_the_same_tokens_by_other_rules(rules):
+    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh(), rules)
+    same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
+
+
+@pytest.mark.slow
+def test_more_devices_than_key_value_heads():
+    """Four devices for the heads, two for the queries of each."""
+    target, draft = tiny.wide_transformer(0, vocab=VOCAB, heads=4), tiny.wide_transformer(1, vocab=VOCAB, heads=4)
+    mesh = jax.make_mesh((4, 2), ("heads", "queries"), axis_types=(AxisType.Auto,) * 2)
+    rules = Rules.tensor_parallel(target.module.config, mesh)
+    placed = [shard(model, mesh, rules) for model in (target, draft)]
+    kernel = placed[0].params["layer_0"]["attention"]["output"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 8 == kernel.size
+    arguments = (BlockVerifier(), PROMPT, LENGTHS, POLICY)
+    results = [run(*models, *arguments) for models in ((t, ModelDrafter(d, k=3)) for t, d in (placed, (target, draft)))]
+    same(*results)
+
+
+def test_rows_follow_the_targets_own_rules():
+    """`TENSOR_PARALLEL` does not split them, whatever the mesh is called."""
+    target = shard(TARGET, make_mesh(), TENSOR_PARALLEL)
+    options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
+    prepared = prepare(
+        target, None, PROMPT, verifier=None, stop_tokens=(), capacity=None, lossy=False, mesh=make_mesh(), **options
+    )
+    assert prepared.request.prompt.sharding.is_fully_replicated
+    assert prepared.placement == target.placement
+
+
+def test_an_adapters_model_on_a_mesh():
+    """It has no placement of its own: rows are split as usual, and results are whole all the same."""
+    target = tiny.history_model()
+    options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 6}
+    prompt = np.array([[1, 2], [3, 0]])
+    on_mesh = jaxspec.generate(target, NGramDrafter(k=2), prompt, mesh=make_mesh(), **options)
+    alone = jaxspec.generate(target, NGramDrafter(k=2), prompt, **options)
+    np.testing.assert_array_equal(on_mesh.tokens, alone.tokens)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(on_mesh))
+    assert len(on_mesh.tokens.sharding.device_set) == 8
 
 
 @pytest.mark.slow

@@ -1,0 +1,101 @@
+"""The loop compiled by the TPU compiler: it fits, reads little more than it must, and copies nothing large."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.bench import ahead_of_time
+from jaxspec.bench.ahead_of_time import Case, compile_case
+from jaxspec.bench.compiled import CASES, as_json, lines, markdown, report
+from jaxspec.bench.round_costs import least_bytes
+from jaxspec.bench.shapes import SHAPES, shape
+from jaxspec.cli.app import app
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler; `pip install 'jax[tpu]'` brings it"
+)
+
+
+@needs_compiler
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    "case",
+    [Case("llama-3.2-1b", "ngram", "v5e:2x2"), Case("llama-3.2-1b", "none", "tpu7x:2x2x1", k=0)],
+    ids=["drafts, v5e", "plain, tpu7x"],
+)
+def test_the_compiled_loop_wastes_nothing(case):
+    found = report(case)
+    assert found.fits and found.memory < found.available
+    for costs in (found.round, found.plain):
+        assert 0.5 < costs.bytes / costs.least_bytes <= 1.1  # less than 1: some weights stay on the chip
+        assert costs.layer_collectives == {"all-reduce": 2.0}
+        assert costs.gathered_bytes == 0 and costs.copied_bytes == 0
+        # Three times what reading takes: attention and norms are many small steps.
+        assert 0 < costs.seconds < 4 * costs.least_bytes / ahead_of_time.CHIPS["TPU v5 lite"].bandwidth
+    assert json.loads(as_json(found))["fits"] is True
+    heading, rule, row = markdown([found])
+    assert heading.count("|") == rule.count("|") == row.count("|") and "2 all-reduce" in row
+    assert dict(lines(found))["target, draft"].startswith("llama-3.2-1b")
+
+
+@needs_compiler
+@pytest.mark.optimised
+def test_what_does_not_fit_is_said():
+    found = report(Case("llama-3.2-1b", "none", k=0, batch=64, context=8192, devices=1))
+    assert not found.fits and found.memory > found.available
+    assert "**no**" in list(markdown([found]))[-1]
+    assert any("does not fit" in value for _, value in lines(found))
+    assert json.loads(as_json(found))["fits"] is False
+
+
+def test_shapes_have_as_many_weights_as_the_models():
+    billions = {"smollm2-135m": 0.1345, "llama-3.2-1b": 1.236, "llama-3.1-8b": 8.03}
+    billions |= {"llama-3.3-70b": 70.55, "llama-3.1-405b": 405.85}
+    for name, expected in billions.items():
+        config = shape(name)
+        case = Case(name, k=0, draft="none", context=256)
+        model = ahead_of_time.abstract_model(config, "bfloat16")
+        compiled = ahead_of_time.Compiled("", 0, ahead_of_time.CHIPS["TPU v4"], 1, model, None)
+        slots = 256 * 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        read = (least_bytes(case, compiled) - slots) / 2
+        embedding = 0 if config.tied_head else config.vocab_size * config.width
+        assert (read + embedding) / 1e9 == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--model", "gpt-9"], "the model must be one of smollm2-135m, .* got 'gpt-9'"),
+        (["--draft", "none", "-k", "3"], "-k 3 needs a draft"),
+        (["-k", "0"], "k must be at least 1, got 0"),
+        (["--context", "10"], "context must be at least 256, got 10"),
+    ],
+)
+def test_mistakes_are_said(monkeypatch, options, text):
+    monkeypatch.setattr(ahead_of_time, "_devices", lambda case: ([ahead_of_time.jax.devices()[0]], None))
+    result = CliRunner().invoke(app, ["compile-report", *options])
+    assert result.exit_code == 2
+    assert re.search(text, " ".join(result.output.split()))
+
+
+def test_without_the_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["compile-report"])
+    assert result.exit_code == 2 and "pip install 'jax[tpu]'" in result.output
+
+
+@needs_compiler
+def test_topologies_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="'v99:2x2' is no topology that the TPU compiler knows"):
+        compile_case(Case("smollm2-135m", topology="v99:2x2", k=0))
+    with pytest.raises(ValueError, match="devices must be 1 to the 4 of v5e:2x2, got 5"):
+        compile_case(Case("smollm2-135m", devices=5, k=0))
+
+
+def test_the_cases_cover_every_shape_and_generation():
+    assert {name for case in CASES["all"] for name in (case.model, case.draft)} == {*SHAPES, "ngram"}
+    assert {case.topology.split(":")[0] for case in CASES["all"]} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    assert set(CASES["small"]) <= set(CASES["all"])
