@@ -11,6 +11,7 @@ BENCHMARKS = {
     "compile": "compile.run",
     "speculate": "speculate.run",
     "costs": "costs.run",
+    "load": "load.run",
     "verifiers": "verifiers.run",
     "acceptance": "acceptance.run",
     "acceptance-over-k": "acceptance.run_over_k",
