@@ -88,3 +88,9 @@ def test_a_history_of_several_blocks():
     found = jax.jit(lambda tokens, cache: model(tokens, cache))(jnp.take_along_axis(text, at, axis=1), cache).logits
     expected = np.take_along_axis(np.asarray(output.logits), np.asarray(at)[..., None], axis=1)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_token_alone_is_looked_up_as_among_others():
+    model = tiny.transformer(0)
+    logits = lambda tokens: model(jnp.asarray(tokens, jnp.int32), model.init_cache(len(tokens), 8)).logits
+    np.testing.assert_allclose(logits([[5]])[0], logits([[5], [3]])[0], atol=1e-5)

@@ -1,8 +1,9 @@
 """Every mutant, from the files that list them by topic."""
 
-from tests.mutants import block, multi_draft, mutants, parallel, relaxed, schedules, sharding, trees
+from tests.mutants import accelerators, block, multi_draft, mutants, parallel, relaxed, schedules, sharding, trees
 
 MUTANTS = (
+    *accelerators.MUTANTS,
     *mutants.MUTANTS,
     *block.MUTANTS,
     *multi_draft.MUTANTS,

@@ -256,8 +256,8 @@ MUTANTS = (
     Mutant(
         "stale slots are seen",
         "nn/attention.py",
-        "seen = (slots[None] < history.length[:, None])[:, None]",
-        "seen = (slots[None] < history.length[:, None] + 1)[:, None]",
+        "& (slots[None] < history.length[:, None]))",
+        "& (slots[None] < history.length[:, None] + 1))",
         ("tests/test_models.py::TestLlama",),
     ),
     Mutant(

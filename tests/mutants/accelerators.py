@@ -1,0 +1,86 @@
+"""Faults of what only accelerators run, and of what is read from programs compiled for them."""
+
+from tests.mutants.mutants import Mutant
+
+_ATTENTION, _CACHE, _HLO = "tests/test_attention.py", "tests/test_cache.py", "tests/bench/test_hlo.py"
+_WRITE = f"{_CACHE}::test_every_platforms_write_is_the_same"
+
+MUTANTS = (
+    Mutant(
+        "the last visit of the cache counts slots twice",
+        "nn/attention.py",
+        "((slots[None] >= index * block) & (slots[None] < history.length[:, None]))",
+        "(slots[None] < history.length[:, None])",
+        (f"{_ATTENTION}::test_it_is_a_softmax_over_what_is_seen",),
+    ),
+    Mutant(
+        "the last visit of the cache reads slots of the one before",
+        "nn/attention.py",
+        "slots = start + jnp.arange(block, dtype=jnp.int32)",
+        "slots = index * block + jnp.arange(block, dtype=jnp.int32)",
+        (f"{_ATTENTION}::test_it_is_a_softmax_over_what_is_seen",),
+    ),
+    Mutant(
+        "tiles of the cache are written where they begin and not where they were read",
+        "cache.py",
+        "fresh, start - first), first)",
+        "fresh, start - first), start)",
+        (_WRITE,),
+    ),
+    Mutant(
+        "fresh slots fall out of the tiles that hold them",
+        "cache.py",
+        "-(-(count + _TILE - 1) // _TILE) * _TILE",
+        "-(-count // _TILE) * _TILE",
+        (_WRITE,),
+    ),
+    Mutant(
+        "a TPU's product of one row gives the row that was added",
+        "nn/products.py",
+        "kernel)[:, :1]",
+        "kernel)[:, 1:]",
+        ("tests/test_products.py::test_it_contracts_the_last_axis",),
+    ),
+    Mutant(
+        "a token that is looked up alone is the one that was added",
+        "nn/transformer.py",
+        "((0, 0), (0, 1)))][:, :1]",
+        "((0, 0), (0, 1)))][:, 1:]",
+        ("tests/test_models.py::test_a_token_alone_is_looked_up_as_among_others",),
+    ),
+    Mutant(
+        "a loop's instructions are counted once",
+        "bench/hlo.py",
+        "trips, times * count)",
+        "trips, times)",
+        (f"{_HLO}::test_a_loop_runs_as_often_as_the_compiler_or_the_caller_says",),
+    ),
+    Mutant(
+        "what lies on the chip counts as read",
+        "bench/hlo.py",
+        "return 0 if self.local else self.size",
+        "return self.size",
+        (f"{_HLO}::test_bytes_are_those_that_reach_the_main_memory",),
+    ),
+    Mutant(
+        "heads' queries are split over the axes that split the heads",
+        "sharding/rules.py",
+        "_dividing(mesh, axes[len(kv_heads) :], config.queries_per_kv_head)",
+        "_dividing(mesh, axes, config.queries_per_kv_head)",
+        ("tests/sharding/test_rules.py::test_tensor_parallel_uses_what_divides",),
+    ),
+    Mutant(
+        "rows are split though the target's rules leave them whole",
+        "request.py",
+        "if mesh is not None and isinstance(placement, Anywhere):",
+        "if mesh is not None:",
+        ("tests/sharding/test_meshes.py::test_rows_follow_the_targets_own_rules",),
+    ),
+    Mutant(
+        "an adapter's model has its rows and results where they were",
+        "request.py",
+        "if mesh is not None and isinstance(placement, Anywhere):",
+        "if mesh is not None and False:",
+        ("tests/sharding/test_meshes.py::test_an_adapters_model_on_a_mesh",),
+    ),
+)
