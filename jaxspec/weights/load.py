@@ -38,7 +38,7 @@ def load(
       dtype: "float32", "bfloat16" or "float16", of weights and activations. The default is float32
         on CPUs, which are slow in the others, and bfloat16 elsewhere.
       mesh: splits the parameters over devices as they are read: no device ever holds more than its
-        part, and the host no more than one parameter.
+        part, and the host no more than one parameter of the checkpoint beside them.
       rules: how; `None` is `jaxspec.sharding.DATA_AND_TENSOR`, as far as the mesh has its axes.
 
     Raises:
