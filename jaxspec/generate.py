@@ -80,7 +80,7 @@ def generate(
       stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
       lossy: must be True for a verifier that does not keep the target's law.
-      mesh: splits models and rows over devices by `jaxspec.sharding.DATA_AND_TENSOR` (axes
+      mesh: splits models and rows over devices by `jaxspec.sharding.default_rules` (axes
         `data` and `model`, either may be absent). It moves the models at every call: to do that
         once, or by other rules, pass models that `jaxspec.shard` has placed. Needless then.
 

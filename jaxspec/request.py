@@ -15,7 +15,7 @@ from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.keys import row_keys
 from jaxspec.model import Anywhere, Model, placement_of
 from jaxspec.sampling import Policy, Sampling
-from jaxspec.sharding import DATA_AND_TENSOR, Placement, shard_players
+from jaxspec.sharding import DRAFTS_BESIDE, Placement, check_devices, shard_players
 from jaxspec.verifiers import (
     BlockVerifier,
     CoupledVerifier,
@@ -122,9 +122,10 @@ def prepare(
     )
     if mesh is not None:
         target, drafter = shard_players((target, drafter), mesh)
+    check_devices((target, drafter))
     placement = placement_of(target)
     if mesh is not None and isinstance(placement, Anywhere):
-        placement = Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
+        placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
     placement.check_same((request, max_new, returned))
     rows, shared = request.apart()
     rows = placement.rows(rows)

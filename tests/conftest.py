@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +19,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 assert typecheck.functions
 jaxtyping.install_import_hook("jaxspec", "tests.typecheck.functions")
 
+MAPS, MOST_MAPS = pathlib.Path("/proc/self/maps"), 20_000  # of the 65,530 that Linux allows
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -34,9 +36,14 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """A process may map only so many pieces of memory, and every compiled program takes some."""
     yield
     jax.clear_caches()
+
+
+def pytest_runtest_teardown():
+    """A process may map only so many pieces of memory, and every compiled program takes some: beyond, it crashes."""
+    if MAPS.exists() and len(MAPS.read_bytes().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):

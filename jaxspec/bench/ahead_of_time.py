@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from jaxspec.model import LanguageModel
 from jaxspec.sharding import Rules, shard
 from jaxspec.weights.abstract import abstract_model
 
+_TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # What the compiler says where a program does not fit: all that it needs, or already its temporaries.
 _OUT_OF_MEMORY = re.compile(r"(?:Used |temporaries \()([\d.]+)([BKMGT])(?: of|\) exceeds)")
@@ -140,6 +142,8 @@ def _devices(case: Case) -> tuple[list, Chip]:
         raise ImportError("the TPU compiler is not installed; `pip install 'jax[tpu]'` brings it")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not _TOPOLOGY.fullmatch(case.topology):
+        raise ValueError(f"topology must be a generation and its extent, such as v5e:2x2, got {case.topology!r}")
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
@@ -166,7 +170,9 @@ def _mesh(devices: list) -> Mesh:
 
 def _placed(name: str, mesh: Mesh) -> LanguageModel:
     config = shape(name)
-    return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not split shows in the bytes
+        return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
 
 
 def _drafter(case: Case, mesh: Mesh) -> Drafter | None:

@@ -28,8 +28,6 @@ CASES = {
         Case(**_8B, topology="v6e:2x4"),
         Case(**_8B, topology="tpu7x:2x2x1"),
         Case(**_70B, topology="v5e:4x4"),
-        Case(**_70B, topology="v6e:2x4"),
-        Case(**_70B, topology="tpu7x:2x2x1"),
         Case(**_405B, topology="v5p:4x4x4"),
         Case(**_405B, topology="v6e:16x16"),
     ),

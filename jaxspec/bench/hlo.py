@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "c64": 64, "c128": 128, "token": 0}
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\) -> .*\{$")
@@ -35,7 +35,7 @@ class Array:
     @property
     def size(self) -> int:
         """Bytes."""
-        bits = _BITS.get(self.dtype) or int(re.sub(r"\D", "", self.dtype) or 0)
+        bits = _BITS[self.dtype] if self.dtype in _BITS else int(re.match(r"[a-z]+(\d+)", self.dtype)[1])
         return math.prod(self.shape) * bits // 8
 
     @property
@@ -115,6 +115,13 @@ def _instruction(root: str | None, name: str, rest: str) -> Instruction:
     return Instruction(name, opcode, arrays, operands, tail[:stop], tail[stop:], bool(root))
 
 
+def _yielded(one: Instruction) -> tuple[Array, ...]:
+    """The results of an instruction, without what else the start of an asynchronous one names: its operands."""
+    if one.opcode in ("all-gather-start", "collective-permute-start"):
+        return one.arrays[len(one.operands) : 2 * len(one.operands)]
+    return one.arrays
+
+
 def _end_of_type(text: str) -> int:
     depth = 0
     for index, letter in enumerate(text):
@@ -152,7 +159,7 @@ class Program:
         return [one for one in self.computations[computation].values() if one.opcode == "while"]
 
     def steps(self, computation: str, trips: Callable[[Instruction], int], times: int = 1) -> Iterator[Step]:
-        """Everything that runs when a computation does; of a branch, the one with the most instructions."""
+        """Everything that runs when a computation does; of branches, the one that moves the most."""
         inside = self.computations[computation]
         for one in inside.values():
             if one.opcode == "while":
@@ -160,7 +167,8 @@ class Program:
                 yield from self.steps(one.attribute("body"), trips, times * count)
             elif one.opcode == "conditional":
                 branches = [name for found in _BRANCHES.finditer(one.text) for name in _NAMES.findall(found.group())]
-                yield from self.steps(max(branches, key=lambda name: len(self.computations[name])), trips, times)
+                every = [list(self.steps(name, trips, times)) for name in branches]
+                yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))
             elif one.opcode == "call":
                 yield from self.steps(one.attribute("to_apply"), trips, times)
             elif one.opcode not in _FREE:
@@ -169,9 +177,9 @@ class Program:
     def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
         """The kinds of the collectives that an instruction is or contains, and what they yield."""
         for one in (step.instruction, *self._called(step.instruction)):
-            for kind in COLLECTIVES:
-                if one.opcode in (kind, f"{kind}-start"):
-                    yield kind, one.arrays
+            kind = one.opcode.removesuffix("-start")
+            if kind in COLLECTIVES:
+                yield kind, _yielded(one)
 
     def _called(self, one: Instruction) -> Iterator[Instruction]:
         if (name := one.attribute("calls")) in self.computations:
@@ -195,7 +203,7 @@ class Program:
             return sum(self._read(fused, index, arrays) for index, arrays in enumerate(operands)) + self._written(
                 one, fused
             )
-        return sum(array.far for arrays in (*operands, one.arrays) for array in arrays)
+        return sum(array.far for arrays in (*operands, _yielded(one)) for array in arrays)
 
     def _read(self, fused: Computation, index: int, arrays: tuple[Array, ...]) -> int:
         """How much of a fusion's operand is read: slices of it, or all."""

@@ -44,8 +44,10 @@ class Costs:
 def costs(case: Case, compiled: Compiled) -> Costs:
     """Reads them from a program that fits."""
     program = Program(compiled.text)
-    rounds = next(loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while"))
-    steps = list(program.steps(rounds.attribute("body"), lambda loop: trips(case, loop)))
+    rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
+    if len(rounds) != 1:
+        raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
+    steps = list(program.steps(rounds[0].attribute("body"), lambda loop: trips(case, loop)))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
     layers = compiled.target.module.config.num_layers

@@ -52,7 +52,10 @@ def shape(name: str) -> TransformerConfig:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"the model must be one of {', '.join(SHAPES)}, or a config.json or its folder, got {name!r}")
-    return transformer_config(json.loads(path.read_text("utf-8")))
+    try:
+        return transformer_config(json.loads(path.read_text("utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

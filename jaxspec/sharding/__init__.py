@@ -1,6 +1,7 @@
 """Models over many devices: logical axes, the rules that map them to a mesh, and `shard`."""
 
 from jaxspec.sharding.hosts import join as join
+from jaxspec.sharding.parameters import check_devices as check_devices
 from jaxspec.sharding.parameters import parameter_axes as parameter_axes
 from jaxspec.sharding.parameters import parameter_sharding as parameter_sharding
 from jaxspec.sharding.parameters import placed as placed
@@ -16,4 +17,5 @@ from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
 from jaxspec.sharding.rules import REPLICATED as REPLICATED
 from jaxspec.sharding.rules import TENSOR_PARALLEL as TENSOR_PARALLEL
 from jaxspec.sharding.rules import Rules as Rules
+from jaxspec.sharding.rules import default_rules as default_rules
 from jaxspec.sharding.stack import ModelStack as ModelStack

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.model import Anywhere, LanguageModel
 from jaxspec.sharding.placement import Placement, automatic, put
-from jaxspec.sharding.rules import DATA_AND_TENSOR, DRAFTS_BESIDE, Rules, as_tuple, pieces
+from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
 from jaxspec.sharding.stack import ModelStack
 
 Players = TypeVar("Players")
@@ -45,7 +45,7 @@ def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
     return (None,) * rank
 
 
-def shard(model: LanguageModel, mesh: Mesh, rules: Rules = DATA_AND_TENSOR) -> LanguageModel:
+def shard(model: LanguageModel, mesh: Mesh, rules: Rules | None = None) -> LanguageModel:
     """The same model with its parameters split over `mesh`, and its caches and logits with them.
 
     Do it once, and pass the result to `generate` and to drafters. Target and draft may follow
@@ -54,7 +54,8 @@ def shard(model: LanguageModel, mesh: Mesh, rules: Rules = DATA_AND_TENSOR) -> L
     Args:
       model: from `load`; parameters may also be `jax.ShapeDtypeStruct`, to compile ahead of time.
       mesh: from `jax.make_mesh`, with axes of the names that the rules use.
-      rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or your own.
+      rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or your own; `None`
+        is by the axes `data`, `model` and `draft` (`default_rules`).
 
     Warns:
       UserWarning: an axis does not divide evenly, so it is whole on every device.
@@ -67,7 +68,7 @@ def shard(model: LanguageModel, mesh: Mesh, rules: Rules = DATA_AND_TENSOR) -> L
             f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
             "shardings with jax.device_put"
         )
-    placement = Placement.on(mesh, rules)
+    placement = Placement.on(mesh, default_rules(mesh) if rules is None else rules)
     params = jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), model.params)
     return placed(dataclasses.replace(model, params=params), placement)
 
@@ -86,20 +87,20 @@ def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> P
     Args:
       players: any pytree.
       mesh: where to.
-      rules: `None` is `DATA_AND_TENSOR`, or with an axis `draft` `DRAFTS_BESIDE`, as far as the
-        mesh has their axes.
+      rules: `None` is by the axes `data`, `model` and `draft` (`default_rules`).
 
     Raises:
       TypeError, ValueError: rules and mesh do not fit, or a model lies on another mesh.
     """
-    # Without an axis `draft` these are the same as `DATA_AND_TENSOR`.
-    rules = DRAFTS_BESIDE.within(mesh) if rules is None else rules
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}; jax.make_mesh makes one")
 
     def place(node):
         if not isinstance(node, kinds):
             return node
         if isinstance(node.placement, Anywhere):
-            return shard_stack(node, mesh, rules) if isinstance(node, ModelStack) else shard(node, mesh, rules)
+            own = default_rules(mesh) if rules is None else rules
+            return shard_stack(node, mesh, own) if isinstance(node, ModelStack) else shard(node, mesh, own)
         if node.placement.mesh != automatic(mesh):
             raise ValueError(
                 f"mesh must be the one that the models lie on, got {mesh} and a model on {node.placement.mesh}; pass "
@@ -109,6 +110,21 @@ def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> P
 
     kinds = (LanguageModel, ModelStack)
     return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, kinds))
+
+
+def check_devices(players: Any) -> None:
+    """Raises `ValueError` if models in a pytree lie on the devices of different meshes."""
+    kinds = (LanguageModel, ModelStack)
+    nodes = jax.tree.leaves(players, is_leaf=lambda node: isinstance(node, kinds))
+    meshes = [
+        node.placement.mesh for node in nodes if isinstance(node, kinds) and not isinstance(node.placement, Anywhere)
+    ]
+    for mesh in meshes[1:]:
+        if list(mesh.devices.flat) != list(meshes[0].devices.flat):
+            raise ValueError(
+                f"target and drafts must lie on the same devices, got {meshes[0].size} of {meshes[0]} and {mesh.size} "
+                f"of {mesh}; shard them on one mesh, a small draft by jaxspec.sharding.REPLICATED"
+            )
 
 
 def shard_stack(stack: ModelStack, mesh: Mesh, rules: Rules) -> ModelStack:
@@ -127,7 +143,7 @@ def shard_stack(stack: ModelStack, mesh: Mesh, rules: Rules) -> ModelStack:
         )
     if not axes or pieces(mesh, axes) != count:
         along = f"{pieces(mesh, axes)} along {' x '.join(axes)}"
-        got = along if axes else f"a mesh with axes {', '.join(mesh.axis_names)}"
+        got = along if axes else f"rules without drafts, and a mesh with axes {', '.join(mesh.axis_names)}"
         raise ValueError(
             f"{count} drafts run side by side on a mesh axis with {count} places, got {got}; pass "
             f'jax.make_mesh(({count}, ...), ("draft", "model")), or Rules(drafts=...) with the name of another axis'
@@ -171,8 +187,10 @@ def _warn(model: LanguageModel, placement: Placement) -> None:
         "kv_heads": config.num_kv_heads,
         "queries": config.queries_per_kv_head,
         "mlp": config.mlp_width,
+        "embed": config.width,
     }
-    names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "queries": "queries of a head", "mlp": "inner width"}
+    names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "queries": "queries of a head"}
+    names |= {"mlp": "inner width", "embed": "residual width"}
     for axis, size in sizes.items():
         over = as_tuple(getattr(placement.rules, axis))
         count = pieces(placement.mesh, over)

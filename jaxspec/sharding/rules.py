@@ -1,11 +1,23 @@
 """Which mesh axes each logical axis is split over: one table, and presets of it."""
 
 import dataclasses
+import warnings
 from typing import Any, Self
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 MeshAxes = str | tuple[str, ...] | None
+
+# Axes of one array: a weight, the cache, logits.
+_TOGETHER = (
+    ("vocab", "embed"),
+    ("kv_heads", "embed"),
+    ("kv_heads", "queries"),
+    ("queries", "embed"),
+    ("mlp", "embed"),
+    ("batch", "vocab"),
+    ("batch", "kv_heads"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +43,24 @@ class Rules:
     embed: MeshAxes = None
     drafts: MeshAxes = None
 
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _normal(field.name, getattr(self, field.name)))
+        for first, second in _TOGETHER:
+            if shared := set(as_tuple(getattr(self, first))) & set(as_tuple(getattr(self, second))):
+                raise ValueError(
+                    f"{first} and {second} are axes of one array, which cannot both be split over the mesh axis "
+                    f"{', '.join(sorted(shared))}; name it in one of them"
+                )
+
     @property
     def mesh_axes(self) -> set[str]:
         """Every mesh axis that is named."""
         return {name for field in dataclasses.fields(self) for name in as_tuple(getattr(self, field.name))}
 
     def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Raises `ValueError` if a rule names an axis that `mesh` has not."""
+        """Raises `ValueError` if a rule names an axis that `mesh` has not, `TypeError` if that is no mesh."""
+        _check_kind(mesh)
         if unknown := sorted(self.mesh_axes - set(mesh.axis_names)):
             raise ValueError(
                 f"the rules split over the mesh axes {', '.join(unknown)}, got a mesh with axes "
@@ -46,6 +69,7 @@ class Rules:
 
     def within(self, mesh: Mesh | AbstractMesh) -> Self:
         """The same rules without the axes that `mesh` has not."""
+        _check_kind(mesh)
         return self.without(tuple(self.mesh_axes - set(mesh.axis_names)))
 
     def without(self, names: tuple[str, ...]) -> Self:
@@ -66,9 +90,10 @@ class Rules:
     def tensor_parallel(cls, config: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] | None = None) -> Self:
         """Splits a decoder's weights over as many devices as its sizes allow, for any mesh.
 
-        Mesh axes go to key-value heads for as long as those divide, and what remains to each
-        head's queries; vocabulary and inner width are split over as many axes as divide them. So a
-        mesh of several small axes splits a model over more devices than it has key-value heads.
+        Each mesh axis that divides the key-value heads splits those, each other one that divides a
+        head's queries splits these; vocabulary and inner width are split over all axes that divide
+        them. So a mesh of several small axes splits a model over more devices than it has
+        key-value heads.
 
         Args:
           config: the sizes, such as `model.module.config` (a `jaxspec.nn.TransformerConfig`).
@@ -76,24 +101,85 @@ class Rules:
           axes: the mesh axes to use, in this order; `None` is all but `data`. If there is a `data`
             axis, it splits the rows.
 
+        Warns:
+          UserWarning: something is not split over all of these axes.
+
         Raises:
-          ValueError: `mesh` has no such axis.
+          TypeError, ValueError: `mesh` is none, or has no such axis.
         """
-        axes = tuple(name for name in mesh.axis_names if name != "data") if axes is None else tuple(axes)
+        _check_kind(mesh)
+        axes = tuple(name for name in mesh.axis_names if name != "data") if axes is None else as_tuple(axes)
         cls(vocab=axes).check(mesh)
         kv_heads = _dividing(mesh, axes, config.num_kv_heads)
-        queries = _dividing(mesh, axes[len(kv_heads) :], config.queries_per_kv_head)
-        return cls(
-            batch="data" if "data" in mesh.axis_names and "data" not in axes else None,
-            vocab=_dividing(mesh, axes, config.vocab_size),
-            kv_heads=kv_heads,
-            queries=queries,
-            mlp=_dividing(mesh, axes, config.mlp_width),
-        )
+        rest = tuple(name for name in axes if name not in kv_heads)
+        queries = _dividing(mesh, rest, config.queries_per_kv_head)
+        vocab, mlp = (_dividing(mesh, axes, size) for size in (config.vocab_size, config.mlp_width))
+        for what, used in {"heads": kv_heads + queries, "vocabulary": vocab, "inner width": mlp}.items():
+            if pieces(mesh, used) < pieces(mesh, axes):
+                warnings.warn(
+                    f"the {what} can be split over {pieces(mesh, used)} of {pieces(mesh, axes)} devices only: several "
+                    "hold the same part",
+                    stacklevel=2,
+                )
+        batch = "data" if "data" in mesh.axis_names and "data" not in axes else None
+        return cls(batch=batch, vocab=vocab, kv_heads=kv_heads, queries=queries, mlp=mlp)
 
     def _split(self, mesh, size: int, axis: MeshAxes) -> MeshAxes:
         names = tuple(name for logical in as_tuple(axis) for name in as_tuple(getattr(self, logical)))
         return names if names and size % pieces(mesh, names) == 0 else None
+
+
+def default_rules(mesh: Mesh | AbstractMesh) -> Rules:
+    """The rules where none are given: those of `DRAFTS_BESIDE` for the axes that `mesh` has.
+
+    Raises:
+      TypeError: that is no mesh.
+      ValueError: it has an axis that these rules do not know, so that models would not be split over it.
+    """
+    rules = DRAFTS_BESIDE.within(mesh)
+    unused = [name for name in mesh.axis_names if mesh.shape[name] > 1 and name not in rules.mesh_axes]
+    if unused:
+        raise ValueError(
+            f"nothing would be split over the mesh axis {', '.join(unused)}; name the axes data, model and draft, or "
+            "pass your own Rules to load or shard, such as Rules.tensor_parallel(config, mesh)"
+        )
+    return rules
+
+
+def _normal(name: str, axes: Any) -> MeshAxes:
+    names = (axes,) if isinstance(axes, str) else axes
+    if names is None or (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
+        return tuple(names) if isinstance(axes, list) else axes
+    raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {axes!r}")
+
+
+def _check_kind(mesh: Any) -> None:
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}; jax.make_mesh makes one")
+
+
+def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+    """The mesh axes of one rule."""
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Those of these axes that divide `size` together, the first ones first."""
+    used: tuple[str, ...] = ()
+    for name in axes:
+        if size % pieces(mesh, (*used, name)) == 0:
+            used += (name,)
+    return used
+
+
+def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
+    """How many pieces these mesh axes cut an array into."""
+    count = 1
+    for name in names:
+        count *= mesh.shape[name]
+    return count
 
 
 # Weights split by head and by column, so that a layer needs two sums over devices and no gather.
@@ -109,26 +195,3 @@ REPLICATED = Rules(batch="data")
 DRAFTS_BESIDE = Rules(
     batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
 )
-
-
-def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
-    """The mesh axes of one rule."""
-    if axes is None:
-        return ()
-    return (axes,) if isinstance(axes, str) else tuple(axes)
-
-
-def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """The first of these axes, as many as divide `size` together."""
-    count = 0
-    while count < len(axes) and size % pieces(mesh, axes[: count + 1]) == 0:
-        count += 1
-    return axes[:count]
-
-
-def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
-    """How many pieces these mesh axes cut an array into."""
-    count = 1
-    for name in names:
-        count *= mesh.shape[name]
-    return count

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxspec.model import LanguageModel
-from jaxspec.sharding import DATA_AND_TENSOR, Placement, Rules
+from jaxspec.sharding import Placement, Rules, default_rules
 from jaxspec.weights import zoo
 from jaxspec.weights.assemble import assemble
 from jaxspec.weights.download import fetch
@@ -39,7 +39,7 @@ def load(
         on CPUs, which are slow in the others, and bfloat16 elsewhere.
       mesh: splits the parameters over devices as they are read: no device ever holds more than its
         part, and the host no more than one parameter of the checkpoint beside them.
-      rules: how; `None` is `jaxspec.sharding.DATA_AND_TENSOR`, as far as the mesh has its axes.
+      rules: how; `None` is by the mesh axes `data`, `model` and `draft` (`jaxspec.sharding.default_rules`).
 
     Raises:
       ValueError: the name is unknown, the dtype or architecture is not supported, a file is
@@ -61,7 +61,7 @@ def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:
         if rules is not None:
             raise ValueError("rules say how to split over a mesh, got no mesh; pass mesh=")
         return None
-    return Placement.on(mesh, DATA_AND_TENSOR.within(mesh) if rules is None else rules)
+    return Placement.on(mesh, default_rules(mesh) if rules is None else rules)
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:

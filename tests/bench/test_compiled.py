@@ -70,6 +70,7 @@ def test_shapes_have_as_many_weights_as_the_models():
     [
         (["--model", "gpt-9"], "the model must be one of smollm2-135m, .* got 'gpt-9'"),
         (["--draft", "none", "-k", "3"], "-k 3 needs a draft"),
+        (["--model", __file__], r"test_compiled.py: Extra data"),
         (["-k", "0"], "k must be at least 1, got 0"),
         (["--context", "10"], "context must be at least 256, got 10"),
     ],
@@ -91,6 +92,9 @@ def test_without_the_compiler_it_says_what_to_install(monkeypatch):
 def test_topologies_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="'v99:2x2' is no topology that the TPU compiler knows"):
         compile_case(Case("smollm2-135m", topology="v99:2x2", k=0))
+    for name in ("v5e=2x2", "", "v5e"):
+        with pytest.raises(ValueError, match=f"topology must be a generation and its extent, .* got '{name}'"):
+            compile_case(Case("smollm2-135m", topology=name, k=0))
     with pytest.raises(ValueError, match="devices must be 1 to the 4 of v5e:2x2, got 5"):
         compile_case(Case("smollm2-135m", devices=5, k=0))
 

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxspec.bench.hlo import Program
+from jaxspec.bench.hlo import Array, Program
 
 # Shortened from what the TPU compiler writes.
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -37,6 +38,14 @@ TEXT = """HloModule jit_f, is_scheduled=true
   ROOT %tuple.1 = (s32[], f32[64]{0}) tuple(%p, %negate.1)
 }
 
+%small (p: (s32[], f32[64])) -> f32[64] {
+  %p = (s32[], f32[64]{0}) parameter(0)
+  %s0 = f32[] constant(0)
+  %s1 = f32[] negate(%s0)
+  %s2 = f32[] negate(%s1)
+  ROOT %s3 = f32[64]{0} broadcast(%s2)
+}
+
 %condition (p: (s32[], f32[64])) -> pred[] {
   ROOT %true = pred[] constant(true)
 }
@@ -54,6 +63,8 @@ ENTRY %main (a: bf16[4,256,128], b: f32[1024], c: f32[8], i: s32[], d: (s32[], f
   %while.1 = (s32[], /*index=1*/f32[64]{0}) while(%d), condition=%condition, body=%inner, metadata={op_name="f/a/while"}
   %while.2 = (s32[], f32[64]{0}) while(%d), condition=%condition, body=%inner, x={"known_trip_count":{"n":"5"}}
   %all-reduce.1 = f32[8]{0} all-reduce(%c), replica_groups={{0,1}}, to_apply=%condition
+  %all-gather-start.1 = (f32[8]{0}, f32[16]{0}) all-gather-start(%c), replica_groups={{0,1}}, dimensions={0}
+  %branch = f32[64]{0} conditional(%i, %d, %d), branch_computations={%inner, %small}
   ROOT %copy.1 = f32[1024]{0} copy(%two)
 }
 """
@@ -74,9 +85,30 @@ def test_a_loop_runs_as_often_as_the_compiler_or_the_caller_says():
     program = Program(TEXT)
     asked = []
     steps = list(program.steps(program.entry, lambda loop: asked.append(loop.scope) or 3))
-    assert [step.times for step in steps if step.instruction.name == "negate.1"] == [3, 5]
+    assert [step.times for step in steps if step.instruction.name == "negate.1"] == [3, 5, 1]
     assert asked == ["f/a/while"]
     assert [loop.name for loop in program.loops(program.entry)] == ["while.1", "while.2"]
+
+
+def test_of_branches_the_one_counts_that_moves_the_most():
+    program = Program(TEXT)
+    names = {step.instruction.name for step in program.steps(program.entry, lambda loop: 1)}
+    assert "negate.1" in names and "s1" not in names
+
+
+def test_the_start_of_a_gather_yields_what_it_gathers():
+    program = Program(TEXT)
+    steps = list(program.steps(program.entry, lambda loop: 1))
+    found = {kind: [x.shape for x in arrays] for step in steps for kind, arrays in program.collectives(step)}
+    assert found == {"all-reduce": [(8,)], "all-gather": [(16,)]}
+    assert next(s.bytes for s in steps if s.instruction.name == "all-gather-start.1") == 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("f8e4m3b11fnuz", 8), ("f4e2m1fn", 4), ("bf16", 16), ("pred", 8), ("s4", 4), ("c64", 64)]
+)
+def test_sizes_of_dtypes(dtype, size):
+    assert Array(dtype, (8,), False).size == size
 
 
 def test_collectives_of_a_real_program():

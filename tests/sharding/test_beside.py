@@ -228,7 +228,7 @@ def test_meshes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"2 drafts run side by side .* got 4 along draft; pass jax.make_mesh\(\(2, "):
         shard_players(parallel(2), make_mesh((4, 2)))
     other = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    with pytest.raises(ValueError, match="got a mesh with axes data, model"):
+    with pytest.raises(ValueError, match="got rules without drafts, and a mesh with axes data, model"):
         generate(TARGET, parallel(2), mesh=other)
     with pytest.raises(ValueError, match="or Rules\\(drafts=...\\)"):
         jaxspec.ParallelDrafter(tuple(shard(model, other, REPLICATED) for model in models(2)))

@@ -1,6 +1,7 @@
 """Rules say how arrays are split, and what does not fit is refused or said."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxspec.sharding import (
     TENSOR_PARALLEL,
     Placement,
     Rules,
+    default_rules,
     parameter_axes,
     shard,
     shard_players,
@@ -43,19 +45,25 @@ def mesh_of(*sizes, names="abcdefg"):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "heads", "expected"),
+    ("sizes", "heads", "expected", "heads_over"),
     [
-        ((8,), 8, Rules(vocab="a", kv_heads="a", mlp="a")),
-        ((4, 2), 4, Rules(vocab=("a", "b"), kv_heads="a", queries="b", mlp=("a", "b"))),
-        ((2, 2, 2), 2, Rules(vocab=("a", "b", "c"), kv_heads="a", queries="b", mlp=("a", "b", "c"))),
-        ((8,), 3, Rules(vocab="a", mlp="a")),
+        ((8,), 8, Rules(vocab="a", kv_heads="a", mlp="a"), 8),
+        ((4, 2), 4, Rules(vocab=("a", "b"), kv_heads="a", queries="b", mlp=("a", "b")), 8),
+        ((2, 2, 2), 2, Rules(vocab=("a", "b", "c"), kv_heads="a", queries="b", mlp=("a", "b", "c")), 4),
+        ((3, 2), 8, Rules(vocab="b", kv_heads="b", mlp="b"), 2),
+        ((8,), 3, Rules(vocab="a", mlp="a"), 1),
     ],
 )
-def test_tensor_parallel_uses_what_divides(sizes, heads, expected):
-    config = tiny.wide_transformer(0, heads=heads).module.config
-    rules = Rules.tensor_parallel(config, mesh_of(*sizes))
+def test_tensor_parallel_uses_what_divides(sizes, heads, expected, heads_over):
+    """And says where that is less than all."""
+    config, mesh = tiny.wide_transformer(0, heads=heads).module.config, mesh_of(*sizes)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        rules = Rules.tensor_parallel(config, mesh)
     for field in dataclasses.fields(Rules):
         assert as_tuple(getattr(rules, field.name)) == as_tuple(getattr(expected, field.name)), field.name
+    texts = [str(one.message) for one in said]
+    assert any(f"the heads can be split over {heads_over} of" in text for text in texts) == (heads_over < mesh.size)
 
 
 def test_tensor_parallel_leaves_data_to_the_rows():
@@ -65,6 +73,47 @@ def test_tensor_parallel_leaves_data_to_the_rows():
     assert Rules.tensor_parallel(config, make_mesh(), ("data", "model")).batch is None
     with pytest.raises(ValueError, match="split over the mesh axes rows, got a mesh with axes data, model"):
         Rules.tensor_parallel(config, make_mesh(), ("rows",))
+
+
+def test_the_default_rules_use_every_axis_or_say_so():
+    assert default_rules(make_mesh()) == DATA_AND_TENSOR.within(make_mesh())
+    assert default_rules(mesh_of(4, 2, names=("draft", "model"))).drafts == ("draft",)
+    with pytest.raises(ValueError, match="nothing would be split over the mesh axis a; name the axes data, model and"):
+        default_rules(mesh_of(8))
+    with pytest.raises(ValueError, match="nothing would be split over the mesh axis a"):
+        shard(tiny.wide_transformer(0), mesh_of(8))
+    assert default_rules(mesh_of(8, 1, names=("model", "other"))).vocab == ("model",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "text"),
+    [
+        ({"vocab": 3}, TypeError, "vocab must be the name of a mesh axis, a tuple of names, or None, got 3"),
+        ({"mlp": ("model", 1)}, TypeError, "mlp must be the name of a mesh axis"),
+        ({"mlp": "a", "embed": ("b", "a")}, ValueError, "mlp and embed are axes of one array, .* the mesh axis a"),
+        ({"batch": "a", "vocab": "a"}, ValueError, "batch and vocab are axes of one array"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules, error, text):
+    with pytest.raises(error, match=text):
+        Rules(**rules)
+
+
+def test_lists_of_axes_are_tuples():
+    assert Rules(vocab=["a", "b"]) == Rules(vocab=("a", "b"))
+
+
+def test_models_on_other_devices_are_refused():
+    one = shard(tiny.wide_transformer(0), make_mesh())
+    other = shard(tiny.wide_transformer(1), make_mesh(2, 2))
+    with pytest.raises(ValueError, match="target and drafts must lie on the same devices, got 8 of .* and 4 of"):
+        jaxspec.generate(one, jaxspec.ModelDrafter(other, k=2), [[1, 2]], max_new_tokens=4)
+
+
+def test_a_residual_width_that_does_not_divide_is_said():
+    mesh = jax.make_mesh((3, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    with pytest.warns(UserWarning, match=r"residual width \(32\) cannot be divided evenly over 3 devices"):
+        shard(tiny.wide_transformer(0), mesh, FULLY_SHARDED)
 
 
 def test_axes_of_several_logical_ones_are_split_by_all_of_them():
