@@ -195,5 +195,6 @@ def _numbers(tree: Proposal) -> Int[Array, "one n"]:
 
 def _put(stack: Array, level: Int[Array, "b"], rows: Bool[Array, "b"], value: Array) -> Array:
     """`value` at each row's level of the stack, in `rows`. The other levels are not passed over."""
-    batch = jnp.arange(stack.shape[0], dtype=jnp.int32)
-    return stack.at[batch, jnp.where(rows, level, stack.shape[1])].set(value, mode="drop")
+    # Row by row: a scatter that names its rows by index is gathered where rows are split over devices.
+    put = jax.vmap(lambda stack, level, value: stack.at[level].set(value, mode="drop"))
+    return put(stack, jnp.where(rows, level, stack.shape[1]), value)
