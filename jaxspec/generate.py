@@ -62,8 +62,8 @@ def generate(
 
     Works as it is, inside the caller's `jax.jit` and `lax.scan`, and under `jax.vmap` (a mapped
     axis is folded into the batch). On a mesh over several processes (`jaxspec.sharding.join`) each of
-    them makes the same call. That their prompts, lengths, keys, sampling parameters and budgets are the
-    same is checked, outside of `jax.jit`, by one exchange of 32 bytes; that their models are, is not.
+    them makes the same call. That their arguments are the same, of models the kinds, sizes and placements
+    but not the parameters' values, is checked, outside of `jax.jit`, by one exchange of 32 bytes.
 
     Args:
       target: the model whose law is kept.

@@ -96,11 +96,8 @@ class Anywhere:
         """Arrays that every device has."""
         return tree
 
-    def check_same(self, inputs: Any) -> None:
-        """Raises unless all processes have the same inputs; here there is one."""
-
-    def from_first(self, number: int) -> int:
-        """A number that all processes must share."""
+    def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
+        """Raises unless all processes pass the same, and returns the first one's number; here there is one."""
         return number
 
 

@@ -126,7 +126,14 @@ def prepare(
     placement = placement_of(target)
     if mesh is not None and isinstance(placement, Anywhere):
         placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
-    placement.check_same((request, max_new, returned))
+    placement.check_same(
+        {
+            "target": target,
+            "drafter": drafter,
+            "verifier and lossy": (verifier, lossy),
+            "prompts, lengths, keys, sampling parameters, budgets and stop tokens": (request, max_new, returned),
+        }
+    )
     rows, shared = request.apart()
     rows = placement.rows(rows)
     request = rows if shared is None else dataclasses.replace(rows, sampling=shared)

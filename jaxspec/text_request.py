@@ -148,12 +148,14 @@ class TextRequest:
 
 
 def _seed(seed: Any, policy: Policy, placement: Any) -> int | None:
-    if seed is None:
-        return None if policy.greedy else placement.from_first(secrets.randbits(32))
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
         raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
-    if not 0 <= seed < 2**32:
+    if seed is not None and not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2^32), got {seed}")
+    # Even where no seed is needed: a process that takes no part would leave the others waiting.
+    shared = placement.check_same({"seed": None if seed is None else int(seed)}, number=secrets.randbits(32))
+    if seed is None:
+        return None if policy.greedy else shared
     return int(seed)
 
 

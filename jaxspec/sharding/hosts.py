@@ -5,12 +5,16 @@ on its own devices. Nothing here is needed, or does anything, on a mesh of one p
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.sharding.describe import describe
 
 
 def join(
@@ -94,44 +98,66 @@ def spans_processes(mesh: Mesh) -> bool:
     return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
 
 
-def check_same(inputs: Any, mesh: Mesh) -> None:
-    """Compares a digest of the inputs, one exchange of 32 bytes, over the processes of a mesh.
+def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
+    """Compares what each process of a mesh passes, and shares a number: one exchange of 32 bytes.
 
-    Arrays that lie on the devices of several processes already are left out, and while JAX traces there is nothing
-    to compare.
+    Each part is compared as `describe` has it. While JAX traces there is nothing to compare.
+
+    Args:
+      parts: what must be the same, by the names that the error tells.
+      mesh: the processes that its devices belong to take part.
+      number: below 2^32.
+
+    Returns:
+      The number of the process of the first device.
 
     Raises:
-      ValueError: on every process, if some process has others.
+      ValueError: on every process, if some process passes something else.
     """
-    leaves = jax.tree.leaves(inputs)
-    if not spans_processes(mesh) or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return
-    digest = hashlib.sha256()
-    for leaf in leaves:
-        if isinstance(leaf, Array) and not leaf.is_fully_addressable:
-            continue
-        values = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-        digest.update(repr((values.shape, values.dtype)).encode() + values.tobytes())
-    rows = _everyones(np.frombuffer(digest.digest(), np.uint32), mesh)
-    differ = {
-        device.process_index for device, row in zip(mesh.devices.flat, rows, strict=True) if np.any(row != rows[0])
-    }
-    if differ:
-        raise ValueError(
-            "every process must pass the same prompts, lengths, keys, sampling parameters and budgets, got others on "
-            f"process {', '.join(map(str, sorted(differ)))} than on process {mesh.devices.flat[0].process_index}"
-        )
-
-
-def from_first(number: int, mesh: Mesh) -> int:
-    """The number below 2^32 that the process of the mesh's first device has."""
-    if not spans_processes(mesh):
+    if not spans_processes(mesh) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(parts)):
         return number
-    return int(_everyones(np.array([number], np.uint32), mesh)[0, 0])
+    size = 28 // len(parts)
+    digests = [hashlib.sha256(b"".join(describe(part))).digest()[:size] for part in parts.values()]
+    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
+    rows = _everyones(number.to_bytes(4, "little") + b"".join(digests), devices)
+    theirs = rows[:, 4:].reshape(len(devices), len(parts), size)
+    differ = (theirs != theirs[0]).any(-1)
+    if differ.any():
+        names = ", ".join(name for name, others in zip(parts, differ.T, strict=True) if others.any())
+        who = sorted({device.process_index for device, others in zip(devices, differ, strict=True) if others.any()})
+        raise ValueError(
+            f"every process must pass the same {names}, got others on process {', '.join(map(str, who))} than on "
+            f"process {devices[0].process_index}"
+        )
+    return int.from_bytes(rows[0, :4].tobytes(), "little")
 
 
-def _everyones(row: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """The row of the process of each device, in the mesh's order, on every process."""
-    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    rows = jax.make_array_from_callback((mesh.size, row.size), spread, lambda index: row[None])
-    return np.asarray(jax.device_put(rows, NamedSharding(mesh, PartitionSpec())))
+def _everyones(row: bytes, devices: list[jax.Device]) -> np.ndarray:
+    """The rows of the processes of all devices, on every process."""
+    # Not the caller's mesh: that of another process may have other axes.
+    line = Mesh(np.array(devices), ("devices",))
+    own = np.frombuffer(row, np.uint8)[None]
+    rows = jax.make_array_from_callback(
+        (len(devices), len(row)), NamedSharding(line, PartitionSpec("devices")), lambda index: own
+    )
+    return np.asarray(jax.device_put(rows, NamedSharding(line, PartitionSpec())))
+
+
+def by_first(step: Callable[[], None]) -> None:
+    """Runs a step on the first of all of JAX's processes, while the others wait for its end.
+
+    Raises:
+      Exception: what the step raises; on the others `RuntimeError`, or `FileExistsError` if it is that.
+    """
+    error = None
+    if jax.process_index() == 0:
+        try:
+            step()
+        except Exception as caught:  # whatever it is, the others must not wait for ever
+            error = caught
+    kind = 0 if error is None else 2 if isinstance(error, FileExistsError) else 1
+    kind = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
+    if error is not None:
+        raise error
+    if kind:
+        raise (RuntimeError, FileExistsError)[kind - 1]("the first process could not do it; its error says why")

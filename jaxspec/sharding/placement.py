@@ -60,13 +60,9 @@ class Placement:
         """The same arrays, whole on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
 
-    def check_same(self, inputs: Any) -> None:
-        """Raises `ValueError` unless every process of the mesh has the same inputs; see `hosts.check_same`."""
-        hosts.check_same(inputs, self.mesh)
-
-    def from_first(self, number: int) -> int:
-        """A number that all processes of the mesh must share: the first one's."""
-        return hosts.from_first(number, self.mesh)
+    def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
+        """Raises `ValueError` unless every process of the mesh passes the same; see `hosts.check_same`."""
+        return hosts.check_same(parts, self.mesh, number)
 
     @property
     def replicated(self) -> NamedSharding:
