@@ -23,8 +23,12 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             # Python flushes stdout once more at exit, which would complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(_PIPE_CLOSED) from None
-        except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
-            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        except (typer.Exit, typer.Abort):  # they are RuntimeErrors too
+            raise
+        except (ValueError, TypeError, OSError, FloatingPointError, ImportError, RuntimeError) as error:
+            # JAX's own are RuntimeErrors, and of many lines.
+            text = str(error).strip().partition("\n")[0] if isinstance(error, RuntimeError) else str(error)
+            typer.secho(f"error: {text or type(error).__name__}", fg=typer.colors.RED, err=True)
             raise typer.Exit(_MISTAKE) from None
 
     return wrapper

@@ -7,15 +7,18 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.sharding import join
+from jaxspec.sharding.hosts import check_same
 
 _AXES = ("data", "model")
-_ADDRESS = re.compile(r".+:\d+")
+_ADDRESS = re.compile(r".+:(\d+)")
+_LAST_PORT = 65535
 _EXAMPLE = "--mesh data=2,model=4"
 
 
@@ -54,8 +57,12 @@ class Processes:
             raise ValueError(f"--distributed finds the processes by itself; leave out it, or {', '.join(given)}")
         if missing:
             raise ValueError(f"{', '.join(given)} belong together; pass {' and '.join(missing)} too")
-        if not _ADDRESS.fullmatch(coordinator):
-            raise ValueError(f"--coordinator must be HOST:PORT of the first process, got {coordinator!r}")
+        address = _ADDRESS.fullmatch(coordinator)
+        if address is None or int(address[1]) > _LAST_PORT:
+            raise ValueError(
+                f"--coordinator must be HOST:PORT of the first process, the port at most {_LAST_PORT}, "
+                f"got {coordinator!r}"
+            )
         if not 0 <= process_id < num_processes:
             raise ValueError(
                 f"--process-id must be at least 0 and below --num-processes, got {process_id} of {num_processes}"
@@ -63,19 +70,40 @@ class Processes:
         return cls(axes, (coordinator, num_processes, process_id))
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[Mesh | None]:
-        """Joins the other processes and yields the mesh, if there is one. Meanwhile only the first process prints.
+    def joined(self) -> Iterator[None]:
+        """Joins the other processes, if there are any. Meanwhile only the first process prints.
 
         Raises:
-          ValueError: if the sizes of the mesh do not give the number of devices, or JAX finds no processes.
+          ValueError: JAX finds no processes.
         """
         if self.address is None:
-            yield None if self.axes is None else _make_mesh(self.axes)
+            yield
             return
         if not jax.distributed.is_initialized():  # what started this command may have joined already
+            if self.address:
+                print(f"waiting for {self.address[1]} processes at {self.address[0]}", file=sys.stderr, flush=True)
             join(*self.address)
         with _first_prints(jax.process_index() == 0):
-            yield _make_mesh(self.axes or {"model": jax.device_count()})
+            yield
+
+    def check_same(self, options: Any, number: int) -> int:
+        """Compares the command's options over the joined processes, and returns the first one's number.
+
+        Raises:
+          ValueError: on every process, if some process has other options.
+        """
+        everyone = Mesh(np.array(jax.devices()), ("devices",))
+        return check_same({"options and prompts": (options, self.axes)}, everyone, number)
+
+    def mesh(self) -> Mesh | None:
+        """The mesh, if there is one.
+
+        Raises:
+          ValueError: the sizes of the mesh do not give the number of devices.
+        """
+        if self.axes is None and self.address is None:
+            return None
+        return _make_mesh(self.axes or {"model": jax.device_count()})
 
 
 def _parse_axes(text: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """`jaxspec generate`: from options to printed text."""
 
 import dataclasses
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,8 +83,12 @@ class Job:
 def run(job: Job, processes: Processes, *, as_json: bool, compare: bool) -> None:
     """Decodes and prints: text or JSON on stdout, everything else on stderr."""
     enable_compilation_cache()
-    with processes.joined() as mesh:
-        _run(job, mesh, as_json=as_json, compare=compare)
+    with processes.joined():
+        # First of all: processes that go different ways would wait for each other.
+        seed = processes.check_same((job, as_json, compare), secrets.randbits(32))
+        if job.options["temperature"] != 0:
+            job = dataclasses.replace(job, options={"seed": seed} | job.options)
+        _run(job, processes.mesh(), as_json=as_json, compare=compare)
 
 
 def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
