@@ -10,10 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Rope, RopeScaling, Transformer, TransformerConfig
 from jaxspec.sharding import Placement, parameter_sharding, placed, put
+from jaxspec.sharding.hosts import by_first
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights.abstract import abstract_params
 
@@ -25,37 +28,52 @@ _VERSION = 2
 def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     """Writes a model as a checkpoint folder that `load` reads.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all. Where JAX runs in several processes, each of them makes this call with the
+    same path, in a folder that all of them see.
 
     Args:
-      model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`.
+      model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`; in several processes one that is split over
+        a mesh of all of them.
       path: the folder to make; it must not exist.
 
     Raises:
       TypeError: the module is of another class, so `load` could not rebuild it.
+      ValueError: JAX runs in several processes, and each has a model of its own.
       FileExistsError: the path exists.
     """
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
         kind = type(getattr(model, "module", model)).__name__
         raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
+    if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
+        raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")
     path = Path(path).absolute()
+    # Every process must name the same folder: orbax waits for all at barriers of that name.
+    name = multihost_utils.broadcast_one_to_all(np.frombuffer(uuid.uuid4().bytes, np.uint8))
+    partial = path.with_name(f".{path.name}.{np.asarray(name, np.uint8).tobytes().hex()}.partial")
+    try:
+        by_first(lambda: _open(path, partial))
+        _write_params(model, partial)
+        by_first(lambda: _finish(model, partial, path))
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _open(path: Path, partial: Path) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists; pass a new path, or delete it first")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        _write(model, partial)
-        os.rename(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
 
 
-def _write(model: LanguageModel, folder: Path) -> None:
+def _write_params(model: LanguageModel, folder: Path) -> None:
     import orbax.checkpoint as ocp
 
-    folder.mkdir()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / _PARAMS, model.params)
+
+
+def _finish(model: LanguageModel, folder: Path, path: Path) -> None:
     if model.tokenizer is not None:
         model.tokenizer.save(folder / _TOKENIZER)
     manifest = {
@@ -64,6 +82,7 @@ def _write(model: LanguageModel, folder: Path) -> None:
         "config": dataclasses.asdict(model.module.config),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+    os.rename(folder, path)
 
 
 def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
