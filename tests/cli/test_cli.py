@@ -172,6 +172,7 @@ def test_compare_says_where_samples_differ(folder):
         (["hello", "--process-id", "0"], "pass --coordinator and --num-processes too"),
         (["hello", "--distributed", "--num-processes", "2"], "--distributed finds the processes by itself"),
         (["hello", *PLACE, "host", "--process-id", "0"], "--coordinator must be HOST:PORT"),
+        (["hello", *PLACE, "host:65536", "--process-id", "0"], "the port at most 65535"),
         (["hello", *PLACE, "host:80", "--process-id", "2"], "below --num-processes, got 2 of 2"),
     ],
 )

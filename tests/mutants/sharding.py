@@ -3,6 +3,8 @@
 from tests.mutants.mutants import Mutant
 
 _RULES, _MESHES, _LOAD, _HOSTS = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load", "hosts"))
+_DESCRIBE = "tests/sharding/test_describe.py"
+_TWO = f"{_HOSTS}::test_two_processes_and_then_one_is_killed"
 _MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
 
 MUTANTS = (
@@ -71,9 +73,9 @@ MUTANTS = (
     ),
     Mutant(
         "each process draws a seed of its own",
-        "text_request.py",
-        "placement.from_first(secrets.randbits(32))",
-        "secrets.randbits(32)",
+        "sharding/hosts.py",
+        'return int.from_bytes(rows[0, :4].tobytes(), "little")',
+        "return number",
         (f"{_HOSTS}::test_the_command_line",),
     ),
     Mutant(
@@ -84,10 +86,31 @@ MUTANTS = (
         (f"{_HOSTS}::test_the_command_line",),
     ),
     Mutant(
-        "nobody notices that processes pass different keys",
+        "nobody notices that processes pass different arguments",
         "sharding/hosts.py",
-        "    if differ:",
-        "    if not differ:",
-        (f"{_HOSTS}::test_two_processes_and_then_one_is_killed",),
+        "    if differ.any():",
+        "    if differ.all():",
+        (_TWO,),
+    ),
+    Mutant(
+        "drafters are not compared between processes",
+        "request.py",
+        '"drafter": drafter,',
+        '"drafter": None,',
+        (_TWO,),
+    ),
+    Mutant(
+        "a process with a seed takes no part in choosing one",
+        "text_request.py",
+        '{"seed": None if seed is None else int(seed)}',
+        '{"seed": None}',
+        (_TWO,),
+    ),
+    Mutant(
+        "only static settings are compared between processes",
+        "sharding/describe.py",
+        "value, with_values and not isinstance(value, Model))",
+        "value, False)",
+        (f"{_DESCRIBE}::test_what_differs",),
     ),
 )

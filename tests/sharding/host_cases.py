@@ -1,13 +1,19 @@
-"""What one process and several must do alike: each case yields the tokens of four rows."""
+"""What one process and several must do alike: each case yields a generation of four rows.
+
+And what must not differ between processes: each of `MISMATCHES` makes another call on each.
+"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from tests import tiny
+from tests import text_models, tiny
 
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))
@@ -90,7 +96,76 @@ def split_by_hand(folder, mesh):
     return jaxspec.generate(target, drafter(target, None), PROMPT, key=key(), mesh=mesh, **SAMPLED)
 
 
+def saved(folder, mesh):
+    """All processes write one folder, and read it again."""
+    model = jaxspec.load(folder / "model", mesh=mesh)
+    path = folder / ("alone" if mesh is None else "together")
+    jaxspec.save(model, path)
+    assert not list(folder.glob(".*partial"))
+    with pytest.raises(FileExistsError):
+        jaxspec.save(model, path)
+    if mesh is not None:
+        with pytest.raises(ValueError, match="takes a model that lies on all of them"):
+            jaxspec.save(jaxspec.load(folder / "model"), folder / "mine")
+    return jaxspec.generate(jaxspec.load(path, mesh=mesh), None, PROMPT, key=key(), **SAMPLED)
+
+
 CASES = {
     case.__name__: case
-    for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt, split_by_hand)
+    for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt, split_by_hand, saved)
+}
+
+
+def other_key(target, process, mesh):
+    return jaxspec.generate(target, None, PROMPT, key=jax.random.key(process), **SAMPLED)
+
+
+def other_number_of_drafts(target, process, mesh):
+    return jaxspec.generate(target, jaxspec.NGramDrafter(k=2 + process), PROMPT, **OPTIONS)
+
+
+def other_kind_of_drafter(target, process, mesh):
+    drafters = (jaxspec.NGramDrafter(k=2), drafter(target, mesh))
+    return jaxspec.generate(target, drafters[process], PROMPT, verifier=jaxspec.CoupledVerifier(), **OPTIONS)
+
+
+def other_sampling_of_drafts(target, process, mesh):
+    """A number in a drafter, not only what is static."""
+    own = dataclasses.replace(drafter(target, mesh), sampling=jaxspec.Sampling(0.5 + process))
+    return jaxspec.generate(target, own, PROMPT, key=key(), **SAMPLED)
+
+
+def other_verifier(target, process, mesh):
+    verifiers = (jaxspec.TokenVerifier(), jaxspec.CoupledVerifier())
+    return jaxspec.generate(target, jaxspec.NGramDrafter(k=2), PROMPT, verifier=verifiers[process], **OPTIONS)
+
+
+def other_mesh(target, process, mesh):
+    meshes = (mesh, jax.make_mesh((1, mesh.size), ("data", "model")))
+    return jaxspec.generate(tiny.wide_transformer(0), None, PROMPT, mesh=meshes[process], **OPTIONS)
+
+
+def no_seed(target, process, mesh):
+    """A seed on one process only."""
+    tokenizer = text_models.byte_level()
+    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", seed=1 if process else None)
+
+
+def no_temperature(target, process, mesh):
+    """Greedy decoding needs no seed, and takes part in choosing one."""
+    tokenizer = text_models.byte_level()
+    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", temperature=0.5 * process)
+
+
+MISMATCHES = {
+    other_key: "prompts, .* keys",
+    other_number_of_drafts: "drafter,",
+    other_kind_of_drafter: "drafter,",
+    other_sampling_of_drafts: "drafter,",
+    other_verifier: "verifier and lossy,",
+    other_mesh: "target,",
+    no_seed: "seed,",
+    no_temperature: "prompts, .* sampling parameters",
 }

@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 
+import jax
 import numpy as np
 import pytest
 import typer.testing
@@ -29,10 +30,15 @@ def workers(folder, count, last, *cases):
 
 
 def assert_same(folder, count, cases):
+    """All that one process returns: tokens, lengths, status, stats and log-probabilities."""
     for name in cases:
-        expected = np.asarray(host_cases.CASES[name](folder, None).tokens)
+        expected = host_cases.CASES[name](folder, None)
         for process in range(count):
-            np.testing.assert_array_equal(np.load(folder / f"{name}-{process}.npy"), expected, err_msg=name)
+            found = np.load(folder / f"{name}-{process}.npz")
+            leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(expected)}
+            assert set(found) == set(leaves)
+            for field, leaf in leaves.items():
+                np.testing.assert_allclose(found[field], leaf, rtol=0, atol=1e-4, err_msg=f"{name}{field}")
 
 
 def assert_ends_with_an_error(process, folder, number):
@@ -44,13 +50,13 @@ def assert_ends_with_an_error(process, folder, number):
 
 
 def test_two_processes_and_then_one_is_killed(tmp_path):
-    """The same tokens as one process; then no process waits for a dead one."""
-    with workers(tmp_path, 2, "go on", "plain") as processes:
+    """The same results as one process, and mismatches are told; then no process waits for a dead one."""
+    with workers(tmp_path, 2, "go on", "plain", "saved") as processes:
         for process in processes:
             wait_for(process, "ready")
         processes[1].kill()
         assert_ends_with_an_error(processes[0], tmp_path, 0)
-    assert_same(tmp_path, 2, ["plain"])
+    assert_same(tmp_path, 2, ["plain", "saved"])
 
 
 @pytest.mark.slow
@@ -92,8 +98,8 @@ def test_a_part_of_an_address_is_refused(given):
         join(*given)
 
 
-def commands(folder, count, *words):
-    """`jaxspec generate` with a small model, in each process."""
+def commands(folder, count, *words, second=()):
+    """`jaxspec generate` with a small model, in each process; the second gets more words."""
     tokenizer = text_models.byte_level()
     model = dataclasses.replace(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
     path = folder / "model"
@@ -108,9 +114,16 @@ def commands(folder, count, *words):
 
     def command(coordinator, process):
         place = ("--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(process))
-        return [str(folder / "run.py"), "generate", "-m", str(path), *place, *words]
+        return [str(folder / "run.py"), "generate", "-m", str(path), *place, *words, *(second if process == 1 else ())]
 
     return path, started(folder, count, command)
+
+
+def complaints(folder, process):
+    """Standard error after the line that says for whom a process waits."""
+    waiting, _, rest = (folder / f"stderr-{process}").read_text().partition("\n")
+    assert re.fullmatch(r"waiting for \d processes at 127\.0\.0\.1:\d+", waiting)
+    return rest
 
 
 def alone(path: pathlib.Path, *words) -> str:
@@ -127,7 +140,7 @@ def test_the_command_line(tmp_path, monkeypatch):
     with running as processes:
         printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
-    assert (printed[1], errors(tmp_path, 2).strip()) == ("", "")
+    assert [printed[1], *(complaints(tmp_path, process) for process in (0, 1))] == ["", "", ""]
     ours = json.loads(printed[0])
     theirs = json.loads(alone(path, *words, "--seed", str(ours["seed"])))
     assert ours["token_ids"] == theirs["token_ids"]
@@ -143,7 +156,7 @@ def test_the_command_line_streams_and_compares(tmp_path, monkeypatch):
     assert [process.returncode for process in processes] == [0] * 4, errors(tmp_path, 4)
     assert printed == [alone(path, *words, "--draft", str(path)), "", "", ""]
     assert "tokens: identical" in (tmp_path / "stderr-0").read_text()
-    assert [(tmp_path / f"stderr-{process}").read_text() for process in (1, 2, 3)] == [""] * 3
+    assert [complaints(tmp_path, process) for process in (1, 2, 3)] == [""] * 3
 
 
 @pytest.mark.slow
@@ -162,5 +175,20 @@ def test_a_mistake_ends_every_process(tmp_path):
             process.communicate()
     assert [process.returncode for process in processes] == [2, 2]
     for process in (0, 1):
-        error = (tmp_path / f"stderr-{process}").read_text()
+        error = complaints(tmp_path, process)
         assert error == "error: --mesh model=3 is of 3 devices, got 4; pass sizes whose product that is\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [("-t", "0.7"), ("--mesh", "data=4"), ("--compare",), ("another prompt",)], ids=" ".join
+)
+def test_other_options_end_every_process(tmp_path, more):
+    _, running = commands(tmp_path, 2, "hello", second=more)
+    with running as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [2, 2], errors(tmp_path, 2)
+    for process in (0, 1):
+        expected = "every process must pass the same options and prompts, got others on process 1 than on process 0"
+        assert complaints(tmp_path, process).splitlines()[-1] == f"error: {expected}"
