@@ -184,6 +184,16 @@ def test_mistakes_are_one_line(folder, arguments, message):
     assert len(result.stderr.splitlines()) == 1 and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(("error", "line"), [("lost\nits\ntrace", "lost"), ("", "JaxRuntimeError")])
+def test_errors_of_jax_are_one_line(folder, monkeypatch, error, line):
+    def fail(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError(error)
+
+    monkeypatch.setattr(running, "load", fail)
+    result = _generate(folder, "hello")
+    assert (result.exit_code, result.stderr) == (2, f"error: {line}\n")
+
+
 def test_a_file_that_is_no_text(folder, tmp_path):
     file = tmp_path / "bytes"
     file.write_bytes(b"\xff\xfe\x00")

@@ -23,7 +23,9 @@ DIFFERENT = {
     "settings": lambda i: jaxspec.NGramDrafter(k=2 + i),
     "classes": lambda i: (jaxspec.TokenVerifier(), jaxspec.BlockVerifier())[i],
     "rules": lambda i: jaxspec.verifiers.RelaxedVerifier(jaxspec.verifiers.Lenience(0.5 + i / 4)),
-    "policies": lambda i: jaxspec.ModelDrafter(tiny.wide_transformer(0), sampling=jaxspec.Sampling(0.5 + i)),
+    "policies": lambda i: jaxspec.ModelDrafter(
+        tiny.wide_transformer(0), sampling=jaxspec.Sampling(jnp.float32(0.5 + i))
+    ),
     "trees": lambda i: jaxspec.TreeDrafter(tiny.wide_transformer(0), jaxspec.Tree.chains(2, 2 + i)),
     "configurations": lambda i: tiny.wide_transformer(0, heads=(8, 4)[i]),
     "dtypes": lambda i: jnp.zeros(2, (jnp.float32, jnp.int32)[i]),
