@@ -65,9 +65,23 @@ MUTANTS = (
     Mutant(
         "heads' queries are split over the axes that split the heads",
         "sharding/rules.py",
-        "_dividing(mesh, axes[len(kv_heads) :], config.queries_per_kv_head)",
+        "_dividing(mesh, rest, config.queries_per_kv_head)",
         "_dividing(mesh, axes, config.queries_per_kv_head)",
         ("tests/sharding/test_rules.py::test_tensor_parallel_uses_what_divides",),
+    ),
+    Mutant(
+        "a mesh axis that nothing is split over goes unsaid",
+        "sharding/rules.py",
+        "if mesh.shape[name] > 1 and name not in rules.mesh_axes]",
+        "if mesh.shape[name] < 1]",
+        ("tests/sharding/test_rules.py::test_the_default_rules_use_every_axis_or_say_so",),
+    ),
+    Mutant(
+        "of branches the least is counted",
+        "bench/hlo.py",
+        "yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))",
+        "yield from min(every, key=lambda steps: sum(step.bytes * step.times for step in steps))",
+        (f"{_HLO}::test_of_branches_the_one_counts_that_moves_the_most",),
     ),
     Mutant(
         "rows are split though the target's rules leave them whole",
