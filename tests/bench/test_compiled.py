@@ -11,7 +11,7 @@ from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import Case, compile_case
 from jaxspec.bench.compiled import CASES, as_json, lines, markdown, report
 from jaxspec.bench.round_costs import least_bytes
-from jaxspec.bench.shapes import SHAPES, shape
+from jaxspec.bench.shapes import CHIPS, SHAPES, shape
 from jaxspec.cli.app import app
 
 needs_compiler = pytest.mark.skipif(
@@ -22,19 +22,22 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 @pytest.mark.optimised
 @pytest.mark.parametrize(
-    "case",
-    [Case("llama-3.2-1b", "ngram", "v5e:2x2"), Case("llama-3.2-1b", "none", "tpu7x:2x2x1", k=0)],
+    ("case", "bandwidth", "most"),
+    [
+        (Case("llama-3.2-1b", "ngram", "v5e:2x2"), CHIPS["TPU v5 lite"].bandwidth, 4),
+        (Case("llama-3.2-1b", "none", "tpu7x:2x2x1", k=0), CHIPS["TPU7x"].part(2).bandwidth, 15),
+    ],
     ids=["drafts, v5e", "plain, tpu7x"],
 )
-def test_the_compiled_loop_wastes_nothing(case):
+def test_the_compiled_loop_wastes_nothing(case, bandwidth, most):
     found = report(case)
     assert found.fits and found.memory < found.available
     for costs in (found.round, found.plain):
         assert 0.5 < costs.bytes / costs.least_bytes <= 1.1  # less than 1: some weights stay on the chip
         assert costs.layer_collectives == {"all-reduce": 2.0}
         assert costs.gathered_bytes == 0 and costs.copied_bytes == 0
-        # Three times what reading takes: attention and norms are many small steps.
-        assert 0 < costs.seconds < 4 * costs.least_bytes / ahead_of_time.CHIPS["TPU v5 lite"].bandwidth
+        # Many times what reading takes: attention and norms are small steps of a fixed cost each.
+        assert 0 < costs.seconds < most * costs.least_bytes / bandwidth
     assert json.loads(as_json(found))["fits"] is True
     heading, rule, row = markdown([found])
     assert heading.count("|") == rule.count("|") == row.count("|") and "2 all-reduce" in row
@@ -64,7 +67,7 @@ def test_what_does_not_fit_is_said():
 def test_shapes_have_as_many_weights_as_the_models(name, billions):
     config, case = shape(name), Case(name, k=0, draft="none", context=256)
     model = ahead_of_time.abstract_model(config, "bfloat16")
-    compiled = ahead_of_time.Compiled("", 0, ahead_of_time.CHIPS["TPU v4"], 1, model, None)
+    compiled = ahead_of_time.Compiled("", 0, CHIPS["TPU v4"], 1, model, None)
     slots = 256 * 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
     read = (least_bytes(case, compiled) - slots) / 2
     embedding = 0 if config.tied_head else config.vocab_size * config.width
