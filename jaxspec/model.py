@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache, KVCache
+from jaxspec.nn.transformer import Norm, embed
 
 
 @jax.tree_util.register_dataclass
@@ -106,9 +107,25 @@ def placement_of(model: Any) -> Any:
     return getattr(model, "placement", Anywhere())
 
 
+class Network:
+    """A Flax module with its parameters and where they lie: a whole model, or a head on one.
+
+    `jaxspec.shard` splits the parameters of each by their names.
+
+    Attributes:
+      module: static; `module.config` is a `TransformerConfig`, or has one's fields for the sizes to split.
+      params: its `params` collection.
+      placement: how its caches and logits are laid out over a mesh.
+    """
+
+    module: nn.Module
+    params: Any
+    placement: Any
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(Network):
     """A Flax Linen decoder and its parameters, as a `Model`.
 
     Attributes:
@@ -155,3 +172,16 @@ class LanguageModel:
             options["pending"] = pending
         logits, entries, hidden = self.module.apply({"params": self.params}, tokens, cache, **options)
         return ModelOutput(self.placement.logits(logits), entries, hidden)
+
+    def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """What enters the first layer, learned positions left out: for drafters that share the embedding."""
+        return embed(self.module.config, self.params, tokens)
+
+    def normalise(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """The last layer's output (`capture=(num_layers,)`) as the output head takes it."""
+        return Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
+
+    @property
+    def head(self) -> Float[Array, "v d"]:
+        """The output head: `jaxspec.nn.products.project(normalised, head)` are the logits."""
+        return self.params["embedding" if self.module.config.tied_head else "head"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.nn import Rope, RopeScaling
+from jaxspec.nn.products import project
 from tests import tiny
 from tests.contracts import ModelContract
 
@@ -94,3 +95,14 @@ def test_a_token_alone_is_looked_up_as_among_others():
     model = tiny.transformer(0)
     logits = lambda tokens: model(jnp.asarray(tokens, jnp.int32), model.init_cache(len(tokens), 8)).logits
     np.testing.assert_allclose(logits([[5]])[0], logits([[5], [3]])[0], atol=1e-5)
+
+
+def test_a_model_is_its_parts():
+    """What drafters share with it: embedding, final norm and output head."""
+    for model in (tiny.transformer(1, layers=2), tiny.transformer(2, tied_head=False, embedding_scale=3.0)):
+        layers = model.module.config.num_layers
+        tokens = jnp.asarray([[1, 5, 2]], jnp.int32)
+        output = model(tokens, model.init_cache(1, 8), capture=(0, layers))
+        np.testing.assert_array_equal(model.embed(tokens), output.hidden[0])
+        logits = project(model.normalise(output.hidden[1]), model.head)
+        np.testing.assert_allclose(logits, output.logits, atol=1e-5)

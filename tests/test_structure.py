@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Lower layers know nothing of higher ones; a file in no layer is checked by none of these rules.
 LAYERS = (
     {"sampling", "keys", "cache", "metrics", "tree"},
-    {"model", "nn"},
+    {"model", "nn", "heads"},
     {"weights", "tokenizer", "prefill", "state", "adapters", "checks", "schedules", "sharding"},
     {"verifiers", "drafters"},
     {"request", "round"},

@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         if mask is None:
             mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
         embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
-        x = _rows(embedding, tokens) * jnp.asarray(config.embedding_scale, self.dtype)
+        x = embed(config, {"embedding": embedding}, tokens)
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
             x = x + table[positions[:, -time:]]
@@ -185,6 +185,12 @@ class Transformer(nn.Module):
         logits = project(x, head).astype(jnp.float32)
         keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
         return logits, Entries(keys, values), tuple(captured[layer] for layer in capture)
+
+
+def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
+    """The embeddings of tokens, scaled as the family does."""
+    table = params["embedding"]
+    return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
 
 
 def _rows(table: Float[Array, "n width"], tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.model import Anywhere, LanguageModel
+from jaxspec.model import Anywhere, LanguageModel, Network
 from jaxspec.sharding.placement import Placement, automatic, put
 from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
 from jaxspec.sharding.stack import ModelStack
 
 Players = TypeVar("Players")
+Placed = TypeVar("Placed", bound=Network)
 Axes = tuple[str | tuple[str, ...] | None, ...]
 
 # By the end of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
@@ -45,14 +46,15 @@ def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
     return (None,) * rank
 
 
-def shard(model: LanguageModel, mesh: Mesh, rules: Rules | None = None) -> LanguageModel:
+def shard(model: Placed, mesh: Mesh, rules: Rules | None = None) -> Placed:
     """The same model with its parameters split over `mesh`, and its caches and logits with them.
 
     Do it once, and pass the result to `generate` and to drafters. Target and draft may follow
     different rules on one mesh: `shard(draft, mesh, REPLICATED)`. Works inside `jax.jit` too.
 
     Args:
-      model: from `load`; parameters may also be `jax.ShapeDtypeStruct`, to compile ahead of time.
+      model: from `load`, or a head from `load_head`; parameters may also be
+        `jax.ShapeDtypeStruct`, to compile ahead of time.
       mesh: from `jax.make_mesh`, with axes of the names that the rules use.
       rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or your own; `None`
         is by the axes `data`, `model` and `draft` (`default_rules`).
@@ -61,9 +63,9 @@ def shard(model: LanguageModel, mesh: Mesh, rules: Rules | None = None) -> Langu
       UserWarning: an axis does not divide evenly, so it is whole on every device.
 
     Raises:
-      TypeError, ValueError: the model is no `LanguageModel`, or rules and mesh do not fit.
+      TypeError, ValueError: the model is no `LanguageModel` nor head, or rules and mesh do not fit.
     """
-    if not isinstance(model, LanguageModel):
+    if not isinstance(model, Network):
         raise TypeError(
             f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
             "shardings with jax.device_put"
@@ -73,14 +75,14 @@ def shard(model: LanguageModel, mesh: Mesh, rules: Rules | None = None) -> Langu
     return placed(dataclasses.replace(model, params=params), placement)
 
 
-def placed(model: LanguageModel, placement: Placement) -> LanguageModel:
+def placed(model: Placed, placement: Placement) -> Placed:
     """The same model, whose parameters lie there already; warns of what could not be split."""
     _warn(model, placement)
     return dataclasses.replace(model, placement=placement)
 
 
 def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
-    """Every `LanguageModel` in a pytree (a drafter, say) that has no placement yet, given one.
+    """Every model and head in a pytree (a drafter, say) that has no placement yet, given one.
 
     The models of a `ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
 
@@ -108,13 +110,13 @@ def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> P
             )
         return node
 
-    kinds = (LanguageModel, ModelStack)
+    kinds = (Network, ModelStack)
     return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, kinds))
 
 
 def check_devices(players: Any) -> None:
     """Raises `ValueError` if models in a pytree lie on the devices of different meshes."""
-    kinds = (LanguageModel, ModelStack)
+    kinds = (Network, ModelStack)
     nodes = jax.tree.leaves(players, is_leaf=lambda node: isinstance(node, kinds))
     meshes = [
         node.placement.mesh for node in nodes if isinstance(node, kinds) and not isinstance(node.placement, Anywhere)
@@ -180,15 +182,17 @@ def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> N
     return placement.sharding(x.shape, parameter_axes(tuple(key.key for key in path), len(x.shape)))
 
 
-def _warn(model: LanguageModel, placement: Placement) -> None:
+def _warn(model: Network, placement: Placement) -> None:
     config = model.module.config
-    sizes = {
-        "vocab": config.vocab_size,
-        "kv_heads": config.num_kv_heads,
-        "queries": config.queries_per_kv_head,
-        "mlp": config.mlp_width,
-        "embed": config.width,
+    # A head need not have all of these; what it has not is not split either.
+    fields = {
+        "vocab": "vocab_size",
+        "kv_heads": "num_kv_heads",
+        "queries": "queries_per_kv_head",
+        "mlp": "mlp_width",
+        "embed": "width",
     }
+    sizes = {axis: size for axis, name in fields.items() if (size := getattr(config, name, None)) is not None}
     names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "queries": "queries of a head"}
     names |= {"mlp": "inner width", "embed": "residual width"}
     for axis, size in sizes.items():

@@ -1,0 +1,1 @@
+"""Training drafters: data, losses, the loop, and one recipe a kind of drafter."""

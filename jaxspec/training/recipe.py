@@ -1,0 +1,73 @@
+"""What training needs to know of a kind of drafter."""
+
+import abc
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from jaxspec.drafters import Drafter
+from jaxspec.model import LanguageModel
+from jaxspec.training.batches import Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The target's pass over a batch, computed anew for each step and never trained through.
+
+    Attributes:
+      hidden: the states that the recipe captures, in its order.
+      last: the last layer's output, before the final norm.
+    """
+
+    hidden: tuple[Float[Array, "b t d"], ...]
+    last: Float[Array, "b t d"]
+
+
+class Recipe(abc.ABC):
+    """How one kind of drafter is trained. Frozen and static.
+
+    Attributes:
+      capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).
+    """
+
+    capture: tuple[int, ...] = ()
+
+    @abc.abstractmethod
+    def init(self, key: Array, target: LanguageModel, token_counts: np.ndarray) -> Any:
+        """Untrained parameters, float32: a pytree of arrays.
+
+        Args:
+          key: where random ones come from.
+          target: whose drafter it will be.
+          token_counts: `int64[v]`, how often each token stands in the answers of the data.
+        """
+
+    def prepare(self, params: Any, target: LanguageModel, batch: Batch, key: Array) -> Batch:
+        """The batch to learn from; on-policy data is written by the drafter here."""
+        del params, target, key
+        return batch
+
+    @abc.abstractmethod
+    def loss(
+        self, params: Any, target: LanguageModel, batch: Batch, features: Features, key: Array
+    ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]:
+        """The loss and what to report; traced, differentiated in `params`.
+
+        What is reported holds `acceptance`: the mean over answer tokens of the sum over the
+        vocabulary of min(target, draft), of the first draft of a round; and may hold more.
+        """
+
+    @abc.abstractmethod
+    def drafter(self, params: Any, target: LanguageModel, token_counts: np.ndarray) -> Drafter:
+        """What is evaluated in the real loop."""
+
+    @abc.abstractmethod
+    def save(self, params: Any, target: LanguageModel, token_counts: np.ndarray, path: str | os.PathLike[str]) -> None:
+        """Writes the drafter's folder, in bfloat16, as `jaxspec.load_head` reads it."""
