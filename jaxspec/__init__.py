@@ -5,6 +5,7 @@ from jaxspec.adapters import from_nnx as from_nnx
 from jaxspec.decoder import SpeculativeDecoder as SpeculativeDecoder
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import DynamicTreeDrafter as DynamicTreeDrafter
+from jaxspec.drafters import EagleDrafter as EagleDrafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import MostLikely as MostLikely
 from jaxspec.drafters import NGramDrafter as NGramDrafter
@@ -59,4 +60,5 @@ from jaxspec.verifiers import Typical as Typical
 from jaxspec.verifiers import Verifier as Verifier
 from jaxspec.weights import list_models as list_models
 from jaxspec.weights import load as load
+from jaxspec.weights import load_head as load_head
 from jaxspec.weights import save as save

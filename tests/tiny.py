@@ -29,10 +29,10 @@ def config(*, vocab=VOCAB, layers=1, **options) -> TransformerConfig:
 def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
     """A random decoder; `sharpness` scales its weights, so that its laws are far from uniform."""
     module = Transformer(config(**options))
-    return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.02 * sharpness))
+    return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.02 * sharpness))
 
 
-def _random(shapes, seed: int, scale: float):
+def random_params(shapes, seed: int, scale: float):
     rng = np.random.default_rng(seed)
     leaf = lambda x: jnp.asarray(rng.normal(size=x.shape) * (scale if x.ndim > 1 else 0.1), x.dtype)
     return jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
@@ -42,7 +42,7 @@ def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, **options) -> jaxsp
     """A random decoder whose heads and inner width divide over eight devices."""
     options = {"ropes": (Rope(1e4),), "windows": (None,), "tied_head": True} | options
     module = Transformer(TransformerConfig(vocab, 1, width, 2 * heads, heads, 8, 64, 512, **options))
-    return jaxspec.LanguageModel(module, _random(abstract_params(module), seed, 0.2))
+    return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.2))
 
 
 @jax.tree_util.register_dataclass

@@ -8,7 +8,7 @@ import beartype
 BOUNDARY_MODULES = ("jaxspec.checks", "jaxspec.cli", "jaxspec.decoder", "jaxspec.request", "jaxspec.weights.load")
 BOUNDARY_FUNCTIONS = ("generate", "init", "stream", "as_threefry", "row_keys", "from_function")
 BOUNDARY_FUNCTIONS += ("shard", "shard_players", "default_rules", "_check_kind", "Placement.on")
-BOUNDARY_FUNCTIONS += ("Rules.check", "Rules.within", "Rules.tensor_parallel")
+BOUNDARY_FUNCTIONS += ("load_head", "Rules.check", "Rules.within", "Rules.tensor_parallel")
 
 
 def functions(function, **options):

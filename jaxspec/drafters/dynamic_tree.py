@@ -15,18 +15,19 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec import checks
 from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.draft import Draft
 from jaxspec.drafters.frontier import (
     Drafted,
     Level,
     by_row,
-    check_draft_model,
-    feed_window,
     grow,
     likeliest,
+    of_rows,
 )
+from jaxspec.drafters.kinds import as_draft
 from jaxspec.model import Model
-from jaxspec.prefill import prefill
 from jaxspec.sampling import Policy, Sampling
 from jaxspec.state import Context, Proposal
 from jaxspec.tree import positive
@@ -55,7 +56,7 @@ class DynamicTreeDrafter(Drafter):
     certain, so any verifier of trees keeps the target's law. `depth` passes over `top_k` tokens.
 
     Attributes:
-      model: any `Model` that takes trees, which one without a cache does not.
+      model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
       top_k: how many nodes of a level are fed, and how many children each gets.
       depth: the most drafts along one path.
       nodes: how many are submitted to verification.
@@ -96,16 +97,26 @@ class DynamicTreeDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
-        check_draft_model(self, target)
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
+        self._draft.check(type(self).__name__, target)
         if self.top_k > target.vocab_size:
             raise ValueError(f"top_k is {self.top_k}, the vocabulary has {target.vocab_size} tokens; pass fewer")
 
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the draft reads of the target."""
+        return self._draft.capture
+
+    @property
+    def _draft(self) -> Draft:
+        return as_draft(self.model, self.k)
+
     def init(self, context, prefilled, slots):
-        cache = self.model.init_cache(context.tokens.shape[0], slots)
-        return prefill(self.model, context.tokens, context.length, cache).cache
+        return self._draft.init(context, prefilled, slots)
 
     def propose(self, draws: Draws, state, context: Context):
-        window = feed_window(self.model, state, context)
+        window, kept = self._draft.first(state, context)
         scores, tokens = self._children(window.logits[:, None])
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
         if self.depth > 1:
@@ -117,12 +128,14 @@ class DynamicTreeDrafter(Drafter):
                 next_tokens = jnp.take_along_axis(flat, picked, axis=1)
                 return Level(next_tokens, picked // self.top_k, best, Candidates(flat, paths, picked))
 
-            below, pending = grow(self.model, window, found.tokens, self.depth - 1, found.scores, extend)
+            below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, found.scores, extend)
             found = join(found, below)
-        return submit(found, self.top_k, self.nodes, self.depth, window.cache, pending)
+        proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, kept, pending)
+        return of_rows(proposal, self._draft.ready(context)), drafted
 
     def observe(self, state: Drafted, context, verdict, hidden):
-        return state.keep(verdict)
+        cache = state.keep(self._draft.cache(state.kept), verdict)
+        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 
     def _children(self, logits: Float[Array, "b w v"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
@@ -170,7 +183,7 @@ def rerank(
     return chosen, jnp.where(above < 0, -1, jnp.argmax(same, axis=2).astype(jnp.int32))
 
 
-def submit(found: Candidates, top_k: int, nodes: int, depth: int, cache, pending) -> tuple[Proposal, Drafted]:
+def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending) -> tuple[Proposal, Drafted]:
     """The proposal of the best candidates, and where their entries are."""
     roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
     parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
@@ -179,4 +192,4 @@ def submit(found: Candidates, top_k: int, nodes: int, depth: int, cache, pending
     numbers = jnp.arange(found.fed.shape[1], dtype=jnp.int32)[None, None]
     slots = jnp.max(jnp.where(chosen[:, :, None] == found.fed[:, None], numbers, -1), axis=2, initial=-1)
     proposal = Proposal(at(found.tokens), at(found.scores) > -jnp.inf, None, parents, depth)
-    return proposal, Drafted(cache, pending, slots, parents)
+    return proposal, Drafted(kept, pending, slots, parents)

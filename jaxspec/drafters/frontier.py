@@ -18,24 +18,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec import checks
 from jaxspec.cache import Cache
-from jaxspec.model import Model
-from jaxspec.state import Context, Verdict
-from jaxspec.verifiers.base import leading, pick
+from jaxspec.drafters.draft import Draft, Window
+from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.verifiers.base import leading
 
 # Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
 _PARTS = 256
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The pass over the last two committed tokens: the law after the text, and the cache of it."""
-
-    logits: Float[Array, "b v"]
-    cache: Cache
-    entries: Any
 
 
 @jax.tree_util.register_dataclass
@@ -62,24 +51,24 @@ class Drafted:
     """A tree drafter's state between `propose` and `observe`.
 
     Attributes:
-      cache: it holds the text.
+      kept: the draft's own; its cache holds the text.
       pending: the entries of the fed nodes; `None` where none were fed.
       slots: which of them each node's is; -1 for a node that was not fed, which is a leaf.
       parents: the tree.
     """
 
-    cache: Cache
+    kept: Any
     pending: Any
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
 
-    def keep(self, verdict: Verdict) -> Cache:
-        """The cache of the text and the accepted path, as far as it was fed.
+    def keep(self, cache: Cache, verdict: Verdict) -> Cache:
+        """`cache`, of the text, with the accepted path, as far as it was fed.
 
         All but a leaf at its end was, so the cache lags the new text by at most two tokens.
         """
         if self.pending is None:
-            return self.cache
+            return cache
         at = lambda values, nodes: jnp.take_along_axis(values, jnp.maximum(nodes, 0), axis=1)  # noqa: E731
         # The last node's own ancestors, and not the verdict's path: of drafts that are the same
         # tokens, the path may hold one that was not fed.
@@ -91,35 +80,12 @@ class Drafted:
         slots = at(self.slots, path)
         kept = leading((slots >= 0) & (steps < verdict.accepted[:, None]))
         entries = self.pending.keep_path(jnp.maximum(slots, 0))
-        return self.cache.append(entries).truncate(self.cache.length + kept)
-
-
-def check_draft_model(drafter: Any, target: Model) -> None:
-    """Raises unless `drafter.model` can draft for `target`, and its own sampling is one for all rows."""
-    if isinstance(drafter.model, type) or not isinstance(drafter.model, Model):
-        name, got = type(drafter).__name__, type(drafter.model).__name__
-        raise TypeError(f"{name} needs a Model, got {got}; jaxspec.load makes one")
-    if drafter.sampling is not None:
-        checks.draft_policy(drafter.sampling)
-    checks.same_vocabulary(draft=drafter.model.vocab_size, target=target.vocab_size)
-
-
-def feed_window(model: Model, cache: Cache, context: Context) -> Window:
-    """Feeds the last two committed tokens of each row, and rolls the cache to the text's length.
-
-    The cache may hold anything beyond all but the last two tokens. A one-token text has no token
-    before the last: the window then starts at the last, and what follows it is forgotten.
-    """
-    start = jnp.maximum(context.length - 2, 0)
-    window = start[:, None] + jnp.arange(2, dtype=jnp.int32)[None]
-    cache = cache.truncate(start)
-    output = model(jnp.take_along_axis(context.tokens, window, axis=1), cache)
-    logits = pick(output.logits, context.length - 1 - start)
-    return Window(logits, cache.append(output.entries).truncate(context.length), output.entries)
+        return cache.append(entries).truncate(cache.length + kept)
 
 
 def grow(
-    model: Model,
+    draft: Draft,
+    context: Context,
     window: Window,
     first: Int[Array, "b w"],
     levels: int,
@@ -129,7 +95,8 @@ def grow(
     """Feeds `levels` levels of `w` nodes each, one after the other.
 
     Args:
-      model: the draft model; traced once here, however many levels there are.
+      draft: traced once here, however many levels there are.
+      context: what it drafts for.
       window: the pass over the end of the text.
       first: the first level's fed nodes, which follow the text.
       levels: how many passes, at least 1.
@@ -148,10 +115,12 @@ def grow(
     places = length + jnp.arange(room, dtype=jnp.int32)[None] // width
 
     def feed(state, level):
-        tokens, above, pending, carry = state
+        tokens, hidden, above, pending, carry = state
         positions = jnp.broadcast_to(length + level, (batch, width))
-        output = model(
+        output = draft.next(
+            context,
             tokens,
+            hidden,
             window.cache,
             mask=jnp.concatenate([above, own], axis=-1),
             positions=jnp.concatenate([places, positions], axis=-1),
@@ -161,14 +130,21 @@ def grow(
         numbers = jnp.arange(room, dtype=jnp.int32)[None, None]
         parent = level * width + after.parents
         above = jnp.take_along_axis(above, after.parents[..., None], axis=1) | (numbers == parent[..., None])
-        state = (after.tokens, above, pending.put(output.entries, level * width), after.carry)
+        hidden = jax.tree.map(lambda x: jnp.take_along_axis(x, after.parents[..., None], axis=1), output.hidden)
+        state = (after.tokens, hidden, above, pending.put(output.entries, level * width), after.carry)
         return state, after.found
 
     above: Bool[Array, "b w room"] = jnp.zeros((batch, width, room), jnp.bool_)
     # What is in the buffer at first is not seen: nodes are parents once their own entries are put.
-    state = (first, above, window.entries.pad(room), carry)
+    hidden = jax.tree.map(lambda x: jnp.repeat(x[:, None], width, axis=1), window.hidden)
+    state = (first, hidden, above, window.entries.pad(room), carry)
     state, found = jax.lax.scan(feed, state, jnp.arange(levels, dtype=jnp.int32))
-    return found, state[2]
+    return found, state[3]
+
+
+def of_rows(proposal: Proposal, ready: Bool[Array, "b"]) -> Proposal:
+    """The same proposal, of nothing in the rows that are not ready."""
+    return dataclasses.replace(proposal, valid=proposal.valid & ready[:, None])
 
 
 def by_row(found: Array) -> Array:

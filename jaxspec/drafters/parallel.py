@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.frontier import check_draft_model
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.union import UnionDrafter, UnionState, chain_parents
 from jaxspec.model import Anywhere, LanguageModel, Model, placement_of
@@ -89,7 +88,7 @@ class ParallelDrafter(Drafter):
         return self.models.first.context_length
 
     def check(self, target: Model) -> None:
-        check_draft_model(self._drafter(self.models.first), target)
+        self._drafter(self.models.first).check(target)
 
     def init(self, context, prefilled, slots):
         if not self.models.axes:

@@ -10,11 +10,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec import checks
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
-from jaxspec.drafters.frontier import Drafted, Level, by_row, check_draft_model, feed_window, grow
+from jaxspec.drafters.draft import Draft
+from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
+from jaxspec.drafters.kinds import as_draft
 from jaxspec.model import Model
-from jaxspec.prefill import prefill
 from jaxspec.sampling import Policy
 from jaxspec.state import Context, Proposal
 from jaxspec.tree import Tree
@@ -31,7 +33,7 @@ class TreeDrafter(Drafter):
     SpecInfer, Miao et al. 2305.09781, section 3.
 
     Attributes:
-      model: any `Model` that takes trees, which one without a cache does not.
+      model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
       topology: the tree's shape: `Tree.of_size(16)`, `Tree.balanced((3, 2, 2))`, or
         `Tree.chains(num_drafts, k)` for several drafts side by side.
       draw: how children are chosen: `MostLikely()`, `WithoutReplacement()` or
@@ -79,7 +81,9 @@ class TreeDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
-        check_draft_model(self, target)
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
+        self._draft.check(type(self).__name__, target)
         if self.sampling is not None and self.draw.deterministic:
             raise ValueError(
                 f"{type(self.draw).__name__}() draws nothing, so sampling would be ignored; leave it None, or pass "
@@ -89,15 +93,23 @@ class TreeDrafter(Drafter):
         if most > target.vocab_size:
             raise ValueError(f"a node has {most} children, the vocabulary {target.vocab_size} tokens; pass fewer")
 
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the draft reads of the target."""
+        return self._draft.capture
+
+    @property
+    def _draft(self) -> Draft:
+        return as_draft(self.model, self.k)
+
     def init(self, context, prefilled, slots):
-        cache = self.model.init_cache(context.tokens.shape[0], slots)
-        return prefill(self.model, context.tokens, context.length, cache).cache
+        return self._draft.init(context, prefilled, slots)
 
     def propose(self, draws: Draws, state, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
-        window = feed_window(self.model, state, context)
+        window, kept = self._draft.first(state, context)
         found, pending = _choose(draw, policy, draws, jnp.int32(0), window.logits[:, None], plan.first), None
 
         if plan.levels:
@@ -108,14 +120,17 @@ class TreeDrafter(Drafter):
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
                 return Level(found.tokens[:, picked], parents, carry, found)
 
-            below, pending = grow(self.model, window, found.tokens[:, plan.fed_first], plan.levels, (), expand)
+            below, pending = grow(
+                self._draft, context, window, found.tokens[:, plan.fed_first], plan.levels, (), expand
+            )
             found = found.followed_by(below)
         slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
-        proposal = _proposal(self.topology, draw, found)
-        return proposal, Drafted(window.cache, pending, slots, proposal.parents)
+        proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
+        return proposal, Drafted(kept, pending, slots, proposal.parents)
 
     def observe(self, state: Drafted, context, verdict, hidden):
-        return state.keep(verdict)
+        cache = state.keep(self._draft.cache(state.kept), verdict)
+        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 
 
 @jax.tree_util.register_dataclass

@@ -162,11 +162,8 @@ class Transformer(nn.Module):
         capture: tuple[int, ...] = (),
         pending: Entries | None = None,
     ) -> tuple[Float[Array, "b t v"], Entries, tuple[Float[Array, "b t d"], ...]]:
-        config, (batch, time) = self.config, tokens.shape
-        if positions is None:
-            positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
-        if mask is None:
-            mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
+        config, time = self.config, tokens.shape[1]
+        mask, positions = of_chain(mask, positions, cache, tokens.shape)
         embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
         x = embed(config, {"embedding": embedding}, tokens)
         if config.learned_positions:
@@ -183,8 +180,7 @@ class Transformer(nn.Module):
         if not config.tied_head:
             head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
         logits = project(x, head).astype(jnp.float32)
-        keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
-        return logits, Entries(keys, values), tuple(captured[layer] for layer in capture)
+        return logits, entries_of(entries, x), tuple(captured[layer] for layer in capture)
 
 
 def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
@@ -202,6 +198,24 @@ def _rows(table: Float[Array, "n width"], tokens: Int[Array, "b t"]) -> Float[Ar
     if tokens.size > 1:
         return table[tokens]
     return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
+
+
+def of_chain(
+    mask: Bool[Array, "b t u"] | None, positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]
+) -> tuple[Bool[Array, "b t u"], Int[Array, "b u"]]:
+    """Who sees whom, and where each token stands, of `[b, t]` tokens that follow the cached ones unless told."""
+    batch, time = shape
+    if positions is None:
+        positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+    if mask is None:
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
+    return mask, positions
+
+
+def entries_of(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> Entries:
+    """Each layer's keys and values as a cache takes them; `x` is the last layer's output."""
+    keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
+    return Entries(keys, values)
 
 
 def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> Float[Array, "l b g t d"]:

@@ -1,6 +1,7 @@
 """Where parameters come from: the zoo, the model hub, safetensors, GGUF, llama2.c and orbax."""
 
 from jaxspec.weights.families import transformer_config as transformer_config
+from jaxspec.weights.heads import load_head as load_head
 from jaxspec.weights.load import load as load
 from jaxspec.weights.saved import save as save
 from jaxspec.weights.zoo import ZooEntry as ZooEntry

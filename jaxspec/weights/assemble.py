@@ -42,16 +42,32 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
     tensors = {name: tensor for name, tensor in tensors.items() if not _DERIVED.search(name)}
     if config.tied_head:
         tensors.pop("lm_head.weight", None)
-    _check(wanted, tensors, checkpoint.source)
+    params = build_params(wanted, tensors, checkpoint.source, dtype, placement)
+    model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
+    return model if placement is None else placed(model, placement)
+
+
+def build_params(
+    wanted: list[Recipe],
+    tensors: Mapping[str, LazyTensor],
+    source: str,
+    dtype: jnp.dtype,
+    placement: Placement | None = None,
+) -> dict[str, Any]:
+    """The tree of parameters that is made of a checkpoint's tensors, all of which must be wanted.
+
+    Raises:
+      ValueError: as `assemble` does; `source` is named.
+    """
+    _check(wanted, tensors, source)
     params: dict[str, Any] = {}
     for recipe in wanted:
         node = params
         for key in recipe.path[:-1]:
             node = node.setdefault(key, {})
-        values = _read(recipe, tensors, checkpoint.source)
+        values = _read(recipe, tensors, source)
         node[recipe.path[-1]] = _put(recipe, values, jnp.float32 if recipe.is_norm else dtype, placement)
-    model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
-    return model if placement is None else placed(model, placement)
+    return params
 
 
 def _put(recipe: Recipe, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:

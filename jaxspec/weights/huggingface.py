@@ -44,17 +44,27 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
     Raises:
       ValueError: a file is missing, truncated or corrupted.
     """
-    config = _read_json(folder / "config.json")
-    tensors: dict[str, LazyTensor] = {}
-    for path in _safetensors_files(folder):
-        tensors |= _read_safetensors(path)
+    config = read_json(folder / "config.json")
+    tensors = read_tensors(folder)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return Checkpoint(str(folder), config, tensors, Tokenizer.from_folder(folder) if has_tokenizer else None)
 
 
+def read_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """The tensors of a folder's safetensors by name, not yet read.
+
+    Raises:
+      ValueError: a file is missing, truncated or corrupted.
+    """
+    tensors: dict[str, LazyTensor] = {}
+    for path in _safetensors_files(folder):
+        tensors |= _read_safetensors(path)
+    return tensors
+
+
 def _safetensors_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        index = _read_json(folder / _INDEX)
+        index = read_json(folder / _INDEX)
         names = sorted(set(index.get("weight_map", {}).values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent or not names:
@@ -70,7 +80,12 @@ def _safetensors_files(folder: Path) -> list[Path]:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      ValueError: there is none, or the file cannot be read.
+    """
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -20,7 +20,8 @@ from jaxspec.weights.llama2c import read_llama2c_checkpoint
 from jaxspec.weights.saved import MANIFEST, read_saved
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+# What a repository on the model hub is called.
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _FILES = {".gguf": read_gguf_checkpoint, ".bin": read_llama2c_checkpoint}
 
 
@@ -47,7 +48,7 @@ def load(
       FileNotFoundError: the path does not exist.
       OSError: a download failed; the message says what to do.
     """
-    dtype, placement = _dtype(dtype), _placement(mesh, rules)
+    dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
     path = _locate(name_or_path)
     if not path.is_dir():
         return assemble(_FILES[path.suffix](path), dtype, placement)
@@ -73,7 +74,7 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return _checked(path)
-    if isinstance(name_or_path, str) and _HUB_ID.match(name) and path.suffix not in _FILES:
+    if isinstance(name_or_path, str) and HUB_ID.match(name) and path.suffix not in _FILES:
         return download_from_hub(name)
     if isinstance(name_or_path, os.PathLike) or path.suffix in _FILES or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no file or folder {name!r}")
@@ -94,7 +95,8 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _dtype(dtype: Any) -> jnp.dtype:
+def parse_dtype(dtype: Any) -> jnp.dtype:
+    """The dtype of that name; `None` is what suits the platform."""
     if dtype is None:
         return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     try:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,19 @@ class Recipe:
     build: Callable[..., np.ndarray]
     is_norm: bool = False
 
+    def take_apart(self, params: Any) -> dict[str, np.ndarray]:
+        """The tensors that the parameter at `path` is made of; of recipes that put rows one behind the other."""
+        for key in self.path:
+            params = params[key]
+        x = np.asarray(params)
+        if len(self.sources) == 1:
+            ((name, shape),) = self.sources
+            return {name: x.reshape(shape)}
+        # Several parts stand side by side along the axis that counts them.
+        axis = 0 if x.shape[0] == len(self.sources) and self.path[-2] != "key_value" else 1
+        parts = np.split(x, len(self.sources), axis=axis)
+        return {name: part.reshape(shape) for (name, shape), part in zip(self.sources, parts, strict=True)}
+
 
 def recipes(config: TransformerConfig, model_type: str) -> Iterator[Recipe]:
     """Every parameter of a decoder of this family."""
@@ -53,19 +67,43 @@ def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[Recipe]:
         path, name = f"layer_{layer}", f"layers.{layer}"
         for ours, theirs in (_GEMMA3_NORMS if is_gemma else _LLAMA_NORMS).items():
             yield norm((path, ours, "scale"), f"{name}.{theirs}.weight", config.width)
-        yield from _llama_attention(config, path, f"{name}.self_attn", norm)
+        yield from _llama_attention(config, (path, "attention"), f"{name}.self_attn", norm, config.width)
         yield from _gated_mlp(config, (path, "mlp"), f"{name}.mlp")
     yield norm(("final_norm", "scale"), "norm.weight", config.width)
     if not config.tied_head:
         yield _plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-def _llama_attention(config: TransformerConfig, layer: str, name: str, norm) -> Iterator[Recipe]:
-    path = (layer, "attention")
+def eagle_recipes(config: TransformerConfig, features: int) -> Iterator[Recipe]:
+    """Every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
+    norm = functools.partial(_norm, build=_same)
+    yield _plain(("fuse", "kernel"), "fc.weight", (config.width, features))
+    names = {"token_norm": "input_layernorm", "state_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
+    for ours, theirs in names.items():
+        yield norm((ours, "scale"), f"midlayer.{theirs}.weight", config.width)
+    yield from _llama_attention(config, ("attention",), "midlayer.self_attn", norm, 2 * config.width)
+    yield from _gated_mlp(config, ("mlp",), "midlayer.mlp")
+    yield norm(("final_norm", "scale"), "norm.weight", config.width)
+    yield _plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
+
+
+def first_eagle_recipes(config: TransformerConfig, *, bias: bool) -> Iterator[Recipe]:
+    """Every parameter of an EAGLE-1 layer; its output head is the target's."""
+    norm = functools.partial(_norm, build=_same)
+    yield _plain(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))
+    if bias:
+        yield _plain(("mix", "bias"), "fc.bias", (config.width,))
+    yield from _llama_attention(config, ("attention",), "layers.0.self_attn", norm, config.width)
+    yield norm(("mlp_norm", "scale"), "layers.0.post_attention_layernorm.weight", config.width)
+    yield from _gated_mlp(config, ("mlp",), "layers.0.mlp")
+
+
+def _llama_attention(config: TransformerConfig, path: tuple[str, ...], name: str, norm, width: int) -> Iterator[Recipe]:
+    """`width` is that of what queries, keys and values are made of."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = functools.partial(_by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
     for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
-        weights = tuple((f"{name}.{part}_proj.weight", (count, config.width)) for part, count in rows.items())
+        weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
         yield Recipe((*path, ours, "kernel"), weights, by_head)
         if config.qkv_bias:
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())

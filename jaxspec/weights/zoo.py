@@ -109,6 +109,21 @@ def unknown_name(name: str) -> str:
     )
 
 
+def find_drafter(name: str) -> Path | None:
+    """The folder of a drafter that ships with a model of the zoo, `model/drafter`, or `None`."""
+    return _drafters().get(name)
+
+
+def drafter_names() -> list[str]:
+    """Every drafter that ships with a model of the zoo."""
+    return sorted(_drafters())
+
+
+def unknown_drafter(name: str) -> str:
+    """What to tell a user who asked for a drafter that does not exist."""
+    return f"unknown drafter {name!r}; known ones: {', '.join(drafter_names()) or 'none'}. Also accepted: a folder"
+
+
 def cache_folder() -> Path:
     """Where downloads are kept: `$JAXSPEC_CACHE`, or the user's cache folder."""
     root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
@@ -119,6 +134,12 @@ def cache_folder() -> Path:
 def _entries() -> dict[str, ZooEntry]:
     entries = (_entry(path) for path in sorted(_root().glob("*/manifest.json")))
     return {entry.name: entry for entry in entries}
+
+
+@functools.cache
+def _drafters() -> dict[str, Path]:
+    folders = (path.parent for path in sorted(_root().glob("*/*/config.json")))
+    return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
 
 
 def _root() -> Path:

@@ -93,7 +93,7 @@ def test_the_cache_holds_the_text_whatever_was_accepted(draft):
         state, info = jaxspec.jit_step()(TARGET, drafter, jaxspec.TokenVerifier(), state)
         for row in range(2):
             held = int(before.length[row]) + min(int(info.accepted[row]), 2)
-            np.testing.assert_array_equal(state.drafter_state.cache.tokens[row, :held], state.tokens[row, :held])
+            np.testing.assert_array_equal(state.drafter_state.kept.tokens[row, :held], state.tokens[row, :held])
             assert held >= int(state.length[row]) - 2
             # The target's cache: all but the last committed token, each at its own position.
             fed = int(state.length[row]) - 1

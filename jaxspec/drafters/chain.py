@@ -1,0 +1,166 @@
+"""Drafting a chain: one token after the other, as many as a schedule lets each row."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters.draft import Draft, Hidden
+from jaxspec.prefill import Prefilled
+from jaxspec.sampling import Policy
+from jaxspec.schedules.base import Schedule
+from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.verifiers.base import Draws
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ChainState:
+    """What is kept of a chain between rounds.
+
+    Attributes:
+      kept: the draft's own; its cache may lag the text, however far the text has come since.
+      schedule: the schedule's own state.
+      submitted: how many drafts each row submitted in the last round.
+    """
+
+    kept: Any
+    schedule: Any
+    submitted: Int[Array, "b"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Draws up to `k` tokens one after the other: the working part of several drafters.
+
+    Attributes:
+      draft: what they are drawn from.
+      k: the most of them.
+      sampling: the policy they are drawn with, one for all rows; `None` is the target's own.
+      schedule: how many of the `k` are drafted.
+    """
+
+    draft: Draft
+    k: int = dataclasses.field(metadata={"static": True})
+    sampling: Policy | None
+    schedule: Schedule
+
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> ChainState:
+        """As of `Drafter`."""
+        batch = context.tokens.shape[0]
+        kept = self.draft.init(context, prefilled, slots)
+        return ChainState(kept, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+
+    def propose(self, draws: Draws, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
+        """As of `Drafter`."""
+        policy = context.sampling if self.sampling is None else self.sampling
+        silent = context.done | ~self.draft.ready(context)
+        limit = jnp.where(silent, 0, self.schedule.limit(state.schedule))
+        hidden = self.draft.blank(limit.shape[0])
+        vocab_size = None if policy.greedy else self.draft.vocab_size
+        drafts = _Drafts.none(limit, self.k, vocab_size, hidden, state.kept)
+        if self.k > 0:
+            drafts = self._draft(drafts, policy, limit, draws, state.schedule, context)
+        submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
+        proposal = Proposal(drafts.tokens, drafts.valid, drafts.laws)
+        return proposal, ChainState(drafts.kept, state.schedule, submitted)
+
+    def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
+        """As of `Drafter`."""
+        # The cache holds the text and the drafts that were fed; those of them that were kept are
+        # the text's now.
+        cache = self.draft.cache(state.kept)
+        held = jnp.minimum(cache.length, context.length + verdict.accepted)
+        kept = self.draft.put(state.kept, cache.truncate(held))
+        kept = self.draft.observe(kept, context, verdict, hidden)
+        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
+        return ChainState(kept, schedule, state.submitted)
+
+    def _draft(self, drafts: "_Drafts", policy: Policy, limit, draws: Draws, schedule_state, context: Context):
+        """Drafts until no row goes on. Where none begins, the draft does not run.
+
+        Loops that may run zero times stand where conditions would: those copy the cache.
+        """
+        draft = self.draft
+
+        def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
+            law, confidence = _laws(policy, logits)
+            submitted = drafts.going & self.schedule.submits(schedule_state, confidence)
+            token = _draw(law, logits, draws, drafts.count)
+            log_prob = jnp.take_along_axis(confidence, token[:, None], axis=1)[:, 0]
+            going = submitted & (drafts.count + 1 < limit) & self.schedule.goes_on(schedule_state, log_prob)
+            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            token = jnp.where(submitted, token, 0)
+            return drafts.add(token, submitted, law, going, hidden, kept)
+
+        def first(_, drafts: _Drafts) -> _Drafts:
+            window, kept = draft.first(drafts.kept, context)
+            return add(drafts, window.logits, window.hidden, kept)
+
+        def another(drafts: _Drafts) -> _Drafts:
+            token = jax.lax.dynamic_slice_in_dim(drafts.tokens, drafts.count - 1, 1, axis=1)
+            before = jax.tree.map(lambda x: x[:, None], drafts.hidden)
+            cache = draft.cache(drafts.kept)
+            output = draft.next(context, token, before, cache)
+            after = jax.tree.map(lambda x: x[:, 0], output.hidden)
+            return add(drafts, output.logits[:, 0], after, draft.put(drafts.kept, cache.append(output.entries)))
+
+        begins = jnp.any(drafts.going)
+        drafts = dataclasses.replace(drafts, kept=draft.catch_up(drafts.kept, context, begins))
+        with jax.named_scope("first_draft"):
+            drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
+        with jax.named_scope("further_drafts"):
+            return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Drafts:
+    """The drafts of a round so far: `count` of them, and which rows go on."""
+
+    count: Int[Array, ""]
+    tokens: Int[Array, "b k"]
+    valid: Bool[Array, "b k"]
+    laws: Float[Array, "b k v"] | None
+    going: Bool[Array, "b"]
+    hidden: Hidden
+    kept: Any
+
+    @classmethod
+    def none(cls, limit: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, kept: Any) -> "_Drafts":
+        shape = (limit.shape[0], k)
+        # Any law will do for drafts that are never drawn, and this one is a law.
+        laws = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
+        tokens = jnp.zeros(shape, jnp.int32)
+        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), laws, limit > 0, hidden, kept)
+
+    def add(self, token, submitted, law, going, hidden: Hidden, kept: Any) -> "_Drafts":
+        put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new[:, None], self.count, axis=1)  # noqa: E731
+        laws = None if self.laws is None else put(self.laws, law)
+        tokens, valid = put(self.tokens, token), put(self.valid, submitted)
+        return _Drafts(self.count + 1, tokens, valid, laws, going, hidden, kept)
+
+
+def _laws(policy: Policy, logits: Float[Array, "b v"]) -> tuple[Float[Array, "b v"] | None, Float[Array, "b v"]]:
+    """The law that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+
+    A one-hot law says nothing of how sure the model is: a schedule then sees the model's own.
+    """
+    own = jax.nn.log_softmax(logits.astype(jnp.float32))
+    if policy.greedy:
+        return None, own
+    law = policy.log_probs(logits[:, None])[:, 0]
+    certain = jnp.max(law, axis=-1, keepdims=True) == 0
+    return law, jnp.where(certain, own, law)
+
+
+def _draw(law: Float[Array, "b v"] | None, logits: Float[Array, "b v"], draws: Draws, offset) -> Int[Array, "b"]:
+    if law is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    noise = draws.draft_noise(offset, law.shape[-1])
+    return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)

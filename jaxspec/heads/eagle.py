@@ -1,0 +1,94 @@
+"""`EagleHead`: EAGLE's trained layer, ready to draft from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.cache import Entries, KVCache
+from jaxspec.heads.vocabulary import expand
+from jaxspec.model import Anywhere, Network
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EagleHead(Network):
+    """One decoder layer over the target's states and embeddings (EAGLE, 2401.15077; EAGLE-3, 2503.01840).
+
+    Attributes:
+      module: a `jaxspec.nn.eagle` layer.
+      params: its parameters.
+      ids: the draft vocabulary, rising ids of the target's; `None` is all of it.
+      embedding: `[v, d]`, its own; `None` is the target's.
+      vocab_size: the target's.
+      capture: the target's hidden states that it reads: `i` enters layer `i`.
+      normalised: whether the target's final norm comes before the head reads a state, as in EAGLE-1.
+      placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
+    """
+
+    module: Any = dataclasses.field(metadata={"static": True})
+    params: Any
+    ids: Int[Array, "n"] | None
+    embedding: Float[Array, "v d"] | None
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+    capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    normalised: bool = dataclasses.field(default=False, metadata={"static": True})
+    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it can draft for."""
+        return self.module.config.context_length
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of weights and activations."""
+        return jnp.dtype(self.module.dtype)
+
+    def init_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache of its one layer."""
+        config = self.module.config
+        empty = KVCache.empty(
+            layers=1,
+            batch=batch,
+            heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+        )
+        return self.placement.cache(empty)
+
+    def features(self, target: Any, hidden: tuple[Float[Array, "b t d"], ...]) -> Float[Array, "b t f"]:
+        """The captured states side by side, as they are kept until the layer reads them."""
+        if self.normalised:
+            hidden = tuple(target.normalise(x) for x in hidden)
+        return jnp.concatenate(hidden, axis=-1).astype(self.dtype)
+
+    def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
+        """The states as the layer takes them."""
+        return self._apply(features, method="fuse")
+
+    def embed(self, target: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Embeddings as the layer takes them."""
+        if self.embedding is not None:
+            return self.embedding[tokens]
+        return target.embed(tokens).astype(self.dtype)
+
+    def __call__(
+        self, embedded: Float[Array, "b t d"], states: Float[Array, "b t d"], cache: KVCache, **tree: Any
+    ) -> tuple[Float[Array, "b t d"], Entries]:
+        """One pass; `tree` are the options of `Model.__call__`. Row `i` reads token `i + 1` and state `i`."""
+        return self._apply(embedded, states, cache, **tree)
+
+    def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+        """Of the token that follows those that made `states`, over the target's vocabulary."""
+        logits = self._apply(states, method="logits")
+        if self.ids is not None:
+            logits = expand(logits, self.ids, self.vocab_size)
+        return self.placement.logits(logits)
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        return self.module.apply({"params": self.params}, *args, **options)

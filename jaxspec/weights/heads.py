@@ -1,0 +1,78 @@
+"""`load_head`: the trained part of a drafter that reads a target's hidden states."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxspec.model import LanguageModel, Network
+from jaxspec.sharding import Rules, shard
+from jaxspec.weights import zoo
+from jaxspec.weights.eagle import is_eagle, read_eagle
+from jaxspec.weights.huggingface import download_from_hub, read_json, read_tensors
+from jaxspec.weights.load import HUB_ID, parse_dtype
+
+# What tells a kind by its configuration and its tensors' names, and what reads it.
+_KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
+    (lambda config, tensors: is_eagle(tensors), read_eagle),
+)
+
+
+def load_head(
+    name_or_path: str | os.PathLike[str],
+    target: LanguageModel,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Network:
+    """Loads a head over a target's hidden states, to draft from.
+
+    Args:
+      name_or_path: one of, tried in this order,
+        * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
+        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3;
+        * a repository on the model hub, `organisation/name`.
+      target: the model that it was trained for; it lends what the folder has not.
+      dtype: of weights and activations; `None` is the target's.
+      mesh: splits the head over devices; `None` is as `target` lies, whole on each of its devices.
+      rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
+
+    Raises:
+      TypeError: `target` is no `LanguageModel`.
+      ValueError: the folder is of no known kind, damaged, or for another target.
+      FileNotFoundError: the path does not exist.
+      OSError: a download failed.
+    """
+    if not isinstance(target, LanguageModel):
+        raise TypeError(f"target must be a LanguageModel, got {type(target).__name__}; jaxspec.load makes one")
+    folder = _locate(name_or_path)
+    config, tensors = read_json(folder / "config.json"), read_tensors(folder)
+    dtype = target.dtype if dtype is None else parse_dtype(dtype)
+    for is_kind, read in _KINDS:
+        if is_kind(config, tensors):
+            head = read(folder, config, target, jnp.dtype(dtype))
+            return head if mesh is None else shard(head, mesh, rules)
+    raise ValueError(
+        f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected EAGLE's. A "
+        "draft model of its own is loaded with jaxspec.load"
+    )
+
+
+def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")
+    name = os.fspath(name_or_path)
+    if isinstance(name_or_path, str) and (folder := zoo.find_drafter(name)) is not None:
+        return folder
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if isinstance(name_or_path, str) and HUB_ID.match(name) and not path.exists():
+        if name.split("/")[0] in {entry.name for entry in zoo.list_models()}:
+            raise ValueError(zoo.unknown_drafter(name))
+        return download_from_hub(name)
+    raise FileNotFoundError(f"there is no folder {name!r}; pass a head's folder, or one of {zoo.drafter_names()}")
