@@ -1,0 +1,145 @@
+"""How far a draft's law is from the target's: what training drives down.
+
+Laws are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's sum to 1; the target's
+need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so. A token that a
+law never gives has log-probability -inf.
+
+The divergences are those of DistillSpec (Zhou et al. 2310.08461, section 3), and the likelihood of acceptance.
+"""
+
+import abc
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+# What stands for the logarithm of 0 where a divergence would be infinite, and a gradient nothing.
+_LOWEST = -30.0
+
+
+class Divergence(abc.ABC):
+    """How far a draft's law is from the target's, position by position; least where they are the same."""
+
+    @abc.abstractmethod
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+        """The divergence in nats (total variation: a probability).
+
+        Args:
+          target: log-probabilities in float32; no gradient is taken in them.
+          draft: the same of the draft.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardKL(Divergence):
+    """`sum target log(target / draft)`, over the tokens that the draft may guess: covers all of the target's mass."""
+
+    def __call__(self, target, draft):
+        return _expected(target, target, draft)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseKL(Divergence):
+    """`sum draft log(draft / target)`: keeps the draft where the target's mass is.
+
+    A token that the target never gives would be infinitely far; it counts as if given with probability e^-30.
+    """
+
+    def __call__(self, target, draft):
+        return _expected(draft, draft, jnp.maximum(target, _LOWEST))
+
+
+@dataclasses.dataclass(frozen=True)
+class JensenShannon(Divergence):
+    """`beta KL(target | mixture) + (1 - beta) KL(draft | mixture)`, of the mixture `beta target + (1 - beta) draft`.
+
+    Attributes:
+      beta: in (0, 1).
+    """
+
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if not 0 < self.beta < 1:
+            raise ValueError(f"beta must be between 0 and 1, got {self.beta}; pass 0.5, or use forward or reverse KL")
+
+    def __call__(self, target, draft):
+        beta = self.beta
+        mixture = jnp.logaddexp(*(_floored(x) + math.log(w) for x, w in ((target, beta), (draft, 1 - beta))))
+        # What the target gives to other tokens, the mixture gives to them beta times.
+        rest = jnp.maximum(1 - _sum_exp(target), 0.0) * -math.log(beta)
+        return beta * (_expected(target, target, mixture) + rest) + (1 - beta) * _expected(draft, draft, mixture)
+
+
+@dataclasses.dataclass(frozen=True)
+class TotalVariation(Divergence):
+    """`1 - sum min(target, draft)`: the probability that a draft is rejected.
+
+    Its gradient vanishes where the laws have little in common: begin with another, or mix.
+    """
+
+    def __call__(self, target, draft):
+        return 1 - acceptance(target, draft)
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodOfAcceptance(Divergence):
+    """`-log sum min(target, draft)`: of a draft's being accepted, with a gradient from a cold start on."""
+
+    def __call__(self, target, draft):
+        return -jax.nn.logsumexp(jnp.minimum(_floored(target), _floored(draft)), axis=-1)
+
+
+def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """`sum min(target, draft)`: the probability that a draft drawn from its law is accepted (2211.17192, section 3)."""
+    return _sum_exp(jnp.minimum(target, draft))
+
+
+def masked_mean(values: Float[Array, "*rows"], mask: Bool[Array, "*rows"]) -> Float[Array, ""]:
+    """The mean over the positions of a mask; 0 where it has none, whatever stands elsewhere."""
+    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1.0)
+
+
+_DIVERGENCES = {
+    "forward-kl": ForwardKL,
+    "reverse-kl": ReverseKL,
+    "jsd": JensenShannon,
+    "tvd": TotalVariation,
+    "acceptance": LikelihoodOfAcceptance,
+}
+
+
+def by_name(name: str) -> Divergence:
+    """`forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
+
+    Raises:
+      ValueError: there is no such divergence.
+    """
+    kind, _, beta = name.partition(":")
+    if kind not in _DIVERGENCES or (beta and kind != "jsd"):
+        raise ValueError(f"unknown divergence {name!r}; expected {', '.join(_DIVERGENCES)}, or jsd:BETA")
+    if not beta:
+        return _DIVERGENCES[kind]()
+    try:
+        return JensenShannon(float(beta))
+    except ValueError as error:
+        raise ValueError(f"{name!r} has no beta between 0 and 1; pass such as jsd:0.5") from error
+
+
+def _expected(law, first, second):
+    """`sum law (first - second)`, over the tokens that the law gives and both others know; no gradient is NaN."""
+    alive = (law > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
+    first, second = (jnp.where(alive, x, 0.0) for x in (first, second))
+    return jnp.sum(jnp.exp(jnp.where(alive, law, -jnp.inf)) * (first - second), axis=-1)
+
+
+def _floored(log_probs):
+    """-inf as a number so low that it adds nothing; its gradient is 0."""
+    return jnp.where(log_probs > -jnp.inf, log_probs, 4 * _LOWEST)
+
+
+def _sum_exp(log_probs):
+    return jnp.sum(jnp.exp(log_probs), axis=-1)
