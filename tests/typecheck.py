@@ -6,7 +6,7 @@ import beartype
 
 # Where a person's arguments come in: these modules check what they get and say it in words.
 BOUNDARY_MODULES = ("jaxspec.checks", "jaxspec.cli", "jaxspec.decoder", "jaxspec.request", "jaxspec.weights.load")
-BOUNDARY_FUNCTIONS = ("generate", "init", "stream", "as_threefry", "row_keys", "from_function")
+BOUNDARY_FUNCTIONS = ("generate", "train", "init", "stream", "as_threefry", "row_keys", "from_function")
 BOUNDARY_FUNCTIONS += ("shard", "shard_players", "default_rules", "_check_kind", "Placement.on")
 BOUNDARY_FUNCTIONS += ("load_head", "Rules.check", "Rules.within", "Rules.tensor_parallel")
 

@@ -1,0 +1,226 @@
+"""The loop of training: the target's pass, the recipe's loss, an update; checkpoints, and a curve.
+
+A run is a function of its recipe, target, data and options. Batches and keys follow from the seed and the number of
+the update, and a checkpoint holds everything else; so a run that died goes on from its last one, and on the same
+machine ends with the same parameters, to the bit on CPUs, as one that did not.
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec.model import LanguageModel, placement_of
+from jaxspec.sharding import Placement, Rules, shard, whole
+from jaxspec.sharding.rules import as_tuple, pieces
+from jaxspec.training.batches import Batch
+from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.curve import Curve, Window
+from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.gradients import gradients
+from jaxspec.training.identity import check_same_run, described
+from jaxspec.training.options import TrainingOptions
+from jaxspec.training.progress import Progress
+from jaxspec.training.recipe import Recipe
+from jaxspec.training.report import plot, write_report
+from jaxspec.training.state import TrainState, add, laid_out, learning_rate, update
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """An endless row of batches."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch at a place; the same one whenever it is asked for."""
+
+
+@runtime_checkable
+class Data(Protocol):
+    """What is trained on, such as a `jaxspec.training.Dataset`."""
+
+    def token_counts(self) -> np.ndarray:
+        """`int64[v]`, how often each token stands in the answers."""
+
+    def batches(self, batch_tokens: int, *, seed: int, devices: int) -> Schedule:
+        """Batches of about so many tokens, whose rows are a multiple of `devices`."""
+
+    def describe(self) -> dict[str, Any]:
+        """What tells it from other data, for JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+      params: the recipe's parameters.
+      folder: the trained drafter's.
+      curve: the lines of `metrics.jsonl`.
+    """
+
+    params: Any
+    folder: Path
+    curve: list[dict[str, Any]]
+
+
+def train(
+    recipe: Recipe,
+    target: LanguageModel,
+    data: Data,
+    options: TrainingOptions,
+    out: str | os.PathLike[str],
+    *,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+    validation: Prompts | None = None,
+    command: str = "",
+    quiet: bool = False,
+) -> Trained:
+    """Trains a drafter for `target`; called again after an interruption, it goes on from the last checkpoint.
+
+    Args:
+      recipe: which kind of drafter, and its own options.
+      target: the model to draft for. Parameters are float32; a loss is computed in the target's dtype.
+      data: conversations, best with answers that the target wrote.
+      options: how long and how fast.
+      out: the run's folder: `checkpoints/`, `metrics.jsonl`, `run.json`, and at the end `head/` with the drafter,
+        `training.json` and, where matplotlib is installed, `loss.svg`.
+      mesh: splits the rows of batches over its axis `data`, and the target by `rules`.
+      rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimiser are split too.
+      validation: prompts to measure the true mean acceptance length on.
+      command: what made this run, for `training.json`.
+      quiet: shows no progress.
+
+    Raises:
+      TypeError: the target has no layers to look into, or a recipe's parameters are not float32.
+      ValueError: `out` holds another run; says in what they differ. Or the target is in float16, or JAX runs in
+        several processes.
+      FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
+    """
+    _check_target(target)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    if mesh is not None:
+        target = shard(target, mesh, rules)
+    placement, counts = placement_of(target), data.token_counts()
+    devices = _row_devices(placement)
+    run = {"recipe": described(recipe), "options": described(options), "data": data.describe(), "devices": devices}
+    run["target"] = described(target.module.config) | {"dtype": target.dtype.name}
+    check_same_run(out, run)
+    # The kind of key that a user configures must not change what is learned.
+    key = jax.random.key(options.seed, impl="threefry2x32")
+    first = TrainState.initial(recipe.init(key, target, counts), options)
+    batches = data.batches(options.batch_tokens, seed=options.seed, devices=devices)
+    task = _Task(recipe, target, counts, options, batches, key, validation, placement)
+    with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
+        state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
+    params = whole(state.params)
+    _save(recipe, params, target, counts, out / "head")
+    write_report(out, run, spent, curve.lines, command)
+    if not plot(out, curve.lines) and not quiet:
+        print("matplotlib is not installed, so there is no loss.svg; the curve is in metrics.jsonl")
+    return Trained(params, out / "head", curve.lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    recipe: Recipe
+    target: LanguageModel
+    token_counts: np.ndarray
+    options: TrainingOptions
+    batches: Schedule
+    key: jax.Array
+    validation: Prompts | None
+    placement: Any
+
+    def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One update, and what it reported."""
+        sums = None
+        for index in range(step * self.options.accumulation, (step + 1) * self.options.accumulation):
+            prepare_key, loss_key = jax.random.split(jax.random.fold_in(self.key, index))
+            batch = self.placement.rows(self.batches.batch(index))
+            batch = self.placement.rows(self.recipe.prepare(state.params, self.target, batch, prepare_key))
+            fresh = gradients(self.recipe, state.params, self.target, batch, loss_key)
+            sums = fresh if sums is None else add(sums, fresh)
+        return update(state, sums, self.options)
+
+    def measure(self, params: Any) -> dict[str, Any]:
+        """The true acceptance, for the curve."""
+        drafter = self.recipe.drafter(params, self.target, self.token_counts)
+        measured = evaluate(self.target, drafter, self.validation, seed=self.options.seed)
+        return described(measured)
+
+    def measures_after(self, step: int) -> bool:
+        every = self.options.evaluate_every
+        due = step == self.options.steps or (every is not None and step % every == 0)
+        return due and self.validation is not None
+
+    def saves_after(self, step: int) -> bool:
+        return step % self.options.checkpoint_every == 0 or step == self.options.steps
+
+
+def _run(task: _Task, state: TrainState, checkpoints: Checkpoints, out: Path, *, quiet: bool):
+    """All updates that are left; then the last state, the curve, and what it all took."""
+    spent = {"tokens": 0, "answer_tokens": 0, "seconds": 0.0}
+    if checkpoints.latest is not None:
+        state, spent = checkpoints.restore(state)
+    first, before = int(state.step), spent["seconds"]
+    curve, window, rate = Curve(out, first), Window(), learning_rate(task.options)
+    with Progress(first, task.options.steps, quiet=quiet) as progress:
+        for step in range(first + 1, task.options.steps + 1):
+            state, reported = task.update(state, step - 1)
+            window.add(reported)
+            saves, measures = task.saves_after(step), task.measures_after(step)
+            # A line ends at each checkpoint, so that the curve does not show where a run was resumed.
+            if saves or measures or step % task.options.log_every == 0:
+                means, read = window.close(step)
+                progress.tell(means, read["tokens"])
+                spent = {name: spent[name] + count for name, count in read.items()}
+                spent["seconds"] = round(before + progress.seconds, 3)
+                line = {"step": step} | means | {"learning_rate": float(rate(step - 1))} | spent
+                if measures:
+                    with progress.pause():
+                        line["measured"] = task.measure(state.params)
+                    progress.say(_measured(line))
+                curve.add(line)
+            if saves:
+                checkpoints.save(state, spent)
+            progress.advance()
+    return state, curve, spent
+
+
+def _measured(line: dict[str, Any]) -> str:
+    lengths = (f"{one['mean_acceptance_length']:.3f} {kind}" for kind, one in line["measured"].items())
+    return f"step {line['step']}: mean acceptance length {', '.join(lengths)}"
+
+
+def _save(recipe: Recipe, params: Any, target: LanguageModel, counts: np.ndarray, folder: Path) -> None:
+    """Puts the drafter's folder there whole, in place of one that a run before may have left."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    recipe.save(params, target, counts, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def _row_devices(placement: Any) -> int:
+    """How many devices the rows of a batch are split over."""
+    return pieces(placement.mesh, as_tuple(placement.rules.batch)) if isinstance(placement, Placement) else 1
+
+
+def _check_target(target: Any) -> None:
+    if not isinstance(target, LanguageModel):
+        raise TypeError(
+            f"training looks into a LanguageModel's layers, got {type(target).__name__}; jaxspec.load makes one"
+        )
+    if jax.process_count() > 1:
+        raise ValueError("training runs in one process, on all of its devices; start one, with a mesh over them")
+    if target.dtype.name not in ("float32", "bfloat16"):
+        raise ValueError(
+            f"training needs a target in float32 or bfloat16, got {target.dtype.name}; pass dtype= to load"
+        )

@@ -1,0 +1,194 @@
+"""The loop of training, on a recipe and a target so small that a run takes a second."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.sharding import FULLY_SHARDED
+from jaxspec.training import Prompts, TrainingOptions, losses, train
+from tests import tiny
+from tests.training.bigram import Bigrams, Conversations
+
+OPTIONS = TrainingOptions(
+    steps=12, batch_tokens=128, learning_rate=0.1, warmup_steps=2, checkpoint_every=4, log_every=3, keep=2
+)
+DATA = Conversations()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.transformer()
+
+
+@pytest.fixture(scope="module")
+def run(target, tmp_path_factory):
+    """A whole run, and its folder."""
+    out = tmp_path_factory.mktemp("run")
+    return train(Bigrams(), target, DATA, OPTIONS, out, command="by hand", quiet=True), out
+
+
+def _numbers(curve):
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in curve]
+
+
+def test_acceptance_rises(run):
+    (trained, _), untrained = run, 1 / tiny.VOCAB
+    assert trained.curve[-1]["acceptance"] > trained.curve[0]["acceptance"] > untrained
+    assert trained.curve[-1]["loss"] < trained.curve[0]["loss"]
+
+
+def test_what_a_run_leaves(run):
+    trained, out = run
+    np.testing.assert_array_equal(np.load(out / "head" / "table.npy"), trained.params["table"])
+    # Every three updates, and at each checkpoint.
+    assert [line["step"] for line in trained.curve] == [3, 4, 6, 8, 9, 12]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["12", "8"]
+    report = json.loads((out / "training.json").read_text())
+    assert report["command"] == "by hand" and report["curve"] == trained.curve
+    assert report["options"]["learning_rate"] == 0.1 and report["recipe"]["divergence"] == {"kind": "ForwardKL"}
+    lengths = [DATA.batches(128, seed=0, devices=1).batch(step).length for step in range(12)]
+    assert report["tokens"] == trained.curve[-1]["tokens"] == np.sum(lengths)
+    assert (out / "loss.svg").read_text().startswith("<?xml")
+
+
+def test_a_finished_run_is_left_as_it_is(run, target):
+    trained, out = run
+    again = train(Bigrams(), target, DATA, OPTIONS, out, quiet=True)
+    assert again.curve == trained.curve
+    np.testing.assert_array_equal(again.params["table"], trained.params["table"])
+
+
+@pytest.mark.parametrize("died_after", [1, 5, 7])
+def test_a_run_that_died_goes_on(run, target, tmp_path, died_after):
+    class Died(Exception):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Dying(Conversations):
+        def batches(self, *args, **options):
+            batches = super().batches(*args, **options)
+            count = iter(range(died_after))
+
+            class Some:
+                def batch(self, step):
+                    if next(count, None) is None:
+                        raise Died
+                    return batches.batch(step)
+
+            return Some()
+
+    with pytest.raises(Died):
+        train(Bigrams(), target, Dying(), OPTIONS, tmp_path, quiet=True)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')  # cut off in the middle of a line
+    trained = train(Bigrams(), target, DATA, OPTIONS, tmp_path, quiet=True)
+    assert _numbers(trained.curve) == _numbers(run[0].curve)
+    np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recipe": Bigrams(losses.TotalVariation())}, "recipe.divergence.kind was 'ForwardKL', now 'TotalVariation'"),
+        ({"options": dataclasses.replace(OPTIONS, seed=1)}, "options.seed was 0, now 1"),
+        ({"data": Conversations(name="others")}, "data.name was 'random', now 'others'"),
+        ({"target": tiny.transformer(layers=2)}, "target.num_layers was 1, now 2"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(run, target, change, said):
+    players = {"recipe": Bigrams(), "target": target, "data": DATA, "options": OPTIONS} | change
+    with pytest.raises(ValueError, match=said):
+        train(**players, out=run[1], quiet=True)
+
+
+def test_accumulation_is_one_large_batch(target, tmp_path):
+    """Batches differ in how many answer tokens they hold, so a mean of means would not be the same."""
+
+    class Halves(Conversations):
+        def batches(self, batch_tokens, **options):
+            whole = super().batches(2 * batch_tokens, **options)
+
+            class Parts:
+                def batch(self, step):
+                    return jax.tree.map(lambda x: jnp.split(x, 2)[step % 2], whole.batch(step // 2))
+
+            return Parts()
+
+    options = dataclasses.replace(OPTIONS, steps=4, warmup_steps=0)
+    halved = dataclasses.replace(options, batch_tokens=64, accumulation=2)
+    one = train(Bigrams(), target, DATA, options, tmp_path / "one", quiet=True)
+    two = train(Bigrams(), target, Halves(), halved, tmp_path / "two", quiet=True)
+    np.testing.assert_allclose(two.params["table"], one.params["table"], atol=2e-5)
+    assert two.curve[-1]["tokens"] == one.curve[-1]["tokens"]
+
+
+@pytest.mark.parametrize("rules", [None, FULLY_SHARDED], ids=["whole", "split"])
+def test_devices_change_nothing(run, target, tmp_path, rules):
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    target = tiny.wide_transformer(vocab=16)
+    options = dataclasses.replace(OPTIONS, steps=4, checkpoint_every=2)
+    alone = train(Bigrams(), target, Conversations(vocab=16), options, tmp_path / "one", quiet=True)
+    trained = train(
+        Bigrams(), target, Conversations(vocab=16), options, tmp_path / "all", mesh=mesh, rules=rules, quiet=True
+    )
+    for line, expected in zip(trained.curve, alone.curve, strict=True):
+        np.testing.assert_allclose(line["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(trained.params["table"], alone.params["table"], atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(target, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Broken(Bigrams):
+        def loss(self, params, target, batch, features, key):
+            value, reported = super().loss(params, target, batch, features, key)
+            return jnp.where(reported["acceptance"] > 0.5, jnp.nan, value), reported
+
+    with pytest.raises(FloatingPointError, match=r"at update \d+; lower the learning rate"):
+        train(Broken(), target, DATA, OPTIONS, tmp_path, quiet=True)
+    assert all(np.isfinite(json.loads(line)["loss"]) for line in (tmp_path / "metrics.jsonl").open())
+
+
+def test_the_true_acceptance_is_measured(target, tmp_path):
+    options = dataclasses.replace(OPTIONS, steps=2, warmup_steps=0, evaluate_every=1)
+    prompts = Prompts(((1, 2, 3), (4, 5), (6,)), max_new_tokens=8, batch=2)
+    trained = train(Bigrams(), target, DATA, options, tmp_path, validation=prompts, quiet=True)
+    first, last = (line["measured"] for line in trained.curve)
+    assert first != last
+    for kind in ("greedy", "sampled"):
+        measured = last[kind]
+        assert measured["tokens"] == 24 and 1 <= measured["mean_acceptance_length"] <= 3
+        np.testing.assert_allclose(measured["mean_acceptance_length"], 24 / measured["rounds"])
+    drafter = Bigrams().drafter(trained.params, target, None)
+    rows = [jaxspec.generate(target, drafter, jnp.asarray([row], jnp.int32), max_new_tokens=8) for row in prompts.rows]
+    assert sum(int(np.sum(row.stats.rounds)) for row in rows) == last["greedy"]["rounds"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"steps": 4, "warmup_steps": 4},
+        {"steps": 4, "learning_rate": float("nan")},
+        {"steps": 4, "final_fraction": 2.0},
+        {"steps": 4, "accumulation": True},
+        {"steps": 4, "evaluate_every": 0},
+    ],
+)
+def test_wrong_options(wrong):
+    with pytest.raises(ValueError, match=f"{list(wrong)[-1]} must be"):
+        TrainingOptions(**wrong)
+
+
+def test_wrong_targets(tmp_path):
+    with pytest.raises(TypeError, match="HistoryModel"):
+        train(Bigrams(), tiny.history_model(), DATA, OPTIONS, tmp_path)
+    half = dataclasses.replace(
+        tiny.transformer(), module=dataclasses.replace(tiny.transformer().module, dtype=jnp.float16)
+    )
+    with pytest.raises(ValueError, match="float16"):
+        train(Bigrams(), half, DATA, OPTIONS, tmp_path)
