@@ -120,6 +120,12 @@ class Tokenizer:
         """One more than the highest token id; a model may have a padded vocabulary beyond it."""
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content, in hexadecimal: equal for equal tokenizers."""
+        rest = json.dumps([self._special, self._eos_token_ids, self._chat_template], sort_keys=True)
+        return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -222,18 +228,13 @@ class Tokenizer:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tokenizer):
             return NotImplemented
-        return self is other or self._digest == other._digest
+        return self is other or self.digest == other.digest
 
     def __hash__(self) -> int:
-        return hash(self._digest)
+        return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, chat_template={self.has_chat_template})"
-
-    @functools.cached_property
-    def _digest(self) -> str:
-        rest = json.dumps([self._special, self._eos_token_ids, self._chat_template], sort_keys=True)
-        return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
 
     @functools.cached_property
     def _added(self) -> dict[int, tokenizers.AddedToken]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.compile_report import compile_report
+from jaxspec.cli.data import data
 from jaxspec.cli.generate import generate
 from jaxspec.cli.models import models
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(models)
+app.command()(data)
 app.command()(compile_report)
 
 

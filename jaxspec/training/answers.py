@@ -1,0 +1,218 @@
+"""The target's answers to conversations, as token sequences that say which tokens it wrote.
+
+Conversations of similar length are decoded together. A row's draws depend on the seed, the
+conversation's index and the position alone, so which others it is decoded with makes no difference.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from jaxspec.generate import generate
+from jaxspec.model import Model
+from jaxspec.sampling import Greedy, Sampling
+from jaxspec.tokenizer import Tokenizer
+from jaxspec.training.prompts import Conversation
+
+_NARROWEST = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerOptions:
+    """How the target answers.
+
+    Attributes:
+      max_new_tokens: the most tokens of one answer.
+      temperature: 0 is greedy decoding.
+      seed: of the draws, in [0, 2^32).
+      batch: rows that are decoded together.
+      max_length: tokens that a whole conversation may have; a turn that may exceed it is left out, and so are
+        those after it.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    batch: int = 32
+    max_length: int = 1024
+
+    def check(self, target: Model) -> None:
+        """Raises `ValueError` for numbers out of range."""
+        for name in ("max_new_tokens", "batch", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in [0, 2^32), got {self.seed}")
+        if self.max_length <= self.max_new_tokens:
+            raise ValueError(
+                f"max_length {self.max_length} leaves no room for a prompt beside max_new_tokens "
+                f"{self.max_new_tokens}; pass a larger max_length or a smaller max_new_tokens"
+            )
+        if target.context_length is not None and self.max_length > target.context_length:
+            raise ValueError(
+                f"max_length {self.max_length} is more than the target's context of {target.context_length} tokens; "
+                "pass a smaller max_length"
+            )
+
+
+@dataclasses.dataclass
+class Dialogue:
+    """A conversation in the making.
+
+    Attributes:
+      index: its place in the prompt files, of which its draws are made.
+      conversation: what is given.
+      tokens: the text so far.
+      written: for each token, whether it is a part of an answer.
+      answers: the answers so far, as text.
+      ended: whether a turn did not fit.
+    """
+
+    index: int
+    conversation: Conversation
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    written: list[bool] = dataclasses.field(default_factory=list)
+    answers: list[str] = dataclasses.field(default_factory=list)
+    ended: bool = False
+
+    def messages(self, turns: int) -> list[dict[str, str]]:
+        """The first `turns` turns and the answers so far, as the chat template takes them."""
+        system = self.conversation.system
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        for turn in range(turns):
+            messages.append({"role": "user", "content": self.conversation.turns[turn]})
+            if turn < len(self.answers):
+                messages.append({"role": "assistant", "content": self.answers[turn]})
+        return messages
+
+    def extend(self, prompt: list[int], answer: list[int], text: str) -> None:
+        """Adds an answer after the prompt, which repeats what was said before.
+
+        The template may spell an answer in other tokens than the target did, or cut its white space.
+        From there to the end of the prompt, no token counts as written by the target.
+        """
+        same = _common(self.tokens, prompt)
+        self.written = self.written[:same] + [False] * (len(prompt) - same) + [True] * len(answer)
+        self.tokens = prompt + answer
+        self.answers.append(text)
+
+
+def answer_all(
+    target: Model,
+    tokenizer: Tokenizer,
+    conversations: Sequence[tuple[int, Conversation]],
+    options: AnswerOptions,
+    report: Callable[[int, int], None] = lambda answers, tokens: None,
+) -> list[Dialogue]:
+    """Answers every turn of every conversation, one turn after the other.
+
+    Args:
+      target: the model that answers.
+      tokenizer: its tokenizer, with a chat template.
+      conversations: each with its index, of which its draws are made.
+      options: how.
+      report: called with the number of answers and of their tokens after each batch.
+
+    Returns:
+      One dialogue a conversation, in order; one whose first turn did not fit has no tokens.
+
+    Raises:
+      ValueError: the chat template refuses a conversation.
+      FloatingPointError: the target's logits were not finite.
+    """
+    dialogues = [Dialogue(index, conversation) for index, conversation in conversations]
+    for turn in range(max((len(dialogue.conversation.turns) for dialogue in dialogues), default=0)):
+        waiting = []
+        for dialogue in dialogues:
+            if dialogue.ended or turn >= len(dialogue.conversation.turns):
+                continue
+            prompt = tokenizer.apply_chat_template(dialogue.messages(turn + 1))
+            if turn < len(dialogue.conversation.answers):
+                _use_given(tokenizer, dialogue, prompt, options)
+            elif len(prompt) + options.max_new_tokens > options.max_length:
+                dialogue.ended = True
+            else:
+                waiting.append((dialogue, prompt))
+        for rows in _batches(waiting, options.batch):
+            answers = _generate(target, tokenizer, rows, options)
+            for (dialogue, prompt), answer in zip(rows, answers, strict=True):
+                dialogue.extend(prompt, answer, tokenizer.decode(answer))
+            report(len(rows), sum(map(len, answers)))
+    return dialogues
+
+
+def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], options: AnswerOptions) -> None:
+    """Adds the answer that the conversation brings, and the stop token that the template puts after it."""
+    turn = len(dialogue.answers)
+    text = dialogue.conversation.answers[turn]
+    messages = [*dialogue.messages(turn + 1), {"role": "assistant", "content": text}]
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    if whole[: len(prompt)] != prompt:
+        raise ValueError(
+            "the chat template does not put an answer behind the prompt for it, so answers that are given "
+            "cannot be found in it; leave out answers, so that the target writes them"
+        )
+    answer = whole[len(prompt) :]
+    end = next((place for place, token in enumerate(answer) if token in tokenizer.eos_token_ids), len(answer) - 1)
+    if len(prompt) + end + 1 > options.max_length:
+        dialogue.ended = True
+    else:
+        dialogue.extend(prompt, answer[: end + 1], text)
+
+
+def _batches(waiting: list[tuple[Dialogue, list[int]]], batch: int) -> Iterator[list[tuple[Dialogue, list[int]]]]:
+    """Rows of similar length, shortest first."""
+    ordered = sorted(waiting, key=lambda row: (len(row[1]), row[0].index))
+    return (ordered[start : start + batch] for start in range(0, len(ordered), batch))
+
+
+def _generate(
+    target: Model, tokenizer: Tokenizer, rows: list[tuple[Dialogue, list[int]]], options: AnswerOptions
+) -> list[list[int]]:
+    """New tokens of each row, the stop token included.
+
+    The arrays have `options.batch` rows and one of few widths, so that few programs are compiled. A row that
+    fills up the batch has a budget of no token.
+    """
+    longest = max(len(prompt) for _, prompt in rows)
+    prompts = np.zeros((options.batch, _width(longest)), np.int32)
+    lengths, budgets = np.ones(options.batch, np.int32), np.zeros(options.batch, np.int32)
+    indices = np.zeros(options.batch, np.uint32)
+    for row, (dialogue, prompt) in enumerate(rows):
+        prompts[row, : len(prompt)] = prompt
+        lengths[row], budgets[row], indices[row] = len(prompt), options.max_new_tokens, dialogue.index
+    generation = generate(
+        target,
+        None,
+        prompts,
+        prompt_length=lengths,
+        key=conversation_keys(options.seed, indices),
+        sampling=Greedy() if options.temperature == 0 else Sampling(options.temperature),
+        max_new_tokens=budgets,
+        stop_tokens=tokenizer.eos_token_ids,
+    )
+    generation.raise_for_status()
+    tokens, count = np.asarray(generation.tokens), np.asarray(generation.length)
+    return [tokens[row, : count[row]].tolist() for row in range(len(rows))]
+
+
+def conversation_keys(seed: int, indices: np.ndarray) -> jax.Array:
+    """One key a conversation. Its turns share it: draws are made of the position too."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed, impl="threefry2x32"), indices)
+
+
+def _width(length: int) -> int:
+    width = _NARROWEST
+    while width < length:
+        width *= 2
+    return width
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -1,0 +1,238 @@
+"""Making a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
+
+import collections
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.model import Model
+from jaxspec.tokenizer import Tokenizer
+from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
+from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalise
+from jaxspec.training.manifest import (
+    VERSION,
+    Sequences,
+    check_same_making,
+    read_manifest,
+    sha256,
+    weights_digest,
+    write_bytes,
+    write_manifest,
+)
+from jaxspec.training.prompts import Conversation, read_prompts
+
+_TOO_LONG, _CUT = "longer than max_length", "turns cut at max_length"
+
+Files = Sequence[str | os.PathLike[str]]
+
+
+def make_data(
+    target: Model,
+    prompts: Files,
+    out: str | os.PathLike[str],
+    options: AnswerOptions = AnswerOptions(),  # noqa: B008 (frozen)
+    *,
+    exclude: Files = (),
+    shard: int = 256,
+    limit: int | None = None,
+    name: str = "",
+) -> dict[str, Any]:
+    """Lets the target answer the prompts, and writes the conversations as shards with a manifest.
+
+    Interrupted, it goes on with the first shard that is not finished when called again with the same arguments;
+    the files are then those of a call that was not interrupted, to the byte.
+
+    Args:
+      target: the model that answers; its tokenizer must have a chat template.
+      prompts: prompt files (`read_prompts`).
+      out: the folder to write into.
+      options: how the target answers.
+      exclude: prompt files of evaluations: what shares a turn, or 13 words in a row, with them is left out.
+      shard: conversations a shard.
+      limit: use the first so many of the prompts that are not excluded.
+      name: the target's, for the manifest.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      ValueError: for arguments that do not fit, a prompt file that cannot be parsed, or a folder whose set was
+        made in another way.
+      OSError: a file cannot be read or written.
+      FloatingPointError: the target's logits were not finite.
+    """
+    options.check(target)
+    tokenizer = _tokenizer(target)
+    for value, argument in ((shard, "shard"), (1 if limit is None else limit, "limit")):
+        if value < 1:
+            raise ValueError(f"{argument} must be at least 1, got {value}")
+    chosen, left_out = _choose(read_prompts(prompts), Exclusion.read(exclude), limit)
+    if not chosen:
+        raise ValueError(f"no prompt is left to answer: {left_out}")
+    categories = sorted({conversation.category for _, conversation in chosen})
+    manifest = {
+        "version": VERSION,
+        "target": {
+            "name": name,
+            "vocab_size": target.vocab_size,
+            "dtype": str(getattr(target, "dtype", "")),
+            "tokenizer": tokenizer.digest,
+            "weights": weights_digest(target),
+        },
+        "options": dataclasses.asdict(options) | {"shard": shard, "limit": limit},
+        "prompts": [_file(path) for path in prompts],
+        "excluded": [_file(path) for path in exclude],
+        "conversations": len(chosen),
+        "categories": categories,
+        "counts": {field: _counts(chosen, field) for field in ("category", "source", "licence")},
+        "turns": TURNS_FILE,
+        "left_out": left_out,
+        "shards": [],
+        "complete": False,
+    }
+    folder = Path(out)
+    manifest = _begin(folder, manifest, chosen)
+    groups = [chosen[start : start + shard] for start in range(0, len(chosen), shard)]
+    _answer_shards(target, tokenizer, folder, manifest, groups, options, left_out)
+    return manifest
+
+
+def _tokenizer(target: Model) -> Tokenizer:
+    tokenizer = getattr(target, "tokenizer", None)
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise ValueError(
+            "the target needs a tokenizer with a chat template to answer prompts; pass an instruction-tuned model"
+        )
+    return tokenizer
+
+
+def _choose(
+    conversations: list[Conversation], exclusion: Exclusion, limit: int | None
+) -> tuple[list[tuple[int, Conversation]], dict[str, int]]:
+    """Conversations with their index in the files, and how many were left out of them and why."""
+    chosen, left_out = [], collections.Counter()
+    for index, conversation in enumerate(conversations):
+        reason = exclusion.reason(conversation)
+        if reason is None and limit is not None and len(chosen) == limit:
+            reason = "beyond limit"
+        if reason is None:
+            chosen.append((index, conversation))
+        else:
+            left_out[reason] += 1
+    return chosen, dict(sorted(left_out.items()))
+
+
+def _begin(folder: Path, manifest: dict[str, Any], chosen: list[tuple[int, Conversation]]) -> dict[str, Any]:
+    """The manifest to go on with: the folder's own, if it was made in the same way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = read_manifest(folder)
+    hashes = hash_lines(conversation for _, conversation in chosen)
+    manifest["turns"] = {"file": TURNS_FILE, "sha256": sha256(hashes)}
+    if known is not None:
+        check_same_making(folder, known, manifest)
+        return known
+    write_bytes(folder / TURNS_FILE, hashes)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _answer_shards(target, tokenizer, folder, manifest, groups, options: AnswerOptions, left_out) -> None:
+    """Makes each shard that is not there yet, and notes it in the manifest."""
+    finished = {entry["file"]: entry for entry in manifest["shards"]}
+    names = [f"shard-{number:05d}.npz" for number in range(len(groups))]
+    whole = {name for name in names if name in finished and _is_whole(folder / name, finished[name]["sha256"])}
+    todo = [(name, group) for name, group in zip(names, groups, strict=True) if name not in whole]
+    dtype = np.uint16 if target.vocab_size <= 2**16 else np.int32
+    with _Progress(sum(_to_generate(group) for _, group in todo)) as progress:
+        for name, group in todo:
+            dialogues = answer_all(target, tokenizer, group, options, progress.report)
+            sequences = _pack(dialogues, manifest["categories"], dtype)
+            data = sequences.to_bytes()
+            write_bytes(folder / name, data)
+            finished[name] = _entry(name, data, sequences, dialogues)
+            _note(folder, manifest, [finished[name] for name in names if name in finished], left_out, len(names))
+    _note(folder, manifest, [finished[name] for name in names], left_out, len(names))
+
+
+def _note(folder: Path, manifest: dict[str, Any], entries: list[dict], excluded: dict[str, int], shards: int) -> None:
+    total = collections.Counter(excluded)
+    for entry in entries:
+        total.update(entry["left_out"])
+    manifest |= {"shards": entries, "left_out": dict(sorted(total.items())), "complete": len(entries) == shards}
+    write_manifest(folder, manifest)
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path.read_bytes()) == digest
+
+
+def _to_generate(group: list[tuple[int, Conversation]]) -> int:
+    return sum(len(conversation.turns) - len(conversation.answers) for _, conversation in group)
+
+
+def _pack(dialogues: list[Dialogue], categories: list[str], dtype) -> Sequences:
+    kept = [dialogue for dialogue in dialogues if dialogue.tokens]
+    tokens = [np.asarray(dialogue.tokens, dtype) for dialogue in kept]
+    none = [np.zeros(0, dtype)]  # so that a shard of no sequence can be joined too
+    return Sequences(
+        tokens=np.concatenate(none + tokens),
+        offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+        answer=np.concatenate([np.zeros(0, bool)] + [np.asarray(dialogue.written, bool) for dialogue in kept]),
+        category=np.array([categories.index(dialogue.conversation.category) for dialogue in kept], np.int32),
+        conversation=np.array([_conversation_hash(dialogue.conversation) for dialogue in kept], np.uint64),
+    )
+
+
+def _conversation_hash(conversation: Conversation) -> int:
+    text = "\n".join(map(normalise, conversation.turns))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogue]) -> dict[str, Any]:
+    counts = {
+        _TOO_LONG: sum(not dialogue.tokens for dialogue in dialogues),
+        _CUT: sum(len(d.conversation.turns) - len(d.answers) for d in dialogues if d.tokens),
+    }
+    return {
+        "file": name,
+        "sha256": sha256(data),
+        "sequences": len(sequences.category),
+        "tokens": len(sequences.tokens),
+        "answer_tokens": int(sequences.answer.sum()),
+        "left_out": {reason: count for reason, count in counts.items() if count},
+    }
+
+
+def _file(path: str | os.PathLike[str]) -> dict[str, str]:
+    return {"file": Path(path).name, "sha256": sha256(Path(path).read_bytes())}
+
+
+def _counts(chosen: Iterable[tuple[int, Conversation]], field: str) -> dict[str, int]:
+    return dict(sorted(collections.Counter(getattr(conversation, field) for _, conversation in chosen).items()))
+
+
+class _Progress:
+    """A bar of answers, with tokens a second."""
+
+    def __init__(self, answers: int):
+        self._bar = tqdm(total=answers, desc="answers", unit="answer", smoothing=0.05)
+        self._tokens, self._start = 0, time.perf_counter()
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.close()
+
+    def report(self, answers: int, tokens: int) -> None:
+        self._tokens += tokens
+        rate = self._tokens / (time.perf_counter() - self._start)
+        self._bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+        self._bar.update(answers)

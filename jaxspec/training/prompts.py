@@ -1,0 +1,126 @@
+"""Prompt files: what users say, one conversation a line."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+UNSTATED = "unstated"
+_FORMS = ("prompt", "turns", "messages")
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """What the user says in each turn, and the answers that are given and not generated.
+
+    Attributes:
+      turns: the user's messages, one at least.
+      answers: the assistant's to the first turns; the target answers the others.
+      system: the system message, or `None`.
+      category: what kind of question it is.
+      source: where it comes from.
+      licence: under which licence.
+    """
+
+    turns: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+    system: str | None = None
+    category: str = UNSTATED
+    source: str = UNSTATED
+    licence: str = UNSTATED
+
+    def texts(self) -> tuple[str, ...]:
+        """All that is given: the system message, the turns and the answers."""
+        return (*(() if self.system is None else (self.system,)), *self.turns, *self.answers)
+
+
+def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
+    """Reads files of JSON lines, one after the other.
+
+    A line is an object with one of
+      * `"prompt"`: a user's message;
+      * `"turns"`: the user's messages in turn, and beside them `"answers"`, one a turn, if they are given;
+      * `"messages"`: dictionaries with `role` and `content`: at most one of the system first, then user and assistant
+        in turn. What the assistant says is used as it is.
+    `"category"`, `"source"` and `"licence"` are strings; other keys are ignored.
+
+    Raises:
+      ValueError: a line is none of these, with the file's name and the line's number; or there is no line.
+      OSError: a file cannot be read.
+    """
+    conversations = [conversation for path in paths for conversation in _read(Path(path))]
+    if not conversations:
+        names = ", ".join(os.fspath(path) for path in paths) or "no file"
+        raise ValueError(f"there is no prompt in {names}; expected JSON lines such as {_example()}")
+    return conversations
+
+
+def _read(path: Path) -> Iterator[Conversation]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _parse(json.loads(line.decode("utf-8")))
+            except ValueError as error:  # of JSON and of UTF-8 too
+                raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def _parse(fields: Any) -> Conversation:
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"expected an object such as {_example()}, got {_kind(fields)}")
+    forms = [name for name in _FORMS if name in fields]
+    if len(forms) != 1:
+        raise ValueError(f"expected one of {', '.join(_FORMS)}, got {' and '.join(forms) or sorted(fields)}")
+    if "answers" in fields and forms != ["turns"]:
+        raise ValueError(f"answers stand beside turns, got {forms[0]}; put them into messages, or pass turns")
+    labels = {name: _string(fields[name], name) for name in ("category", "source", "licence") if name in fields}
+    if forms == ["prompt"]:
+        return Conversation((_said(fields["prompt"], "prompt"),), **labels)
+    if forms == ["messages"]:
+        return _from_messages(fields["messages"], labels)
+    turns = _strings(fields["turns"], "turns")
+    answers = _strings(fields["answers"], "answers") if "answers" in fields else ()
+    if answers and len(answers) != len(turns):
+        raise ValueError(f"expected one answer a turn, got {len(answers)} for {len(turns)}")
+    return Conversation(turns, answers, **labels)
+
+
+def _from_messages(messages: Any, labels: dict[str, str]) -> Conversation:
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError("messages must be a list of objects with role and content")
+    said = [(message.get("role"), _said(message.get("content"), "content")) for message in messages]
+    system = said.pop(0)[1] if said and said[0][0] == "system" else None
+    roles = [role for role, _ in said]
+    if not roles or roles != [("user", "assistant")[place % 2] for place in range(len(roles))]:
+        raise ValueError(f"messages must be of user and assistant in turn, after one of system or none, got {roles}")
+    texts = [text for _, text in said]
+    return Conversation(tuple(texts[0::2]), tuple(texts[1::2]), system, **labels)
+
+
+def _strings(values: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{name} must be a list of at least one string, got {_kind(values)}")
+    return tuple(_said(value, f"{name}[{place}]") for place, value in enumerate(values))
+
+
+def _said(value: Any, name: str) -> str:
+    if not _string(value, name).strip():
+        raise ValueError(f"{name} is empty; leave the line out")
+    return value
+
+
+def _string(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "an empty list" if value == [] else type(value).__name__
+
+
+def _example() -> str:
+    return '{"turns": ["Hello", "Say that in French."], "category": "chat"}'
