@@ -1,0 +1,126 @@
+"""Writes prompts to train drafters on: what users ask for, never what drafters are measured on.
+
+    python models/smollm2-135m-instruct/training/prompts.py --out prompts.jsonl --fixed-out answers.jsonl
+
+Needs pip, npm and pyarrow. The same command gives the same files.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import kinds
+import sources
+
+SHARES = {"conversation": 0.35, "qa": 0.17, "math": 0.12, "summarization": 0.12, "rag": 0.12, "translation": 0.12}
+RUN = 13
+_SEED = 20
+
+
+def normalised(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation."""
+    return re.findall(r"\w+", text.lower())
+
+
+class Exclusion:
+    """Turns that must not be trained on, whole or in part."""
+
+    def __init__(self, turns: Iterable[str]):
+        self._turns, self._runs = set(), set()
+        for turn in turns:
+            words = normalised(turn)
+            self._turns.add(tuple(words))
+            self._runs.update(_runs(words))
+
+    def covers(self, turns: Sequence[str]) -> bool:
+        """Whether any turn is one of the excluded, or shares 13 words in a row with one."""
+        for turn in turns:
+            words = normalised(turn)
+            if tuple(words) in self._turns or any(run in self._runs for run in _runs(words)):
+                return True
+        return False
+
+
+def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
+    return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))
+
+
+def distinct(records: Iterable[dict], keep: Callable[[dict], bool]) -> Iterator[dict]:
+    """The records to keep whose turns did not occur before."""
+    seen = set()
+    for record in records:
+        key = tuple(tuple(normalised(turn)) for turn in record["turns"])
+        if key not in seen and keep(record):
+            seen.add(key)
+            yield record
+
+
+def mixed(pools: dict[str, Sequence[dict]], shares: dict[str, float], total: int) -> list[dict]:
+    """Interleaves pools so that every prefix holds them in nearly the wanted shares.
+
+    Args:
+      pools: the records of each kind, already shuffled.
+      shares: the wanted fraction of each kind; they add up to one.
+      total: how many records to give.
+
+    Returns:
+      At most `total` records: fewer of a kind whose pool is short.
+    """
+    slots = []
+    for kind, share in shares.items():
+        count = min(len(pools[kind]), round(total * share))
+        slots += [((place + 0.5) / count, kind, place) for place in range(count)]
+    return [pools[kind][place] for _, kind, place in sorted(slots)]
+
+
+def write_lines(path: Path, records: Iterable[dict]) -> None:
+    """Writes JSON lines under another name first, so that the file is whole or absent."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    os.replace(partial, path)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="file for the prompts")
+    parser.add_argument("--fixed-out", type=Path, help="file for instructions with other models' answers")
+    parser.add_argument("--exclude", type=Path, action="append", default=[], help="JSON lines whose turns to leave out")
+    parser.add_argument("--cache", type=Path, default=Path("packages"), help="folder for the downloaded packages")
+    parser.add_argument("--count", type=int, default=24_000, help="about how many prompts")
+    parser.add_argument("--fixed-count", type=int, default=20_000, help="at most how many answers")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    lines = itertools.chain.from_iterable(path.read_text("utf-8").splitlines() for path in arguments.exclude)
+    exclusion = Exclusion(itertools.chain.from_iterable(json.loads(line)["turns"] for line in lines))
+    archives = sources.open_all(arguments.cache)
+    pools = {}
+    for kind in SHARES:
+        rng = random.Random(f"{_SEED} {kind}")
+        wanted = round(arguments.count * SHARES[kind])
+        pool = list(distinct(kinds.KINDS[kind](archives, rng, wanted), lambda r: not exclusion.covers(r["turns"])))
+        rng.shuffle(pool)
+        pools[kind] = pool
+    records = mixed(pools, SHARES, arguments.count)
+    write_lines(arguments.out, records)
+    print(f"{len(records)} prompts: {dict(Counter(record['category'] for record in records))}")
+    if arguments.fixed_out is not None:
+        rng = random.Random(f"{_SEED} answers")
+        answers = [r for r in kinds.answers(archives) if not exclusion.covers(r["turns"])]
+        rng.shuffle(answers)
+        write_lines(arguments.fixed_out, answers[: arguments.fixed_count])
+        print(f"{min(len(answers), arguments.fixed_count)} answers")
+
+
+if __name__ == "__main__":
+    main()
