@@ -1,14 +1,16 @@
 """Making a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 from tqdm import tqdm
 
@@ -64,7 +66,7 @@ def make_data(
 
     Raises:
       ValueError: for arguments that do not fit, a prompt file that cannot be parsed, or a folder whose set was
-        made in another way.
+        made in another way or is being made by another process.
       OSError: a file cannot be read or written.
       FloatingPointError: the target's logits were not finite.
     """
@@ -76,31 +78,18 @@ def make_data(
     chosen, left_out = _choose(read_prompts(prompts), Exclusion.read(exclude), limit)
     if not chosen:
         raise ValueError(f"no prompt is left to answer: {left_out}")
-    categories = sorted({conversation.category for _, conversation in chosen})
-    manifest = {
-        "version": VERSION,
-        "target": {
-            "name": name,
-            "vocab_size": target.vocab_size,
-            "dtype": str(getattr(target, "dtype", "")),
-            "tokenizer": tokenizer.digest,
-            "weights": weights_digest(target),
-        },
+    making = {
+        "target": _describe(target, tokenizer, name),
         "options": dataclasses.asdict(options) | {"shard": shard, "limit": limit},
         "prompts": [_file(path) for path in prompts],
         "excluded": [_file(path) for path in exclude],
-        "conversations": len(chosen),
-        "categories": categories,
-        "counts": {field: _counts(chosen, field) for field in ("category", "source", "licence")},
-        "turns": TURNS_FILE,
-        "left_out": left_out,
-        "shards": [],
-        "complete": False,
     }
     folder = Path(out)
-    manifest = _begin(folder, manifest, chosen)
+    folder.mkdir(parents=True, exist_ok=True)
     groups = [chosen[start : start + shard] for start in range(0, len(chosen), shard)]
-    _answer_shards(target, tokenizer, folder, manifest, groups, options, left_out)
+    with _alone(folder):
+        manifest = _begin(folder, making, chosen, left_out)
+        _answer_shards(target, tokenizer, folder, manifest, groups, options, left_out)
     return manifest
 
 
@@ -129,26 +118,65 @@ def _choose(
     return chosen, dict(sorted(left_out.items()))
 
 
-def _begin(folder: Path, manifest: dict[str, Any], chosen: list[tuple[int, Conversation]]) -> dict[str, Any]:
+def _describe(target: Model, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "vocab_size": target.vocab_size,
+        "dtype": str(getattr(target, "dtype", "")),
+        "tokenizer": tokenizer.digest,
+        "weights": weights_digest(target),
+    }
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the folder; raises `ValueError` if another process does."""
+    try:
+        with filelock.FileLock(folder / ".lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ValueError(f"another process is writing to {folder}; wait for it, or pass another --out") from None
+
+
+def _begin(
+    folder: Path, making: dict[str, Any], chosen: list[tuple[int, Conversation]], left_out: dict[str, int]
+) -> dict[str, Any]:
     """The manifest to go on with: the folder's own, if it was made in the same way."""
-    folder.mkdir(parents=True, exist_ok=True)
     known = read_manifest(folder)
-    hashes = hash_lines(conversation for _, conversation in chosen)
-    manifest["turns"] = {"file": TURNS_FILE, "sha256": sha256(hashes)}
     if known is not None:
-        check_same_making(folder, known, manifest)
+        check_same_making(folder, known, making)
         return known
+    hashes = hash_lines(conversation for _, conversation in chosen)
+    manifest = {
+        "version": VERSION,
+        **making,
+        "conversations": len(chosen),
+        "categories": sorted({conversation.category for _, conversation in chosen}),
+        "counts": {field: _counts(chosen, field) for field in ("category", "source", "licence")},
+        "turns": {"file": TURNS_FILE, "sha256": sha256(hashes)},
+        "left_out": left_out,
+        "shards": [],
+        "complete": False,
+    }
     write_bytes(folder / TURNS_FILE, hashes)
     write_manifest(folder, manifest)
     return manifest
 
 
-def _answer_shards(target, tokenizer, folder, manifest, groups, options: AnswerOptions, left_out) -> None:
+def _answer_shards(
+    target: Model,
+    tokenizer: Tokenizer,
+    folder: Path,
+    manifest: dict[str, Any],
+    groups: list[list[tuple[int, Conversation]]],
+    options: AnswerOptions,
+    left_out: dict[str, int],
+) -> None:
     """Makes each shard that is not there yet, and notes it in the manifest."""
-    finished = {entry["file"]: entry for entry in manifest["shards"]}
     names = [f"shard-{number:05d}.npz" for number in range(len(groups))]
-    whole = {name for name in names if name in finished and _is_whole(folder / name, finished[name]["sha256"])}
-    todo = [(name, group) for name, group in zip(names, groups, strict=True) if name not in whole]
+    noted = {entry["file"]: entry for entry in manifest["shards"]}
+    finished = {name: entry for name, entry in noted.items() if _is_whole(folder / name, entry["sha256"])}
+    todo = [(name, group) for name, group in zip(names, groups, strict=True) if name not in finished]
     dtype = np.uint16 if target.vocab_size <= 2**16 else np.int32
     with _Progress(sum(_to_generate(group) for _, group in todo)) as progress:
         for name, group in todo:
@@ -158,7 +186,6 @@ def _answer_shards(target, tokenizer, folder, manifest, groups, options: AnswerO
             write_bytes(folder / name, data)
             finished[name] = _entry(name, data, sequences, dialogues)
             _note(folder, manifest, [finished[name] for name in names if name in finished], left_out, len(names))
-    _note(folder, manifest, [finished[name] for name in names], left_out, len(names))
 
 
 def _note(folder: Path, manifest: dict[str, Any], entries: list[dict], excluded: dict[str, int], shards: int) -> None:

@@ -16,8 +16,8 @@ from jaxspec.model import Model
 
 MANIFEST = "manifest.json"
 VERSION = 1
-# What of a manifest changes while the set is made.
-_PROGRESS = ("shards", "left_out", "complete")
+# All else in a manifest follows from these, or changes while the set is made.
+_MAKING = ("target", "options", "prompts", "excluded")
 _MOST_SAMPLES = 4096
 
 
@@ -73,7 +73,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def check_same_making(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises `ValueError` if a folder's set is made in another way than it is now asked to be."""
-    before, now = (dict(_leaves({k: v for k, v in m.items() if k not in _PROGRESS})) for m in (known, wanted))
+    before, now = (dict(_leaves({part: manifest[part] for part in _MAKING})) for manifest in (known, wanted))
     differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if differ:
         told = "; ".join(f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in differ[:4])

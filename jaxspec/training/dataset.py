@@ -1,0 +1,157 @@
+"""Reading training sets that `jaxspec data` made."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from jaxspec.training.manifest import Sequences, read_manifest, sha256
+from jaxspec.training.schedule import WIDTHS, Schedule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Conversations as token sequences, in memory.
+
+    Attributes:
+      vocab_size: the target's.
+      tokenizer: the digest of its tokenizer.
+      categories: names of the kinds of questions.
+      sequences: all shards of all folders, one after the other.
+      chosen: `[n]`, which of the sequences are in this set.
+    """
+
+    vocab_size: int
+    tokenizer: str
+    categories: tuple[str, ...]
+    sequences: Sequences
+    chosen: np.ndarray
+
+    @classmethod
+    def open(
+        cls, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, unfinished: bool = False
+    ) -> Self:
+        """Reads one folder or several, and checks every shard's hash.
+
+        Args:
+          paths: folders that `jaxspec data` wrote, for targets of one tokenizer.
+          unfinished: take the shards that there are of a set that is not finished.
+
+        Raises:
+          ValueError: a folder holds no finished set, a shard is damaged, or the tokenizers differ.
+          OSError: a shard cannot be read.
+        """
+        folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        if not folders:
+            raise ValueError("there is no folder to read; pass one that `jaxspec data` wrote")
+        manifests = [_manifest(folder, unfinished) for folder in folders]
+        first = manifests[0]["target"]
+        for folder, manifest in zip(folders, manifests, strict=True):
+            for name in ("tokenizer", "vocab_size"):
+                if manifest["target"][name] != first[name]:
+                    raise ValueError(
+                        f"{folder} was made with another {name} than {folders[0]}: {manifest['target'][name]}, "
+                        f"expected {first[name]}; open sets of one target's vocabulary together"
+                    )
+        categories = sorted({name for manifest in manifests for name in manifest["categories"]})
+        parts = [
+            _shard(folder / entry["file"], entry["sha256"], [categories.index(name) for name in manifest["categories"]])
+            for folder, manifest in zip(folders, manifests, strict=True)
+            for entry in manifest["shards"]
+        ]
+        sequences = _join(parts)
+        chosen = np.arange(len(sequences.category))
+        return cls(first["vocab_size"], first["tokenizer"], tuple(categories), sequences, chosen)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[n]` int64, tokens of each sequence."""
+        return np.diff(self.sequences.offsets)[self.chosen]
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a sequence, int32, and for each whether it is a part of an answer."""
+        place = self.chosen[index]
+        start, end = self.sequences.offsets[place : place + 2]
+        return self.sequences.tokens[start:end].astype(np.int32), self.sequences.answer[start:end]
+
+    def category(self, index: int) -> str:
+        """The kind of question of a sequence."""
+        return self.categories[self.sequences.category[self.chosen[index]]]
+
+    def counts(self) -> dict[str, int]:
+        """Sequences of each category."""
+        return dict(sorted(collections.Counter(self.category(index) for index in range(len(self))).items()))
+
+    def token_counts(self) -> np.ndarray:
+        """`[v]` int64: how often each token stands in an answer."""
+        part = np.zeros(len(self.sequences.category), np.bool_)
+        part[self.chosen] = True
+        counted = self.sequences.answer & np.repeat(part, np.diff(self.sequences.offsets))
+        return np.bincount(self.sequences.tokens[counted], minlength=self.vocab_size).astype(np.int64)
+
+    def split(self, validation: int) -> tuple["Dataset", "Dataset"]:
+        """Sets apart at least `validation` sequences, to be told from the rest by their conversations' hashes.
+
+        Conversations with the same user's turns stay together, whatever the answers and wherever they stand; a set
+        with more conversations sets apart nearly the same ones.
+
+        Returns:
+          The sequences to train on, and those to validate with.
+
+        Raises:
+          ValueError: that would leave nothing to train on.
+        """
+        if validation < 0:
+            raise ValueError(f"validation must be at least 0, got {validation}")
+        hashes = self.sequences.conversation[self.chosen]
+        limit = np.sort(hashes)[validation - 1] if 0 < validation < len(self) else None
+        aside = np.zeros(len(self), np.bool_) if limit is None else hashes <= limit
+        if validation >= len(self) or aside.all():
+            raise ValueError(f"validation is {validation}, which leaves none of {len(self)} sequences to train on")
+        return self._only(~aside), self._only(aside)
+
+    def batches(
+        self, *, batch_tokens: int, seed: int = 0, devices: int = 1, widths: Sequence[int] = WIDTHS
+    ) -> Schedule:
+        """The batches to train with; `Schedule` describes the arguments.
+
+        Raises:
+          ValueError: for arguments that do not fit.
+        """
+        return Schedule(self.lengths, self.read, batch_tokens=batch_tokens, seed=seed, devices=devices, widths=widths)
+
+    def _only(self, mask: np.ndarray) -> "Dataset":
+        return dataclasses.replace(self, chosen=self.chosen[mask])
+
+
+def _manifest(folder: Path, unfinished: bool) -> dict:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ValueError(f"{folder} holds no training set; pass a folder that `jaxspec data` wrote")
+    if not manifest["shards"] or not (manifest["complete"] or unfinished):
+        raise ValueError(f"the training set in {folder} is not finished; run `jaxspec data` again to go on with it")
+    return manifest
+
+
+def _shard(path: Path, digest: str, category_names: list[int]) -> Sequences:
+    data = path.read_bytes()
+    if sha256(data) != digest:
+        raise ValueError(f"{path} is damaged: its sha256 is not the manifest's; run `jaxspec data` again to remake it")
+    sequences = Sequences.from_bytes(data)
+    return dataclasses.replace(sequences, category=np.asarray(category_names, np.int32)[sequences.category])
+
+
+def _join(parts: list[Sequences]) -> Sequences:
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("tokens", "answer", "category", "conversation")
+    }
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Sequences(offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), **joined)

@@ -1,0 +1,140 @@
+"""Prompt files, and keeping evaluation questions out."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+
+import pytest
+
+from jaxspec.training.decontamination import (
+    RUN,
+    TURNS_FILE,
+    Exclusion,
+    contaminated,
+    hash_lines,
+    normalise,
+    read_hashes,
+    turn_hash,
+)
+from jaxspec.training.prompts import Conversation, read_prompts
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Of the turns of Spec-Bench's questions that jaxspec's drafters are evaluated with: 16 digits each.
+EVALUATION = (ROOT / "tests" / "golden" / "spec_bench_dev.sha256").read_text().split()
+LONG = " ".join(f"word{number}" for number in range(RUN))
+
+
+def _write(path, *lines):
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+def test_every_form_is_read(tmp_path):
+    first = _write(
+        tmp_path / "a.jsonl",
+        {"prompt": "hi", "category": "chat", "source": "me", "licence": "MIT", "question_id": 3},
+        "\n",
+        {"turns": ["one", "two"], "answers": ["eins", "zwei"]},
+    )
+    user = lambda text: {"role": "user", "content": text}
+    assistant = lambda text: {"role": "assistant", "content": text}
+    second = _write(
+        tmp_path / "b.jsonl",
+        {"messages": [{"role": "system", "content": "be brief"}, user("a"), assistant("b"), user("ü")]},
+        {"messages": [user("a"), assistant("b")]},
+    )
+    assert read_prompts([first, second]) == [
+        Conversation(("hi",), category="chat", source="me", licence="MIT"),
+        Conversation(("one", "two"), ("eins", "zwei")),
+        Conversation(("a", "ü"), ("b",), "be brief"),
+        Conversation(("a",), ("b",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "Expecting"),
+        ('["hi"]', "expected an object .* got list"),
+        ('{"text": "hi"}', "expected one of prompt, turns, messages, got .'text'"),
+        ('{"prompt": "hi", "turns": ["hi"]}', "got prompt and turns"),
+        ('{"prompt": 3}', "prompt must be a string, got int"),
+        ('{"prompt": " "}', "prompt is empty"),
+        ('{"prompt": "hi", "category": 3}', "category must be a string"),
+        ('{"prompt": "hi", "answers": ["ho"]}', "answers stand beside turns"),
+        ('{"turns": []}', "turns must be a list of at least one string, got an empty list"),
+        ('{"turns": ["hi", 3]}', r"turns\[1\] must be a string"),
+        ('{"turns": ["hi", "ho"], "answers": ["x"]}', "one answer a turn, got 1 for 2"),
+        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "user and assistant in turn"),
+        ('{"messages": [{"role": "system", "content": "hi"}]}', "user and assistant in turn"),
+        ('{"messages": ["hi"]}', "objects with role and content"),
+        (b'{"prompt": "\xff"}', "utf-8"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"prompt": "fine"}\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    with pytest.raises(ValueError, match=rf"prompts\.jsonl, line 2: .*{message}"):
+        read_prompts([path])
+
+
+def test_a_file_of_nothing_is_a_mistake(tmp_path):
+    with pytest.raises(ValueError, match=r"no prompt in .*empty\.jsonl"):
+        read_prompts([_write(tmp_path / "empty.jsonl", "\n")])
+    with pytest.raises(FileNotFoundError):
+        read_prompts([tmp_path / "absent.jsonl"])
+
+
+def test_normalisation():
+    # U+FB01 is the ligature fi, U+00A0 a space that does not break.
+    assert normalise("  \ufb01nd\u00a0 IT\n\tnow ") == "find it now"
+    assert turn_hash("Find  it NOW") == hashlib.sha256(b"find it now").hexdigest()
+
+
+def test_what_overlaps_is_excluded():
+    exclusion = Exclusion([Conversation(("Short Question?", f"Well, {LONG.upper()}; no?"), answers=("a b", "c"))])
+    reason = lambda *turns, **more: exclusion.reason(Conversation(turns, **more))
+    assert reason("fine", "short   question?") == "shares a turn with an excluded one"
+    run = "shares 13 words with an excluded one"
+    # Punctuation and case make no difference.
+    assert reason(f"Is it so that {LONG.replace(' ', ', ')}?") == run
+    assert reason("fine", answers=(LONG,)) == run
+    assert reason("fine", system=LONG) == run
+    shorter = " ".join(LONG.split()[1:])
+    assert reason(f"other {shorter} other") is None
+    assert reason("short question") is None
+    assert Exclusion.read([]).reason(Conversation((LONG,))) is None
+
+
+def test_contamination_is_found(tmp_path):
+    conversations = [Conversation(("One?", "Two!")), Conversation(("Three.",))]
+    (tmp_path / TURNS_FILE).write_bytes(hash_lines(conversations))
+    (tmp_path / "prompts.sha256").write_text("\n".join(read_hashes(tmp_path)))
+    asked = [turn_hash(text) for text in ("zero", "THREE.", "one?")]
+    for path in (tmp_path, tmp_path / TURNS_FILE, tmp_path / "prompts.sha256"):
+        assert contaminated(path, asked) == asked[1:]
+        assert contaminated(path, [digits[:16] for digits in asked]) == [digits[:16] for digits in asked[1:]]
+    with pytest.raises(ValueError, match="at least 8"):
+        contaminated(tmp_path, ["abc"])
+    with pytest.raises(FileNotFoundError):
+        contaminated(tmp_path / "absent", asked)
+
+
+def test_the_list_of_hashes_is_reproducible():
+    conversations = [Conversation(("One?", "Two!"))]
+    assert hash_lines(conversations) == hash_lines(conversations)
+    lines = gzip.decompress(hash_lines(conversations)).decode().splitlines()
+    assert lines == [turn_hash("One?"), turn_hash("Two!")]
+
+
+def test_no_drafter_was_trained_on_evaluation_questions(tmp_path):
+    assert len(EVALUATION) == len(set(EVALUATION)) == 280
+    assert all(len(digits) == 16 for digits in EVALUATION)
+    for path in (ROOT / "models").glob("*/**/prompts.sha256*"):
+        assert read_hashes(path), path
+        assert not contaminated(path, EVALUATION), path
+    # It would be found if there were one.
+    planted = tmp_path / TURNS_FILE
+    planted.write_bytes(gzip.compress(f"{turn_hash('hi')}\n{EVALUATION[7]}{'0' * 48}\n".encode()))
+    assert contaminated(planted, EVALUATION) == [EVALUATION[7]]
