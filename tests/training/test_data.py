@@ -32,7 +32,7 @@ LINES = [
     {"prompt": "x" * 95},
     {"messages": [{"role": "system", "content": "the sea"}, {"role": "user", "content": "one two three"}]},
     {"turns": ["hello there", "y" * 80], "category": "chat"},
-    {"turns": ["one two", "three"], "answers": ["hello", "z" * 80]},
+    {"turns": ["one two", "three"], "answers": ["hello", "z" * 95]},
     {"turns": ["there hello"]},
     {"turns": ["grüße"], "category": "chat"},
     {"turns": ["Do you know?"], "category": "chat"},
