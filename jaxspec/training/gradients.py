@@ -10,7 +10,7 @@ from jax import Array
 from jaxspec.model import LanguageModel
 from jaxspec.training.batches import Batch
 from jaxspec.training.recipe import Features, Recipe
-from jaxspec.training.state import Sums
+from jaxspec.training.state import Sums, join, split
 
 # A recipe that takes its means over other positions than the answers' reports how many under this name.
 COUNT = "count"
@@ -23,13 +23,14 @@ def gradients(recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, 
     The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16.
     """
     features = target_features(recipe, target, batch)
+    trained, constants = split(params)
 
-    def loss(params):
-        rounded = jax.tree.map(lambda x: x.astype(target.dtype), params)
+    def loss(trained):
+        rounded = join(jax.tree.map(lambda x: x.astype(target.dtype), trained), constants)
         value, reported = recipe.loss(rounded, target, batch, features, key)
         return value.astype(jnp.float32), reported
 
-    (value, reported), slopes = jax.value_and_grad(loss, has_aux=True)(params)
+    (value, reported), slopes = jax.value_and_grad(loss, has_aux=True)(trained)
     reported = {"loss": value} | {name: x.astype(jnp.float32) for name, x in reported.items()}
     tokens, answers = (jnp.sum(x, dtype=jnp.int32) for x in (batch.length, batch.answer))
     count = reported.pop(COUNT, answers.astype(jnp.float32))

@@ -41,7 +41,7 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: Array, target: LanguageModel, token_counts: np.ndarray) -> Any:
-        """Untrained parameters, float32: a pytree of arrays.
+        """Untrained parameters: a pytree of float32 arrays, and of integers that stay as they are.
 
         Args:
           key: where random ones come from.

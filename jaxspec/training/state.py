@@ -24,7 +24,7 @@ class TrainState:
 
     Attributes:
       step: updates so far.
-      params: the recipe's, float32.
+      params: the recipe's: float32, and integers that are never trained.
       optimiser: AdamW's own.
     """
 
@@ -40,10 +40,10 @@ class TrainState:
           TypeError: a parameter is of a float dtype other than float32.
         """
         for path, x in jax.tree.leaves_with_path(params):
-            if x.dtype != jnp.float32:
+            if x.dtype != jnp.float32 and not jnp.issubdtype(x.dtype, jnp.integer):
                 raise TypeError(f"a recipe's parameters must be float32, got {x.dtype} at {jax.tree_util.keystr(path)}")
         params = jax.tree.map(jnp.array, params)
-        return cls(jnp.zeros((), jnp.int32), params, optimiser(options).init(params))
+        return cls(jnp.zeros((), jnp.int32), params, optimiser(options).init(split(params)[0]))
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +55,7 @@ class Sums:
       weight: the positions.
       tokens: of the batches, without padding.
       answer_tokens: those of them that a drafter learns to guess.
-      gradients: as `params`.
+      gradients: as the trained ones of `params`.
       reported: the loss and what the recipe reports.
     """
 
@@ -107,12 +107,27 @@ def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[Tra
       The next state; and the means of what was reported, with the other sums, and `gradient_norm` before it is cut.
     """
     gradients, reported = jax.tree.map(lambda x: x / jnp.maximum(sums.weight, 1.0), (sums.gradients, sums.reported))
+    trained, constants = split(state.params)
     # optax mixes integers and floats, which a caller may have forbidden.
     with jax.numpy_dtype_promotion("standard"):
-        changes, next_optimiser = optimiser(options).update(gradients, state.optimiser, state.params)
+        changes, next_optimiser = optimiser(options).update(gradients, state.optimiser, trained)
     reported |= {"gradient_norm": optax.tree.norm(gradients)}
     reported |= {name: getattr(sums, name) for name in COUNTS}
-    return TrainState(state.step + 1, optax.apply_updates(state.params, changes), next_optimiser), reported
+    params = join(optax.apply_updates(trained, changes), constants)
+    return TrainState(state.step + 1, params, next_optimiser), reported
+
+
+def split(params: Any) -> tuple[Any, Any]:
+    """The parameters that are trained, and the integers, such as a draft vocabulary; `None` stands for the others."""
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    trained = jax.tree.map(lambda x: x if floating(x) else None, params)
+    return trained, jax.tree.map(lambda x: None if floating(x) else x, params)
+
+
+def join(trained: Any, constants: Any) -> Any:
+    """What `split` has taken apart."""
+    is_none = lambda x: x is None  # noqa: E731
+    return jax.tree.map(lambda x, other: other if x is None else x, trained, constants, is_leaf=is_none)
 
 
 def laid_out(tree: Any, placement: Any) -> Any:
