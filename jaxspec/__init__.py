@@ -15,6 +15,7 @@ from jaxspec.drafters import TreeDrafter as TreeDrafter
 from jaxspec.drafters import UnionDrafter as UnionDrafter
 from jaxspec.drafters import WithoutReplacement as WithoutReplacement
 from jaxspec.drafters import WithReplacement as WithReplacement
+from jaxspec.drafters.named import load_drafter as load_drafter
 from jaxspec.generate import finish as finish
 from jaxspec.generate import generate as generate
 from jaxspec.generate import init as init

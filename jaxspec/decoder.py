@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec import checks
-from jaxspec.drafters import Drafter, ModelDrafter, NGramDrafter
-from jaxspec.drafters.base import NoDrafter
+from jaxspec.drafters import Drafter
+from jaxspec.drafters.named import drafter_of, load_drafter
 from jaxspec.generate import generate
-from jaxspec.model import Model
+from jaxspec.model import Model, Network
 from jaxspec.request import default_verifier
 from jaxspec.schedules import Schedule
 from jaxspec.text_request import Players, TextOptions, TextRequest
@@ -20,8 +20,6 @@ from jaxspec.text_stream import TextStream
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.verifiers import Verifier
 from jaxspec.weights import load
-
-DEFAULT_K = 4
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -44,7 +42,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: Model | str | os.PathLike[str],
-        draft: Model | Drafter | str | os.PathLike[str] | None = None,
+        draft: Model | Network | Drafter | str | os.PathLike[str] | None = None,
         *,
         k: int | Schedule | None = None,
         num_drafts: int = 1,
@@ -56,9 +54,10 @@ class SpeculativeDecoder:
 
         Args:
           target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
-          draft: a model or the name of one, a `Drafter`, "ngram" (copies from the text itself), or
-            `None` or "none" for plain decoding.
-          k: drafted tokens a round, 4 by default, or a schedule. A `Drafter` brings its own.
+          draft: a `Drafter`; a model, a head, or the name of one; "ngram" (copies from the text itself); where the
+            target is a name, "auto" (the best that ships with it, else "ngram") or one of its own, such as
+            "eagle"; `None` or "none" for plain decoding.
+          k: drafted tokens a round, or a schedule; `None` is the default of the kind. A `Drafter` brings its own.
           num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
             seed gives the same text with any draft, and without one.
@@ -70,7 +69,7 @@ class SpeculativeDecoder:
           OSError: if a model cannot be read or downloaded.
         """
         self.target = _as_model(target, "target")
-        self.drafter = _as_drafter(draft, k, num_drafts)
+        self.drafter = _as_drafter(draft, self.target, target, k, num_drafts)
         self.drafter.check(self.target)
         self.verifier = default_verifier(self.drafter) if verifier is None else verifier
         if not isinstance(self.verifier, Verifier):
@@ -192,22 +191,17 @@ def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
     return value
 
 
-def _as_drafter(
-    draft: Model | Drafter | str | os.PathLike[str] | None, k: int | Schedule | None, num_drafts: int
-) -> Drafter:
-    if num_drafts != 1 and (draft is None or isinstance(draft, Drafter) or draft in ("none", "ngram")):
-        raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
+def _as_drafter(draft: Any, target: Model, target_name: Any, k: int | Schedule | None, num_drafts: int) -> Drafter:
     if isinstance(draft, Drafter):
+        if num_drafts != 1:
+            raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
         if k is not None and k != draft.k:
             raise ValueError(f"k is {k}, but the drafter was made with k={draft.k}; leave k out")
         return draft
+    draft = "none" if draft is None else draft
+    if not isinstance(draft, str | os.PathLike):
+        return drafter_of(draft, k, num_drafts)
     if k is not None and not isinstance(k, Schedule):
         checks.draft_length(k)
-    if draft is None or draft == "none":
-        if k:
-            raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
-        return NoDrafter()
-    k = DEFAULT_K if k is None else k
-    if draft == "ngram":
-        return NGramDrafter(k=k)
-    return ModelDrafter(_as_model(draft, "draft"), k=k, num_drafts=num_drafts)
+    name = target_name if isinstance(target_name, str) else None
+    return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts)

@@ -41,8 +41,16 @@ def generate(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")
     ] = "smollm2-135m-instruct",
-    draft: Annotated[str, typer.Option("--draft", "-d", help="'ngram', 'none', or a model as for --model.")] = "ngram",
-    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: 4]")] = None,
+    draft: Annotated[
+        str,
+        typer.Option(
+            "--draft",
+            "-d",
+            help="'ngram', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
+            "--model. 'auto' is the best that ships with the model, else 'ngram'.",
+        ),
+    ] = "auto",
+    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: of the draft]")] = None,
     num_drafts: Annotated[
         int, typer.Option("--num-drafts", help="With a draft model: drafts that compete in each round.")
     ] = 1,

@@ -14,6 +14,7 @@ from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
 from jaxspec.cli.report import comparison_lines, header, json_line, summary_line
 from jaxspec.decoder import SpeculativeDecoder
+from jaxspec.drafters.named import load_drafter
 from jaxspec.text_result import TextResult
 from jaxspec.text_stream import TextStream
 from jaxspec.verifiers import (
@@ -44,7 +45,7 @@ class Job:
       texts: the prompts.
       options: those of `SpeculativeDecoder.generate`.
       model: the target's name.
-      draft: "ngram", "none", or a model's name.
+      draft: what `load_drafter` takes.
       k: drafted tokens a round, or `None`.
       num_drafts: drafts of a draft model that compete in each round.
       verifier: a name of `_VERIFIERS`, or `None` for the draft's default.
@@ -67,9 +68,17 @@ class Job:
     def decoder(self, mesh: Mesh | None) -> SpeculativeDecoder:
         """Loads the models, split over the mesh if there is one."""
         target = load(self.model, dtype=self.dtype, mesh=mesh)
-        draft = self.draft if self.draft in ("ngram", "none") else load(self.draft, dtype=self.dtype, mesh=mesh)
+        draft = load_drafter(
+            self.draft,
+            target,
+            target_name=self.model,
+            k=self.k,
+            num_drafts=self.num_drafts,
+            dtype=self.dtype,
+            mesh=mesh,
+        )
         verifier = None if self.verifier is None else _VERIFIERS[self.verifier]()
-        return SpeculativeDecoder(target, draft, k=self.k, num_drafts=self.num_drafts, verifier=verifier)
+        return SpeculativeDecoder(target, draft, verifier=verifier)
 
     def stream(self, decoder: SpeculativeDecoder, **changes: Any) -> TextStream:
         """A stream of the prompts, as `(row, piece)`."""

@@ -62,6 +62,16 @@ def load_head(
     )
 
 
+def is_head(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether there is a folder of that name with a head in it; the model hub is not asked."""
+    folder = zoo.find_drafter(name_or_path) if isinstance(name_or_path, str) else None
+    folder = Path(name_or_path).expanduser() if folder is None else folder
+    if not (folder / "config.json").is_file():
+        return False
+    config, tensors = read_json(folder / "config.json"), read_tensors(folder)
+    return any(is_kind(config, tensors) for is_kind, _ in _KINDS)
+
+
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")

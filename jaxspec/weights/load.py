@@ -32,7 +32,8 @@ def load(
 
     Args:
       name_or_path: one of, tried in this order,
-        * a name of the zoo (`jaxspec.weights.list_models()`), downloaded at the first use;
+        * a name of the zoo (`jaxspec.weights.list_models()`), downloaded at the first use, or of a draft model
+          that ships with one, "smollm2-135m-instruct/distilled";
         * a local folder: Hugging Face's (`config.json` and safetensors) or one that `save` wrote;
         * a local file: `.gguf`, or a llama2.c `.bin`;
         * a repository on the model hub, `organisation/name`.
@@ -71,6 +72,8 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, str) and (entry := zoo.find(name)) is not None:
         return fetch(entry)
+    if isinstance(name_or_path, str) and (folder := zoo.find_drafter(name)) is not None:
+        return folder
     path = Path(name).expanduser()
     if path.exists():
         return _checked(path)

@@ -51,6 +51,7 @@ class ZooEntry:
       size: its size in bytes.
       sha256: its digest, in hexadecimal.
       sources: where to get it, in the order in which they are tried.
+      drafter: the best one that ships with it, if there is one.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ZooEntry:
     size: int
     sha256: str
     sources: tuple[Registry | Hub, ...]
+    drafter: str | None = None
 
     @property
     def path(self) -> Path:
@@ -114,6 +116,17 @@ def find_drafter(name: str) -> Path | None:
     return _drafters().get(name)
 
 
+def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.PathLike[str]:
+    """`name` in full: "auto" and the drafters of `model`, of the zoo, are looked up; others stay as they are."""
+    if not isinstance(name, str):
+        return name
+    if name == "auto":
+        entry = None if model is None else find(model)
+        return "ngram" if entry is None or entry.drafter is None else f"{entry.name}/{entry.drafter}"
+    own = f"{model}/{name}"
+    return own if own in _drafters() else name
+
+
 def drafter_names() -> list[str]:
     """Every drafter that ships with a model of the zoo."""
     return sorted(_drafters())
@@ -138,7 +151,8 @@ def _entries() -> dict[str, ZooEntry]:
 
 @functools.cache
 def _drafters() -> dict[str, Path]:
-    folders = (path.parent for path in sorted(_root().glob("*/*/config.json")))
+    manifests = ("config.json", "jaxspec.json")
+    folders = (path.parent for name in manifests for path in sorted(_root().glob(f"*/*/{name}")))
     return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
 
 
@@ -160,6 +174,7 @@ def _entry(path: Path) -> ZooEntry:
         size=file["size"],
         sha256=file["sha256"],
         sources=tuple(_source(source) for source in manifest["sources"]),
+        drafter=manifest.get("drafter"),
     )
 
 

@@ -1,0 +1,75 @@
+"""Drafters by name, and of what they are handed."""
+
+import shutil
+
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec.drafters.named import drafter_of
+from jaxspec.weights import zoo
+from jaxspec.weights.eagle import write_eagle
+from tests import tiny
+from tests.drafters.test_eagle import HEAD, TARGET
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A zoo whose one model ships an EAGLE head, its best drafter, and a draft model."""
+    folder = tmp_path / "zoo" / "smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    manifest = (zoo._root() / folder.name / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace('"licence"', '"drafter": "eagle",\n  "licence"', 1))
+    write_eagle(HEAD, folder / "eagle")
+    jaxspec.save(tiny.transformer(1), folder / "distilled")
+    monkeypatch.setattr(zoo, "_root", lambda: folder.parent)
+    zoo._entries.cache_clear()
+    zoo._drafters.cache_clear()
+    yield folder
+    zoo._entries.cache_clear()
+    zoo._drafters.cache_clear()
+
+
+def load(name, **options):
+    return jaxspec.load_drafter(name, TARGET, **({"target_name": "smollm2-135m-instruct"} | options))
+
+
+def test_the_best_that_ships_with_the_model(shipped):
+    for name in ("auto", "eagle", "smollm2-135m-instruct/eagle", shipped / "eagle"):
+        drafter = load(name, k=2)
+        assert isinstance(drafter, jaxspec.EagleDrafter) and drafter.k == 2
+    assert isinstance(load("distilled"), jaxspec.ModelDrafter)
+
+
+def test_without_one_the_text_itself(shipped):
+    assert isinstance(load("auto", target_name=None), jaxspec.NGramDrafter)
+    assert isinstance(load("auto", target_name="gemma-3-270m"), jaxspec.NGramDrafter)
+    assert isinstance(load("ngram", k=3), jaxspec.NGramDrafter)
+    assert load("none").k == 0
+
+
+def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
+    copied = shutil.copytree(shipped / "distilled", tmp_path / "copied")
+    drafter = load(copied, k=3, num_drafts=2)
+    assert isinstance(drafter, jaxspec.ModelDrafter) and drafter.num_drafts == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("none", {"k": 2}, "nothing to draft with"),
+        ("ngram", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("eagle", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("eagel", {}, "unknown model 'eagel'"),
+    ],
+)
+def test_names_that_do_not_fit(shipped, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, **options)
+
+
+def test_what_is_no_draft():
+    with pytest.raises(TypeError, match="must be a model, a head or the name of one, got int"):
+        drafter_of(3)
+    found = jaxspec.generate(TARGET, drafter_of(HEAD), jnp.asarray([[1, 2, 3]]), max_new_tokens=4)
+    assert found.length.tolist() == [4]
