@@ -3,6 +3,7 @@
 from jaxspec.adapters import from_function as from_function
 from jaxspec.adapters import from_nnx as from_nnx
 from jaxspec.decoder import SpeculativeDecoder as SpeculativeDecoder
+from jaxspec.drafters import BlockDrafter as BlockDrafter
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters import EagleDrafter as EagleDrafter
@@ -30,6 +31,7 @@ from jaxspec.sampling import Policy as Policy
 from jaxspec.sampling import Sampling as Sampling
 from jaxspec.schedules import Adaptive as Adaptive
 from jaxspec.schedules import ConfidenceStop as ConfidenceStop
+from jaxspec.schedules import CumulativeConfidence as CumulativeConfidence
 from jaxspec.schedules import EntropyStop as EntropyStop
 from jaxspec.schedules import Fixed as Fixed
 from jaxspec.schedules import Schedule as Schedule

@@ -11,6 +11,7 @@ cache is used and not its capacity; the softmax is accumulated online (Milakov &
 
 import dataclasses
 import functools
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -55,28 +56,41 @@ class _Partial:
     weight: Float[Array, "b g r t"]
     maximum: Float[Array, "b g r t"]
 
+    @classmethod
+    def empty(cls, queries: Float[Array, "b g r t d"]) -> Self:
+        """Of nothing."""
+        return cls(
+            jnp.zeros(queries.shape, jnp.float32),
+            jnp.zeros(queries.shape[:-1], jnp.float32),
+            jnp.full(queries.shape[:-1], _LOWEST, jnp.float32),
+        )
+
 
 def attend(
-    queries: Float[Array, "b t g r d"], fresh: Fresh, history: History, *, scale: float, window: int | None
+    queries: Float[Array, "b t g r d"], fresh: Fresh, history: History | None, *, scale: float, window: int | None
 ) -> Float[Array, "b t g r d"]:
     """Attends from each fed token to the whole history and to the fed tokens its mask allows.
 
     Args:
       queries: `r` query heads for each of the `g` key-value heads.
       fresh: the fed tokens.
-      history: the cache before them.
+      history: the cache before them; with `None` this can be differentiated.
       scale: multiplies every score.
       window: how many positions back a token sees, itself included; `None` sees all.
     """
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
-    state = jax.lax.platform_dependent(
-        queries,
-        positions,
-        history,
-        cpu=functools.partial(_over_history, scale=scale, window=window, block=BLOCK),
-        default=functools.partial(_over_history, scale=scale, window=window, block=_accelerator_block(positions.size)),
-    )
+    if history is None:
+        state = _Partial.empty(queries)
+    else:
+        block = _accelerator_block(positions.size)
+        state = jax.lax.platform_dependent(
+            queries,
+            positions,
+            history,
+            cpu=functools.partial(_over_history, scale=scale, window=window, block=BLOCK),
+            default=functools.partial(_over_history, scale=scale, window=window, block=block),
+        )
     state = _accumulate(
         state,
         _scores(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
@@ -102,11 +116,6 @@ def _accelerator_block(rows: int) -> int:
 def _over_history(queries, positions, history: History, *, scale, window, block) -> _Partial:
     capacity = history.keys.shape[3]
     block = min(block, capacity)
-    state = _Partial(
-        jnp.zeros(queries.shape, jnp.float32),
-        jnp.zeros(queries.shape[:-1], jnp.float32),
-        jnp.full(queries.shape[:-1], _LOWEST, jnp.float32),
-    )
 
     def visit(index, state):
         # The last visit is moved back to end at the cache's end, and leaves out what was seen before.
@@ -121,7 +130,7 @@ def _over_history(queries, positions, history: History, *, scale, window, block)
     blocks = (jnp.max(history.length) + block - 1) // block
     # The name tells those who read the compiled program how often this runs.
     with jax.named_scope(f"history_by_{block}"):
-        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, state)
+        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, _Partial.empty(queries))
 
 
 def _block_of(buffer, layer, start, block):

@@ -6,6 +6,7 @@ token after looking at it emits (.85, .15). DSpark, appendix A, calls this the n
 rule. Here the order of the calls keeps it, and what they are given:
 
     limit(state)                 before the round, from earlier rounds
+    trusts(state, survival)      before draft i is drawn, from what the drafter itself expects of it
     submits(state, law)          before draft i is drawn, from the law that it is drawn from
                                  ... draft i is drawn, and stays submitted ...
     goes_on(state, log_prob)     for the drafts after it
@@ -32,10 +33,13 @@ class Schedule(abc.ABC):
         is the most that are drafted in a round.
       reads_law: whether `submits` or `goes_on` look at the draft's law, which a deterministic
         drafter does not have.
+      reads_confidence: whether `trusts` looks at what it is given, which only a drafter with a
+        confidence head can give.
     """
 
     lengths: tuple[int, ...]
     reads_law: ClassVar[bool] = False
+    reads_confidence: ClassVar[bool] = False
 
     def check(self) -> None:  # noqa: B027 (nothing to check is the common case)
         """Raises `ValueError` for values that only a whole schedule can be asked for."""
@@ -47,6 +51,17 @@ class Schedule(abc.ABC):
     def limit(self, state: Any) -> Int[Array, "b"]:
         """The most drafts of this round; 0 does not run the drafter."""
         return state
+
+    def trusts(self, state: Any, survival: Float[Array, "b"]) -> Bool[Array, "b"]:
+        """Whether a draft is worth its verification.
+
+        Args:
+          state: that of before the round.
+          survival: the probability that the drafter gives it and all drafts before it to be
+            accepted, estimated before it is drawn.
+        """
+        del state
+        return jnp.ones(survival.shape, jnp.bool_)
 
     def submits(self, state: Any, law: Float[Array, "b v"]) -> Bool[Array, "b"]:
         """Whether to draw and submit one more draft.
@@ -85,12 +100,18 @@ class Fixed(Schedule):
         return (self.k,)
 
 
-def split(k: Any, schedule: Any) -> tuple[int, Schedule]:
+def split(k: Any, schedule: Any, *, has_confidence: bool = False) -> tuple[int, Schedule]:
     """A drafter's `k`, given as an integer or as a schedule, as both.
 
-    A pytree that is put together again has both already. Raises for a `k` that is neither.
+    A pytree that is put together again has both already. Raises for a `k` that is neither, and
+    for a schedule that reads a confidence which the drafter has not.
     """
     if isinstance(k, Schedule):
+        if k.reads_confidence and not has_confidence:
+            raise ValueError(
+                f"{type(k).__name__} stops by a drafter's own confidence, which this one has no head for; pass "
+                "ConfidenceStop, EntropyStop, Adaptive or an integer k"
+            )
         return k.lengths[-1], k
     if schedule is None:
         return k, Fixed(k)
