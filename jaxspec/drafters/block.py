@@ -134,15 +134,15 @@ class BlockDrafter(Drafter):
         """One pass over the block, then a draw for each draft."""
         head, schedule = self.head, self.schedule
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        known = head.block(context.target.embed(last)[:, 0], state.cache)[:, : self.k]
+        known = head.blocks(context.target.embed(last), context.length[:, None] - 1, state.cache)[:, 0, : self.k]
 
         def draw(carry, draft):
             token, going, log_survival = carry
             offset, known, logits = draft
-            before = head.before(token)
-            law, seen = _laws(policy, logits + head.added(before))
+            before = head.before(token[:, None])
+            law, seen = _laws(policy, (logits + head.added(before))[:, 0])
             if schedule.reads_confidence:
-                log_survival = log_survival + head.log_trust(known, before, offset)
+                log_survival = log_survival + head.log_trust(head.odds(known, before)[:, 0], offset)
             submitted = going & (offset < limit) & schedule.trusts(state.schedule, jnp.exp(log_survival))
             submitted = submitted & schedule.submits(state.schedule, seen)
             token, place, law = self._token(law, seen, draws, offset)
@@ -151,8 +151,9 @@ class BlockDrafter(Drafter):
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, law)
 
+        by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
         start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
-        each = (jnp.arange(self.k, dtype=jnp.int32), jnp.swapaxes(known, 0, 1), jnp.swapaxes(head.logits(known), 0, 1))
+        each = (jnp.arange(self.k, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
         _, drafts = jax.lax.scan(draw, start, each)
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
 

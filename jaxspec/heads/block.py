@@ -72,30 +72,39 @@ class BlockHead(Network):
         positions = start[:, None] + jnp.arange(hidden[0].shape[1], dtype=jnp.int32)[None]
         return self._apply("context", hidden, positions)
 
-    def block(self, anchors: Float[Array, "b d"], cache: KVCache) -> Float[Array, "b n d"]:
-        """What each place of a row's block knows of its token; the block follows the cached context."""
-        return self._apply("__call__", anchors[:, None], cache.length[:, None], cache)[:, 0]
+    def blocks(
+        self, anchors: Float[Array, "b a d"], positions: Int[Array, "b a"], seen: KVCache | Entries
+    ) -> Float[Array, "b a n d"]:
+        """What each place of each block knows of the token that it predicts.
+
+        Args:
+          anchors: the embeddings of the tokens that the blocks begin with.
+          positions: where those stand.
+          seen: a cache of context, all of which each block sees; or the context of a text's first tokens, of which
+            each block sees those before it.
+        """
+        where = {"cache": seen} if isinstance(seen, KVCache) else {"context": seen}
+        return self._apply("__call__", anchors, positions, **where)
 
     def logits(self, known: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Over the draft vocabulary, what the token before adds left out."""
+        """Over the draft vocabulary, what the token before adds left out; float32."""
         return self._apply("logits", known)
 
-    def before(self, token: Int[Array, "b"]) -> Float[Array, "b r"] | None:
-        """What is known of the target's `token`, which stands before a draft; `None` if nothing is."""
-        return self._apply("before", self.places[token][:, None])[:, 0] if self.config.markov_rank else None
+    def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"] | None:
+        """What is known of the target's tokens that stand before drafts; `None` if nothing is."""
+        return self._apply("before", self.places[tokens]) if self.config.markov_rank else None
 
-    def added(self, before: Float[Array, "b r"] | None) -> Float[Array, "b n"] | float:
-        """What that adds to the draft's logits."""
-        return 0.0 if before is None else self._apply("added", before[:, None])[:, 0]
+    def added(self, before: Float[Array, "b t r"] | None) -> Float[Array, "b t n"] | float:
+        """What that adds to the drafts' logits."""
+        return 0.0 if before is None else self._apply("added", before)
 
-    def log_trust(
-        self, known: Float[Array, "b d"], before: Float[Array, "b r"] | None, offset: Array
-    ) -> Float[Array, "b"]:
-        """The logarithm of the estimated probability that draft `offset` is accepted if those before it are."""
-        before = None if before is None else before[:, None]
-        odds = self._apply("trusted", known[:, None], before)[:, 0]
-        scale = 1.0 if self.confidence_scale is None else self.confidence_scale[offset]
-        return jax.nn.log_sigmoid(odds / scale)
+    def odds(self, known: Float[Array, "b t d"], before: Float[Array, "b t r"] | None) -> Float[Array, "b t"]:
+        """The estimated log-odds that a draft is accepted if those before it are, as they were learnt."""
+        return self._apply("trusted", known, before)
 
-    def _apply(self, method: str, *arguments):
-        return self.module.apply({"params": self.params}, *arguments, method=method)
+    def log_trust(self, odds: Float[Array, "b"], offset: Int[Array, ""]) -> Float[Array, "b"]:
+        """The logarithm of that probability for draft `offset`, calibrated."""
+        return jax.nn.log_sigmoid(odds if self.confidence_scale is None else odds / self.confidence_scale[offset])
+
+    def _apply(self, method: str, *arguments, **options):
+        return self.module.apply({"params": self.params}, *arguments, method=method, **options)

@@ -202,9 +202,9 @@ class BlockNetwork(nn.Module):
         """Each draft's logits but for the token before it, float32."""
         return project(places, self.head).astype(jnp.float32)
 
-    def before(self, token: Int[Array, "b t"]) -> Float[Array, "b t r"]:
-        """What later heads know of the token before a draft: its place in the draft vocabulary, or -1."""
-        return self.markov_before[token]
+    def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"]:
+        """What the heads know of a token before a draft, from its place in the draft vocabulary; -1 is outside."""
+        return self.markov_before[tokens]
 
     def added(self, before: Float[Array, "b t r"]) -> Float[Array, "b t v"]:
         """What the token before a draft adds to its logits, float32."""

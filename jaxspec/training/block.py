@@ -1,0 +1,233 @@
+"""Training a block drafter (DFlash, 2602.06036; DSpark, section 3.3).
+
+Some places of each text are anchors, as if the text so far had just been committed:
+
+    text       ...  a  b  c  d  e  f          c is an anchor
+    context         A  B                      the target's states after a, b and all before
+    block                 c  _  _             the block's tokens are masks, whatever the text says
+    labels                law law law         the target's laws after c, d, e: of d, e, f
+    before                c  d  e             what the Markov head is given: the text's own tokens
+
+All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters import BlockDrafter, Drafter
+from jaxspec.heads import vocabulary
+from jaxspec.heads.block import BlockHead
+from jaxspec.model import LanguageModel
+from jaxspec.nn import Rope
+from jaxspec.nn.block import BlockConfig, BlockNetwork
+from jaxspec.nn.products import project
+from jaxspec.training.batches import Batch
+from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Features, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockRecipe(Recipe):
+    """A block drafter with DSpark's heads and losses, whose output head is the target's, frozen.
+
+    A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
+    `2 * block_size * rows * width`; a token of the text `6 * (parameters of the mix and of keys and values)`, and the
+    target's pass. For SmolLM2-135M and the defaults these are 520 and 66 million a block, and 11 and 220 a token.
+
+    Departs from DSpark in this: the cross-entropy is that of the target's law and not of the text's token, which is
+    less noisy; the laws are compared over a draft vocabulary; the mask is a vector of its own; states are normalised
+    before they are mixed.
+
+    Attributes:
+      capture: the target's states that it reads.
+      block_size: drafts of a block.
+      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      num_layers: of the drafter.
+      mlp_width: of its layers.
+      markov_rank: of its Markov head; 0 is none.
+      confidence: whether it has a confidence head.
+      anchor_every: one anchor for so many tokens of the padded text, all of them in answers.
+      decay: draft `i` weighs `exp(-i / decay)`.
+      cross_entropy: the weight of the cross-entropy with the target's law.
+      total_variation: the weight of the L1 distance, twice the total variation.
+      trust: the weight of the confidence head's loss.
+      k: drafts a round where it is evaluated; `None` is the whole block.
+    """
+
+    capture: tuple[int, ...]
+    block_size: int = 7
+    draft_vocabulary: int | None = 8192
+    num_layers: int = 2
+    mlp_width: int = 1024
+    markov_rank: int = 64
+    confidence: bool = True
+    anchor_every: int = 8
+    decay: float = 4.0
+    cross_entropy: float = 0.1
+    total_variation: float = 0.9
+    trust: float = 1.0
+    k: int | None = None
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> "BlockRecipe":
+        """The recipe with DFlash's choice of layers for this target: evenly spaced, four of them."""
+        layers = target.module.config.num_layers
+        spaced = {round(1 + i * max(layers - 4, 0) / 3) + 1 for i in range(4)}
+        return cls(**({"capture": tuple(sorted(min(layer, layers) for layer in spaced))} | options))
+
+    def init(self, key, target, token_counts):
+        module = self._module(target, jnp.float32)
+        params = module.init(key, method="every_parameter")["params"]
+        del params["head"]
+        ids = jnp.asarray(vocabulary.most_frequent(token_counts, module.config.vocab_size))
+        # The frozen head expects what the target's last norm gives it; and the highest state says most.
+        params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+        width = module.config.width
+        params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width))}
+        if self.markov_rank:
+            # Tokens that the target takes for similar begin alike; at first none of them moves the next.
+            params["markov_before"] = _principal(target, ids, self.markov_rank)
+            params["markov_after"] = jnp.zeros_like(params["markov_after"])
+        return {"network": params, "ids": ids}
+
+    def loss(self, params, target, batch, features, key):
+        head = self.head(params, target)
+        anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // self.anchor_every, 1), key)
+        tokens, counts = _block_tokens(head, batch, anchors, chosen, self.block_size)
+        known = self._known(head, target, batch, features, anchors)
+        before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
+        guess = jax.nn.log_softmax(head.logits(known) + head.added(before))
+        wanted, held = _laws(head, target, features, anchors, self.block_size)
+        # [b, a, n], as the counted places are.
+        shaped = lambda x: x.reshape(counts.shape)  # noqa: E731
+        agreement = shaped(acceptance(wanted, guess))
+        weights = jnp.exp(-jnp.arange(self.block_size, dtype=jnp.float32) / self.decay)[None, None]
+        terms = self.cross_entropy * shaped(ForwardKL()(wanted, guess)) + self.total_variation * 2 * (1 - agreement)
+        if self.confidence:
+            odds = shaped(head.odds(known, before))
+            label = jax.lax.stop_gradient(agreement)
+            terms += self.trust * (jax.nn.softplus(odds) - label * odds)
+        weights = jnp.where(counts, weights, 0.0)
+        loss = jnp.sum(jnp.where(counts, weights * terms, 0.0)) / jnp.maximum(jnp.sum(weights), 1.0)
+        reported = self._reported(agreement, counts)
+        # Of the first draft's law as it is, and not only of what the draft vocabulary holds of it.
+        first = acceptance(wanted[:, :: self.block_size] + held[..., None], guess[:, :: self.block_size])
+        reported["acceptance"] = masked_mean(first, counts[..., 0])
+        if self.confidence:
+            reported["confidence_error"] = masked_mean(jnp.abs(jax.nn.sigmoid(odds) - agreement), counts)
+        return loss, reported | {"count": jnp.sum(weights)}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return BlockDrafter(self.head(params, target), k=self.k)
+
+    def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
+        raise NotImplementedError
+
+    def head(self, params: Any, target: LanguageModel) -> BlockHead:
+        """The head of these parameters, with its rows of the target's output head."""
+        network, ids = params["network"], params["ids"]
+        dtype = network["mask"].dtype
+        rows = {"head": target.head[ids].astype(dtype)}
+        return BlockHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
+
+    def _known(self, head: BlockHead, target, batch: Batch, features: Features, anchors) -> Float[Array, "b m d"]:
+        """What each place of each block knows, the blocks one behind the other."""
+        context = head.context(features.hidden, jnp.zeros(anchors.shape[:1], jnp.int32))
+        first = target.embed(jnp.take_along_axis(batch.tokens, anchors, axis=1))
+        known = head.blocks(first, anchors, context)
+        return known.reshape(known.shape[0], -1, known.shape[-1])
+
+    def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
+        places = range(1, self.block_size)
+        reported = {f"acceptance_{i + 1}": masked_mean(agreement[..., i], counts[..., i]) for i in places}
+        reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
+        return reported | {"length": 1 + masked_mean(jnp.sum(reach, axis=-1), counts[..., 0])}
+
+    def _module(self, target: LanguageModel, dtype) -> BlockNetwork:
+        config = target.module.config
+        size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
+        rope = next((rope for rope in config.ropes if rope is not None), Rope(10_000.0))
+        shape = BlockConfig(
+            vocab_size=size,
+            num_layers=self.num_layers,
+            width=config.width,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=self.mlp_width,
+            context_length=config.context_length,
+            ropes=(rope,) * self.num_layers,
+            windows=(None,) * self.num_layers,
+            norm_eps=config.norm_eps,
+            activation=config.activation,
+            block_size=self.block_size,
+            num_features=len(self.capture),
+            feature_norms=True,
+            markov_rank=self.markov_rank,
+            confidence="none" if not self.confidence else "place and token" if self.markov_rank else "place",
+        )
+        return BlockNetwork(shape, jnp.dtype(dtype))
+
+
+def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
+    """`count` random places of each row, not the first, that an answer's token follows.
+
+    Returns:
+      The places, and which of them are such: a row may have fewer.
+    """
+    width = batch.tokens.shape[1]
+    index = jnp.arange(width, dtype=jnp.int32)[None]
+    fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1))) & (index + 1 < batch.length[:, None]) & (index > 0)
+    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
+    anchors = jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32)
+    return anchors, jnp.take_along_axis(fits, anchors, axis=1)
+
+
+def _block_tokens(head: BlockHead, batch: Batch, anchors, chosen, size: int):
+    """The text's tokens of each block and the one after it, `[b, a, size + 1]`, and which drafts count.
+
+    A draft counts while it stands for a token of an answer, and all drafts before it are tokens that could be drafted.
+    """
+    at = anchors[..., None] + jnp.arange(size + 1, dtype=jnp.int32)[None, None]
+    inside = at < batch.length[:, None, None]
+    at = jnp.minimum(at, batch.tokens.shape[1] - 1)
+    rows = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None, None]
+    tokens, answer = batch.tokens[rows, at], batch.answer[rows, at] & inside
+    could = jnp.pad(head.places[tokens[..., 1:-1]] >= 0, ((0, 0), (0, 0), (1, 0)), constant_values=True)
+    counts = jnp.cumprod((answer[..., 1:] & could).astype(jnp.int32), axis=-1).astype(jnp.bool_)
+    return tokens, counts & chosen[..., None]
+
+
+def _laws(head: BlockHead, target: LanguageModel, features: Features, anchors, size: int):
+    """The target's laws of each block's drafts over the draft vocabulary, `[b, a * size, n]`, scaled to sum to 1.
+
+    And the logarithm of the part of each first draft's law that they hold, `[b, a]`.
+    """
+    at = anchors[..., None] + jnp.arange(size, dtype=jnp.int32)[None, None]
+    at = jnp.minimum(at, features.last.shape[1] - 1).reshape(at.shape[0], -1)
+    states = target.normalise(jnp.take_along_axis(features.last, at[..., None], axis=1))
+    logits = project(states, head.params["head"]).astype(jnp.float32)
+    whole = jax.nn.logsumexp(logits, axis=-1)
+    held = jnp.zeros(anchors.shape, jnp.float32)
+    if head.ids.shape[0] < target.vocab_size:
+        every = jax.nn.logsumexp(project(states[:, ::size], target.head).astype(jnp.float32), axis=-1)
+        held = whole[:, ::size] - every
+    return logits - whole[..., None], held
+
+
+def _principal(target: LanguageModel, ids: Int[Array, "n"], rank: int) -> Float[Array, "n_plus_1 r"]:
+    """The draft vocabulary's embeddings by their first principal components, of variance 1; others are 0."""
+    rows = np.asarray(target.embed(ids[None])[0], np.float32)
+    rows = rows - rows.mean(axis=0)
+    _, directions = np.linalg.eigh(rows.T @ rows)
+    found = rows @ directions[:, ::-1][:, :rank]
+    found = found / np.maximum(found.std(axis=0), 1e-6)
+    found = np.pad(found, ((0, 1), (0, rank - found.shape[1])))
+    return jnp.asarray(found, jnp.float32)
