@@ -13,8 +13,9 @@ from jaxspec import checks
 from jaxspec.cache import KVCache
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads.block import BlockHead
+from jaxspec.heads.capture import check_capture
 from jaxspec.heads.vocabulary import expand
-from jaxspec.model import LanguageModel, Model
+from jaxspec.model import Model
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Schedule, split
 from jaxspec.state import Context, Proposal
@@ -97,14 +98,8 @@ class BlockDrafter(Drafter):
         if self.sampling is not None:
             checks.draft_policy(self.sampling)
         self.schedule.check()
-        if not hasattr(target, "embed"):
-            raise ValueError(
-                f"BlockDrafter reads the target's embedding, which {type(target).__name__} does not lend; pass a "
-                "jaxspec.LanguageModel as target, or another drafter"
-            )
+        check_capture("BlockDrafter", target, self.head.capture, self.head.config.width)
         checks.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
-        if isinstance(target, LanguageModel):
-            _check_shape(self.head, target)
 
     def init(self, context, prefilled, slots):
         batch = context.tokens.shape[0]
@@ -185,17 +180,3 @@ def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b 
     law = policy.log_probs(logits[:, None])[:, 0]
     certain: Bool[Array, "b 1"] = jnp.max(law, axis=-1, keepdims=True) == 0
     return law, jnp.where(certain, own, law)
-
-
-def _check_shape(head: BlockHead, target: LanguageModel) -> None:
-    ours, theirs = head.config, target.module.config
-    if ours.width != theirs.width:
-        raise ValueError(
-            f"this head reads states of width {ours.width}, got a target of width {theirs.width}; load the head that "
-            "was trained for this target"
-        )
-    if max(head.capture) > theirs.num_layers:
-        raise ValueError(
-            f"this head reads the state that enters layer {max(head.capture)}, got a target of {theirs.num_layers} "
-            "layers; load the head that was trained for this target"
-        )

@@ -13,6 +13,7 @@ All blocks of a text run in one pass beside each other; each sees the context be
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from jaxspec.nn.products import project
 from jaxspec.training.batches import Batch
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Features, Recipe
+from jaxspec.weights.block import write_block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ class BlockRecipe(Recipe):
         return BlockDrafter(self.head(params, target), k=self.k)
 
     def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
-        raise NotImplementedError
+        write_block(self.head(params, target), Path(path), with_head=False)
 
     def head(self, params: Any, target: LanguageModel) -> BlockHead:
         """The head of these parameters, with its rows of the target's output head."""

@@ -11,12 +11,14 @@ from jax.sharding import Mesh
 from jaxspec.model import LanguageModel, Network
 from jaxspec.sharding import Rules, shard
 from jaxspec.weights import zoo
+from jaxspec.weights.block import is_block, read_block
 from jaxspec.weights.eagle import is_eagle, read_eagle
 from jaxspec.weights.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.weights.load import HUB_ID, parse_dtype
 
 # What tells a kind by its configuration and its tensors' names, and what reads it.
 _KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
+    (lambda config, tensors: is_block(config), read_block),
     (lambda config, tensors: is_eagle(tensors), read_eagle),
 )
 
@@ -34,7 +36,7 @@ def load_head(
     Args:
       name_or_path: one of, tried in this order,
         * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
-        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3;
+        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, our own;
         * a repository on the model hub, `organisation/name`.
       target: the model that it was trained for; it lends what the folder has not.
       dtype: of weights and activations; `None` is the target's.
@@ -57,8 +59,8 @@ def load_head(
             head = read(folder, config, target, jnp.dtype(dtype))
             return head if mesh is None else shard(head, mesh, rules)
     raise ValueError(
-        f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected EAGLE's. A "
-        "draft model of its own is loaded with jaxspec.load"
+        f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one of "
+        "EAGLE's, DFlash's or DSpark's. A draft model of its own is loaded with jaxspec.load"
     )
 
 

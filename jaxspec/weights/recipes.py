@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.nn import TransformerConfig
+from jaxspec.nn.block import BlockConfig
 
 Shape = tuple[int, ...]
 
@@ -98,6 +99,33 @@ def first_eagle_recipes(config: TransformerConfig, *, bias: bool) -> Iterator[Re
     yield from _gated_mlp(config, ("mlp",), "layers.0.mlp")
 
 
+def block_recipes(config: BlockConfig, *, ours: bool) -> Iterator[Recipe]:
+    """Every parameter of a block drafter but its mask and its output head, by DSpark's names.
+
+    Those of ours have a row for tokens outside of the draft vocabulary; the public ones need none.
+    """
+    norm, width = functools.partial(_norm, build=_same), config.width
+    for number in range(config.num_features if config.feature_norms else 0):
+        yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", width)
+    yield _plain(("mix", "kernel"), "fc.weight", (width, config.num_features * width))
+    for ours_name, theirs in {"context_norm": "hidden_norm", "final_norm": "norm"}.items():
+        yield norm((ours_name, "scale"), f"{theirs}.weight", width)
+    for number in range(config.num_layers):
+        path, name = f"layer_{number}", f"layers.{number}"
+        for ours_name, theirs in _LLAMA_NORMS.items():
+            yield norm((path, ours_name, "scale"), f"{name}.{theirs}.weight", width)
+        yield from _llama_attention(config, (path, "attention"), f"{name}.self_attn", norm, width)
+        yield from _gated_mlp(config, (path, "mlp"), f"{name}.mlp")
+    if rank := config.markov_rank:
+        rows, build = (config.vocab_size + 1, _same) if ours else (config.vocab_size, _row_of_zeros)
+        yield Recipe(("markov_before",), (("markov_head.markov_w1.weight", (rows, rank)),), build)
+        yield _plain(("markov_after",), "markov_head.markov_w2.weight", (config.vocab_size, rank))
+    if config.confidence != "none":
+        known = width + (config.markov_rank if config.confidence == "place and token" else 0)
+        yield _plain(("trust", "kernel"), "confidence_head.proj.weight", (1, known))
+        yield _plain(("trust", "bias"), "confidence_head.proj.bias", (1,))
+
+
 def _llama_attention(config: TransformerConfig, path: tuple[str, ...], name: str, norm, width: int) -> Iterator[Recipe]:
     """`width` is that of what queries, keys and values are made of."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -178,6 +206,11 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 def _plus_one(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) + 1
+
+
+def _row_of_zeros(x: np.ndarray) -> np.ndarray:
+    """One more row."""
+    return np.pad(x, ((0, 1), (0, 0)))
 
 
 def _stack(*parts: np.ndarray) -> np.ndarray:
