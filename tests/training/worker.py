@@ -1,6 +1,6 @@
 """A run of training in a process of its own: `python -m tests.training.worker OUT [WHEN]`.
 
-WHEN it kills itself, without any chance to clean up: before the batch of that number, or while it writes a `checkpoint`.
+WHEN it kills itself, without a chance to clean up: before the batch of that number, or while it writes a `checkpoint`.
 """
 
 import dataclasses
