@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspec.drafters import Drafter
 from jaxspec.generate import generate
-from jaxspec.model import LanguageModel
+from jaxspec.model import Model
 from jaxspec.sampling import Greedy, Policy, Sampling
 
 
@@ -58,7 +58,7 @@ def prompts_of(tokens: Sequence[int], answer: Sequence[bool]) -> tuple[int, ...]
     return tuple(int(token) for token in tokens[: starts[0]]) if len(starts) else ()
 
 
-def evaluate(target: LanguageModel, drafter: Drafter, prompts: Prompts, *, seed: int = 0) -> dict[str, Measured]:
+def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0) -> dict[str, Measured]:
     """Decodes every prompt greedily and at temperature 1.
 
     Args:
@@ -78,7 +78,8 @@ def _measure(target, drafter: Drafter, prompts: Prompts, policy: Policy, seed: i
     # Rows of similar width stand together: each batch is padded to its widest.
     rows = sorted(prompts.rows, key=len)
     keys = jax.random.split(jax.random.key(seed), len(rows))
-    stop = () if target.tokenizer is None else target.tokenizer.eos_token_ids
+    tokenizer = getattr(target, "tokenizer", None)
+    stop = () if tokenizer is None else tokenizer.eos_token_ids
     rounds, emitted, accepted = 0, 0, np.zeros(drafter.k, np.int64)
     for start in range(0, len(rows), prompts.batch):
         group = rows[start : start + prompts.batch]

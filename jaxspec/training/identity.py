@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxspec.training.files import read_json, write_text
@@ -27,10 +28,16 @@ def described(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        array = np.asarray(value)
-        digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
-        return f"{array.dtype}{list(array.shape)} {digest}"
+        return digest(value)
     return getattr(value, "__name__", type(value).__name__)
+
+
+def digest(*trees: Any) -> str:
+    """Sixteen hexadecimal digits that tell arrays from others."""
+    hashed = hashlib.sha256()
+    for array in map(np.asarray, jax.tree.leaves(trees)):
+        hashed.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def check_same_run(folder: Path, run: dict[str, Any]) -> None:

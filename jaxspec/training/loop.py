@@ -8,10 +8,12 @@ machine ends with the same parameters, to the bit on CPUs, as one that did not.
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,7 +25,7 @@ from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.curve import Curve, Window
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.gradients import gradients
-from jaxspec.training.identity import check_same_run, described
+from jaxspec.training.identity import check_same_run, described, digest
 from jaxspec.training.options import TrainingOptions
 from jaxspec.training.progress import Progress
 from jaxspec.training.recipe import Recipe
@@ -46,11 +48,8 @@ class Data(Protocol):
     def token_counts(self) -> np.ndarray:
         """`int64[v]`, how often each token stands in the answers."""
 
-    def batches(self, batch_tokens: int, *, seed: int, devices: int) -> Schedule:
-        """Batches of about so many tokens, whose rows are a multiple of `devices`."""
-
-    def describe(self) -> dict[str, Any]:
-        """What tells it from other data, for JSON."""
+    def batches(self, *, batch_tokens: int, seed: int, devices: int) -> Schedule:
+        """Batches of about so many tokens, padding included, whose rows are a multiple of `devices`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def train(
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     validation: Prompts | None = None,
-    command: str = "",
+    notes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Trained:
     """Trains a drafter for `target`; called again after an interruption, it goes on from the last checkpoint.
@@ -93,7 +92,7 @@ def train(
       mesh: splits the rows of batches over its axis `data`, and the target by `rules`.
       rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimiser are split too.
       validation: prompts to measure the true mean acceptance length on.
-      command: what made this run, for `training.json`.
+      notes: what else belongs into `training.json`, such as the command that made this run.
       quiet: shows no progress.
 
     Raises:
@@ -109,19 +108,25 @@ def train(
         target = shard(target, mesh, rules)
     placement, counts = placement_of(target), data.token_counts()
     devices = _row_devices(placement)
-    run = {"recipe": described(recipe), "options": described(options), "data": data.describe(), "devices": devices}
-    run["target"] = described(target.module.config) | {"dtype": target.dtype.name}
+    batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
+    run = {
+        "recipe": described(recipe),
+        "options": described(options),
+        # Of all answers, and of the order of batches.
+        "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
+        "target": described(target.module.config) | {"dtype": target.dtype.name},
+        "devices": devices,
+    }
     check_same_run(out, run)
     # The kind of key that a user configures must not change what is learned.
     key = jax.random.key(options.seed, impl="threefry2x32")
     first = TrainState.initial(recipe.init(key, target, counts), options)
-    batches = data.batches(options.batch_tokens, seed=options.seed, devices=devices)
     task = _Task(recipe, target, counts, options, batches, key, validation, placement)
     with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
         state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
     params = whole(state.params)
     _save(recipe, params, target, counts, out / "head")
-    write_report(out, run, spent, curve.lines, command)
+    write_report(out, run | dict(notes or {}), spent, curve.lines)
     if not plot(out, curve.lines) and not quiet:
         print("matplotlib is not installed, so there is no loss.svg; the curve is in metrics.jsonl")
     return Trained(params, out / "head", curve.lines)
@@ -143,7 +148,7 @@ class _Task:
         sums = None
         for index in range(step * self.options.accumulation, (step + 1) * self.options.accumulation):
             prepare_key, loss_key = jax.random.split(jax.random.fold_in(self.key, index))
-            batch = self.placement.rows(self.batches.batch(index))
+            batch = self.placement.rows(jax.tree.map(jnp.asarray, self.batches.batch(index)))
             batch = self.placement.rows(self.recipe.prepare(state.params, self.target, batch, prepare_key))
             fresh = gradients(self.recipe, state.params, self.target, batch, loss_key)
             sums = fresh if sums is None else add(sums, fresh)

@@ -15,10 +15,9 @@ _PACKAGES = ("jaxspec-decode", "jax", "flax", "optax", "orbax-checkpoint", "nump
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#c05621", "#718096"
 
 
-def write_report(folder: Path, run: dict[str, Any], counts: dict[str, Any], curve: list[dict], command: str) -> None:
+def write_report(folder: Path, run: dict[str, Any], counts: dict[str, Any], curve: list[dict]) -> None:
     """Writes `training.json`: how to make this drafter again, what it cost and how it came about."""
     report = {
-        "command": command,
         **run,
         **counts,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind} ({jax.default_backend()})",

@@ -45,18 +45,13 @@ class Bigrams(Recipe):
 class Conversations:
     """Random ones, each of a question and an answer."""
 
-    count: int = 24
     width: int = 16
     vocab: int = tiny.VOCAB
-    name: str = "random"
 
     def token_counts(self):
         return np.ones(self.vocab, np.int64)
 
-    def describe(self):
-        return dataclasses.asdict(self)
-
-    def batches(self, batch_tokens, *, seed, devices):
+    def batches(self, *, batch_tokens, seed, devices):
         rows = batch_tokens // self.width
         assert rows % devices == 0
         return _Batches(self, rows, seed)
@@ -74,4 +69,4 @@ class _Batches:
         length = rng.integers(6, self.data.width + 1, self.rows).astype(np.int32)
         tokens = rng.integers(0, self.data.vocab, (self.rows, self.data.width))
         answer = (at >= 3) & (at < length[:, None])
-        return Batch(jnp.asarray(tokens, jnp.int32), jnp.asarray(length), jnp.asarray(answer))
+        return Batch(tokens.astype(np.int32), length, answer)

@@ -32,11 +32,8 @@ class Deadly(Conversations):
 
     last: int | None = None
 
-    def describe(self):
-        return {"name": self.name}
-
-    def batches(self, batch_tokens, **options):
-        batches, last = super().batches(batch_tokens, **options), self.last
+    def batches(self, **options):
+        batches, last = super().batches(**options), self.last
 
         class UntilThen:
             def batch(self, step):

@@ -1,0 +1,46 @@
+"""The true mean acceptance length, against the loop itself."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.training import Prompts, TrainingOptions, evaluate, train
+from jaxspec.training.evaluate import prompts_of
+from tests import tiny
+from tests.training.bigram import Bigrams, Conversations
+
+PROMPTS = Prompts(((1, 2, 3, 4), (5,), (4, 5)), max_new_tokens=8, batch=2)
+
+
+def test_greedy_rounds_are_those_of_each_prompt_alone():
+    target = tiny.history_model(0, vocab=6)
+    drafter = jaxspec.ModelDrafter(tiny.nearby(target, 0.7), k=2)
+    measured = evaluate(target, drafter, PROMPTS)
+    # Twice each, so that the program is the one compiled above.
+    twice = [jnp.asarray([row, row], jnp.int32) for row in PROMPTS.rows]
+    stats = [jaxspec.generate(target, drafter, rows, max_new_tokens=8).stats for rows in twice]
+    rounds = sum(int(one.rounds[0]) for one in stats)
+    greedy, sampled = measured["greedy"], measured["sampled"]
+    assert (greedy.rounds, greedy.tokens, sampled.tokens) == (rounds, 24, 24)
+    assert 1 < greedy.mean_acceptance_length == 24 / rounds < 3
+    by_position = sum(np.asarray(one.accepted_at[0]) for one in stats) / rounds
+    np.testing.assert_allclose(greedy.by_position, by_position)
+    assert evaluate(target, drafter, PROMPTS, seed=1)["sampled"] != sampled
+
+
+def test_measured_while_training(tmp_path):
+    options = TrainingOptions(steps=3, batch_tokens=128, learning_rate=0.1, evaluate_every=2)
+    trained = train(Bigrams(), tiny.transformer(), Conversations(), options, tmp_path, validation=PROMPTS, quiet=True)
+    assert [line["step"] for line in trained.curve if "measured" in line] == [2, 3]
+    for kind in ("greedy", "sampled"):
+        assert trained.curve[-1]["measured"][kind]["tokens"] == 24
+
+
+def test_prompts_of_conversations():
+    assert prompts_of([7, 8, 9, 7], [False, False, True, False]) == (7, 8)
+    assert prompts_of([7, 8], [False, False]) == ()
+    assert prompts_of([7, 8], [True, False]) == ()
+    for wrong in ((), ((),)):
+        with pytest.raises(ValueError, match="at least one"):
+            Prompts(wrong)
