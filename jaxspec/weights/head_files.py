@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.nn import RopeScaling, TransformerConfig
+from jaxspec.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
 
@@ -51,8 +52,13 @@ def _scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     }
 
 
-def save_head_folder(folder: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Writes a head's folder, floating tensors in bfloat16; it appears whole or not at all.
+def save_head_folder(
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Writes a head's folder, or a small model's, floating tensors in bfloat16; it appears whole or not at all.
 
     Raises:
       FileExistsError: the folder exists.
@@ -66,6 +72,8 @@ def save_head_folder(folder: str | os.PathLike[str], config: Mapping[str, Any], 
     try:
         save_file({name: _stored(x) for name, x in tensors.items()}, partial / _FILE, metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        if tokenizer is not None:
+            tokenizer.save(partial)
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

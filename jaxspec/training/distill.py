@@ -1,0 +1,247 @@
+"""Distilling a small decoder with the target's vocabulary (DistillSpec, Zhou et al. 2310.08461).
+
+What a small model with a large vocabulary has to learn is mostly its embedding, and little data shows most tokens
+rarely. So the embedding is not learned token by token: it is the target's output head seen through a projection,
+
+    embedding[v, width]  =  head[v, target's width] @ projection.T        tied: the output head too
+
+which begins as the principal components of the head, moves all tokens at once, and is written out when the model is
+saved. For SmolLM2-135M and the defaults that is 83 thousand trained numbers in place of 7 million.
+
+Laws over the whole vocabulary are most of the cost, so both are taken over candidates: the tokens that are frequent in
+the answers, and others drawn anew for each batch, each of which stands for as many as it was drawn from. The draft so
+learns to keep out of the rest, though most batches do not look at most of it.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.drafters import Drafter, ModelDrafter
+from jaxspec.heads import vocabulary
+from jaxspec.model import LanguageModel
+from jaxspec.nn import Rope, Transformer, TransformerConfig
+from jaxspec.nn.products import project
+from jaxspec.training.batches import Batch
+from jaxspec.training.losses import Divergence, ForwardKL, acceptance
+from jaxspec.training.on_policy import rewritten
+from jaxspec.training.recipe import Recipe
+from jaxspec.weights.llama_folder import write_llama
+
+_CHUNK = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillRecipe(Recipe):
+    """A small Llama whose law is drawn towards the target's, saved as any model is.
+
+    About `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
+    (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
+    million for each token of the text. The model has 8.6 million parameters, 7.1 of them its embedding.
+
+    Attributes:
+      width: of the residual stream.
+      layers: how many.
+      heads: of attention; each has keys and values of its own.
+      mlp_width: inner width of the feed-forward blocks.
+      divergence: of the draft's law from the target's.
+      hard: the weight in the loss, from 0 to 1, of the cross-entropy with the text's own tokens.
+      on_policy: the share of batches whose answers the draft writes itself, at temperature 1 (GKD, 2306.13649); the
+        others are as the data has them: written by the target, or by anybody.
+      frequent: candidates that are always looked at; `None` is the whole vocabulary.
+      drawn: candidates that are drawn from the rest for each batch.
+      k: drafts a round where it is evaluated.
+    """
+
+    width: int = 144
+    layers: int = 6
+    heads: int = 3
+    mlp_width: int = 384
+    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+    hard: float = 0.0
+    on_policy: float = 0.0
+    frequent: int | None = 8192
+    drawn: int = 1024
+    k: int = 4
+
+    def __post_init__(self):
+        for name in ("width", "layers", "heads", "mlp_width", "drawn", "k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width must be an even number for each of {self.heads} heads, got {self.width}")
+        for name in ("hard", "on_policy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+
+    def init(self, key, target, token_counts):
+        if self.width > target.module.config.width:
+            raise ValueError(
+                f"width must be at most the target's {target.module.config.width}, of whose embedding the draft's is "
+                f"a projection, got {self.width}"
+            )
+        module = self._module(target.vocab_size, target, jnp.float32)
+        cache = LanguageModel(module, {}).init_cache(1, 1)
+        layers = jax.jit(module.init)(key, jnp.zeros((1, 1), jnp.int32), cache)["params"]
+        del layers["embedding"]
+        frequent = vocabulary.most_frequent(token_counts, min(self.frequent or target.vocab_size, target.vocab_size))
+        rest = np.setdiff1d(np.arange(target.vocab_size, dtype=np.int32), frequent)
+        projection = _principal(target.head, token_counts, self.width)
+        return {"layers": layers, "projection": projection, "frequent": frequent, "rest": rest}
+
+    def prepare(self, params, target, batch, key):
+        chance, key = jax.random.split(key)
+        if self.on_policy == 0 or jax.random.uniform(chance) >= self.on_policy:
+            return batch
+        ends = () if target.tokenizer is None else target.tokenizer.eos_token_ids
+        return rewritten(self.model(params, target), batch, key, ends)
+
+    def loss(self, params, target, batch, features, key):
+        candidates = _Candidates.draw(params, target, self.drawn, key)
+        own = _Places.of(batch, self._states(params, target, batch), target.normalise(features.last))
+
+        def total(places: _Places) -> dict[str, Array]:
+            wanted, _ = candidates.law(places.target, candidates.of_target)
+            guessed, mass = candidates.law(places.draft, candidates.of_draft)
+            # The text's own token need not be a candidate.
+            row = project(target.head[places.tokens][None], params["projection"])[0]
+            written = jnp.sum((places.draft * row).astype(jnp.float32), axis=-1) - mass
+            away = (1 - self.hard) * self.divergence(wanted, guessed) - self.hard * written
+            values = {"loss": away, "acceptance": acceptance(wanted, guessed)}
+            return {name: jnp.sum(jnp.where(places.there, x, 0.0)) for name, x in values.items()}
+
+        sums = own.sum_over_chunks(total)
+        count = jnp.sum(own.there, dtype=jnp.float32)
+        means = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
+        return means.pop("loss"), means | {"count": count}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return ModelDrafter(self.model(params, target), k=self.k)
+
+    def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
+        write_llama(self.model(params, target), path)
+
+    def model(self, params: Any, target: LanguageModel) -> LanguageModel:
+        """The draft model, its embedding written out."""
+        dtype = params["projection"].dtype
+        embedding = project(target.head.astype(dtype)[None], params["projection"])[0]
+        module = self._module(target.vocab_size, target, dtype)
+        return LanguageModel(module, params["layers"] | {"embedding": embedding}, target.tokenizer)
+
+    def _states(self, params, target: LanguageModel, batch: Batch) -> Float[Array, "b t width"]:
+        """What the draft's output head is given, from an embedding of this batch's tokens alone."""
+        rows = project(target.head[batch.tokens], params["projection"])
+        table = rows.reshape(-1, self.width)
+        module = self._module(table.shape[0], target, table.dtype)
+        model = LanguageModel(module, params["layers"] | {"embedding": table})
+        tokens = jnp.arange(batch.tokens.size, dtype=jnp.int32).reshape(batch.tokens.shape)
+        output = model(tokens, model.init_cache(tokens.shape[0], 1), capture=(self.layers,))
+        return model.normalise(output.hidden[0])
+
+    def _module(self, vocab_size: int, target: LanguageModel, dtype) -> Transformer:
+        config = TransformerConfig(
+            vocab_size=vocab_size,
+            num_layers=self.layers,
+            width=self.width,
+            num_heads=self.heads,
+            num_kv_heads=self.heads,
+            head_dim=self.width // self.heads,
+            mlp_width=self.mlp_width,
+            context_length=target.module.config.context_length,
+            ropes=(Rope(10_000.0),) * self.layers,
+            windows=(None,) * self.layers,
+            tied_head=True,
+        )
+        return Transformer(config, jnp.dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidates:
+    """Tokens that laws are taken over.
+
+    Attributes:
+      weight: the logarithm of how many tokens each stands for.
+      of_target: their rows of the target's head.
+      of_draft: the same of the draft's.
+    """
+
+    weight: Float[Array, "n"]
+    of_target: Float[Array, "n d"]
+    of_draft: Float[Array, "n width"]
+
+    @classmethod
+    def draw(cls, params: Any, target: LanguageModel, count: int, key: Array) -> "_Candidates":
+        frequent, rest = params["frequent"], params["rest"]
+        count = min(count, rest.shape[0])
+        ids, weight = frequent, jnp.zeros(frequent.shape, jnp.float32)
+        if count:
+            # One from each of as many equal parts of the rest.
+            share = rest.shape[0] / count
+            start = jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))
+            places = jnp.minimum((start * share).astype(jnp.int32), rest.shape[0] - 1)
+            ids = jnp.concatenate([frequent, rest[places]])
+            weight = jnp.concatenate([weight, jnp.full(count, np.log(share), jnp.float32)])
+        rows = target.head[ids]
+        return cls(weight, rows, project(rows[None], params["projection"])[0])
+
+    def law(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
+        """Log-probabilities, `[c, n]`, and the logarithm of what the exponentials of logits sum to, `[c]`."""
+        logits = project(states[None], rows)[0].astype(jnp.float32) + self.weight[None]
+        mass = jax.nn.logsumexp(logits, axis=-1)
+        return logits - mass[:, None], mass
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Places:
+    """Places of the text before answer tokens, one after the other; those that are not `there` follow.
+
+    Attributes:
+      there: whether it is such a place.
+      draft: the draft's state there.
+      target: the target's.
+      tokens: the token that follows.
+    """
+
+    there: Array
+    draft: Float[Array, "*c width"]
+    target: Float[Array, "*c d"]
+    tokens: Int[Array, "*c"]
+
+    @classmethod
+    def of(cls, batch: Batch, draft: Float[Array, "b t width"], target: Float[Array, "b t d"]) -> "_Places":
+        follows = batch.answer[:, 1:].reshape(-1)
+        order = jnp.argsort(~follows, stable=True)
+        order = jnp.pad(order, (0, -order.size % _CHUNK))
+        there = jnp.arange(order.size, dtype=jnp.int32) < jnp.sum(follows, dtype=jnp.int32)
+        flat = lambda x: x.reshape(-1, *x.shape[2:])[order]  # noqa: E731
+        return cls(there, flat(draft[:, :-1]), flat(target[:, :-1]), flat(batch.tokens[:, 1:]))
+
+    def sum_over_chunks(self, function) -> dict[str, Array]:
+        """The sums of `function`'s over all places, a few hundred at once; chunks without a place cost nothing."""
+        chunks = jax.tree.map(lambda x: x.reshape(-1, _CHUNK, *x.shape[1:]), self)
+        function = jax.checkpoint(function, prevent_cse=False)
+        none = lambda chunk: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, chunk))  # noqa: E731
+
+        def add(sums, chunk):
+            fresh = jax.lax.cond(chunk.there[0], function, none, chunk)
+            return jax.tree.map(jnp.add, sums, fresh), None
+
+        first = none(jax.tree.map(lambda x: x[0], chunks))
+        return jax.lax.scan(add, first, chunks)[0]
+
+
+def _principal(head: Array, token_counts: np.ndarray, width: int) -> Float[Array, "width d"]:
+    """The projection that keeps most of the head's rows, frequent tokens before rare ones; rows become of length 1."""
+    rows = np.asarray(head, np.float32)
+    weights = np.sqrt(token_counts.astype(np.float32) + 1)[:, None]
+    _, vectors = np.linalg.eigh((rows * weights).T @ rows)
+    projection = vectors[:, ::-1][:, :width].T
+    length = np.sqrt(np.mean(np.sum((rows @ projection.T) ** 2, axis=-1)))
+    return jnp.asarray(projection / length, jnp.float32)
