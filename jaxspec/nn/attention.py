@@ -74,13 +74,13 @@ def attend(
     Args:
       queries: `r` query heads for each of the `g` key-value heads.
       fresh: the fed tokens.
-      history: the cache before them; with `None` this can be differentiated.
+      history: the cache before them; `None`, or one without slots, can be differentiated.
       scale: multiplies every score.
       window: how many positions back a token sees, itself included; `None` sees all.
     """
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
-    if history is None:
+    if history is None or history.keys.shape[3] == 0:
         state = _Partial.empty(queries)
     else:
         block = _accelerator_block(positions.size)

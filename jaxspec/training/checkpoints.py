@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.training.state import TrainState
+from jaxspec.training.state import TrainState, join
 
 
 class Checkpoints:
@@ -40,7 +40,7 @@ class Checkpoints:
           counts: what has been counted on the way, for JSON.
         """
         args = self._ocp.args
-        parts = args.Composite(state=args.StandardSave(state), counts=args.JsonSave(counts))
+        parts = args.Composite(state=args.StandardSave(_with_size(state)), counts=args.JsonSave(counts))
         self._manager.save(int(state.step), args=parts)
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -50,7 +50,7 @@ class Checkpoints:
           ValueError: it holds other parameters, or cannot be read.
         """
         args = self._ocp.args
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _with_size(like))
         parts = args.Composite(state=args.StandardRestore(abstract), counts=args.JsonRestore())
         try:
             restored = self._manager.restore(self.latest, args=parts)
@@ -59,4 +59,9 @@ class Checkpoints:
                 f"the checkpoint {self.latest} in {self._manager.directory} does not fit this run "
                 f"({type(error).__name__}: {error}); pass another --out, or delete that checkpoint"
             ) from error
-        return restored["state"], restored["counts"]
+        return join(restored["state"], like), restored["counts"]
+
+
+def _with_size(state: TrainState) -> TrainState:
+    """The same state with `None` for arrays of no size, which orbax does not take."""
+    return jax.tree.map(lambda x: x if x.size else None, state)

@@ -141,7 +141,7 @@ class DistillRecipe(Recipe):
         module = self._module(table.shape[0], target, table.dtype)
         model = LanguageModel(module, params["layers"] | {"embedding": table})
         tokens = jnp.arange(batch.tokens.size, dtype=jnp.int32).reshape(batch.tokens.shape)
-        output = model(tokens, model.init_cache(tokens.shape[0], 1), capture=(self.layers,))
+        output = model(tokens, model.init_cache(tokens.shape[0], 0), capture=(self.layers,))
         return model.normalise(output.hidden[0])
 
     def _module(self, vocab_size: int, target: LanguageModel, dtype) -> Transformer:

@@ -42,9 +42,9 @@ def target_features(recipe: Recipe, target: LanguageModel, batch: Batch) -> Feat
     """The states that the recipe reads, of one pass over the batch.
 
     Attention is causal, so that padding on the right changes nothing before it. The logits and the fresh cache entries
-    are used by nobody, and the compiler leaves them out; the cache is empty, and only as large as one can be.
+    are used by nobody, and the compiler leaves them out; the cache has no slots.
     """
-    cache = target.init_cache(batch.tokens.shape[0], 1)
+    cache = target.init_cache(batch.tokens.shape[0], 0)
     capture = (*recipe.capture, target.module.config.num_layers)
     *hidden, last = jax.lax.stop_gradient(target(batch.tokens, cache, capture=capture).hidden)
     return Features(tuple(hidden), last)

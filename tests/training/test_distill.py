@@ -1,0 +1,175 @@
+"""Distillation: the loss against plain arithmetic over the whole vocabulary, and the model that comes out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.training import TrainingOptions, losses, train
+from jaxspec.training.batches import Batch
+from jaxspec.training.distill import DistillRecipe
+from jaxspec.training.gradients import gradients, target_features
+from jaxspec.training.on_policy import rewritten
+from jaxspec.training.state import split
+from jaxspec.weights import load
+from jaxspec.weights.abstract import abstract_model, abstract_params
+from jaxspec.weights.llama_folder import write_llama
+from tests import text_models, tiny
+from tests.training.bigram import Conversations
+
+VOCAB = 24
+SMALL = DistillRecipe(width=12, layers=1, heads=2, mlp_width=16, frequent=None)
+COUNTS = np.arange(VOCAB, dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.transformer(0, layers=2, vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def params(target):
+    return jax.tree.map(jnp.asarray, SMALL.init(jax.random.key(1), target, COUNTS))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return jax.tree.map(jnp.asarray, Conversations(vocab=VOCAB).batches(batch_tokens=64, seed=3, devices=1).batch(0))
+
+
+def _log_laws(model, tokens):
+    return np.asarray(jax.nn.log_softmax(jax.jit(lambda m, t: m(t, m.init_cache(*t.shape)).logits)(model, tokens)))
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+def test_the_loss_is_a_mean_over_answer_tokens(target, params, batch, hard):
+    recipe = dataclasses.replace(SMALL, divergence=losses.TotalVariation(), hard=hard)
+    sums = gradients(recipe, params, target, batch, jax.random.key(0))
+    wanted, guessed = (_log_laws(model, batch.tokens)[:, :-1] for model in (target, recipe.model(params, target)))
+    common = np.minimum(np.exp(wanted), np.exp(guessed)).sum(-1)
+    written = np.take_along_axis(guessed, np.asarray(batch.tokens)[:, 1:, None], -1)[..., 0]
+    there = np.asarray(batch.answer)[:, 1:]
+    assert int(sums.weight) == there.sum()
+    reported = {name: float(value / sums.weight) for name, value in sums.reported.items()}
+    np.testing.assert_allclose(reported["acceptance"], common[there].mean(), rtol=1e-5)
+    expected = (1 - hard) * (1 - common) - hard * written
+    np.testing.assert_allclose(reported["loss"], expected[there].mean(), rtol=1e-5)
+
+
+def test_candidates_that_are_everything_are_the_whole_vocabulary(target, params, batch):
+    few = dataclasses.replace(SMALL, frequent=16, drawn=8)
+    others = {
+        name: jnp.asarray(value)
+        for name, value in few.init(jax.random.key(1), target, COUNTS).items()
+        if name in ("frequent", "rest")
+    }
+    np.testing.assert_array_equal(np.sort(others["frequent"]), np.arange(8, VOCAB))
+    loss = jax.jit(
+        lambda recipe, params: recipe.loss(
+            params, target, batch, target_features(recipe, target, batch), jax.random.key(2)
+        ),
+        static_argnums=0,
+    )
+    (value, reported), (expected, whole) = loss(few, params | others), loss(SMALL, params)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(reported["acceptance"], whole["acceptance"], rtol=1e-5)
+
+
+def test_acceptance_rises_with_drawn_candidates(target, tmp_path):
+    recipe = dataclasses.replace(SMALL, frequent=16, drawn=4)
+    options = TrainingOptions(steps=50, batch_tokens=256, learning_rate=2e-2, checkpoint_every=50)
+    trained = train(recipe, target, Conversations(vocab=VOCAB), options, tmp_path / "run", quiet=True)
+    assert trained.curve[0]["acceptance"] < 0.7 and trained.curve[-1]["acceptance"] > 0.8
+    # What is saved is what was trained, but for rounding to bfloat16, and an ordinary model.
+    saved, kept = load(tmp_path / "run" / "head"), recipe.model(trained.params, target)
+    assert saved.module.config == kept.module.config
+    tokens = jnp.arange(VOCAB, dtype=jnp.int32).reshape(2, -1)
+    first, second = (np.exp(_log_laws(model, tokens)) for model in (saved, kept))
+    np.testing.assert_allclose(first, second, atol=0.05)
+
+
+def test_size_beside_smollm2():
+    shape = dataclasses.replace(tiny.config(vocab=49_152), width=576)
+    module = DistillRecipe()._module(49_152, abstract_model(shape, jnp.float32), jnp.float32)
+    numbers = sum(x.size for x in jax.tree.leaves(abstract_params(module)))
+    assert 8e6 < numbers < 9e6
+
+
+def test_the_projection_keeps_what_it_can(target):
+    """As wide as the target's, it loses nothing but lengths."""
+    recipe = dataclasses.replace(SMALL, width=16)
+    projection = np.asarray(recipe.init(jax.random.key(0), target, COUNTS)["projection"])
+    head = np.asarray(target.head)
+    mapped = head @ projection.T
+    np.testing.assert_allclose(np.mean(np.sum(mapped**2, axis=-1)), 1, rtol=1e-5)
+    ratio = (mapped @ mapped.T) / (head @ head.T)
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-2)
+
+
+def test_answers_written_by_the_draft():
+    draft = tiny.history_model(4, vocab=6, scale=300.0)  # so sharp that it draws what is most likely
+    tokens = jnp.asarray([[1, 2, 3, 4, 5, 0, 0, 0], [2, 2, 1, 1, 1, 1, 1, 1], [3, 3, 3, 3, 0, 0, 0, 0]], jnp.int32)
+    length = jnp.asarray([5, 8, 4], jnp.int32)
+    answer = jnp.asarray([[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0, 1, 1], [0] * 8], jnp.bool_)
+
+    def continued(text, count):
+        for _ in range(count):
+            text = [*text, int(np.argmax(tiny.history_law(draft, text)))]
+        return text
+
+    first, second = continued([1, 2], 3), continued([2, 2, 1], 5)
+    end = second[5]  # ends the second row's answer early, and the first's if it comes to that
+    assert end not in first[2:] and end not in second[3:5]
+    fresh = rewritten(draft, Batch(tokens, length, answer), jax.random.key(0), (end,))
+    np.testing.assert_array_equal(fresh.length, [5, 6, 4])
+    np.testing.assert_array_equal(fresh.tokens[0], [*first, 0, 0, 0])
+    np.testing.assert_array_equal(fresh.tokens[1], [*second[:6], 0, 0])
+    np.testing.assert_array_equal(fresh.tokens[2], tokens[2])
+    np.testing.assert_array_equal(fresh.answer, [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8])
+
+
+def test_a_share_of_batches_is_on_policy(target, params, batch):
+    recipe = dataclasses.replace(SMALL, on_policy=0.5)
+    prepared = [recipe.prepare(params, target, batch, key) for key in jax.random.split(jax.random.key(5), 12)]
+    changed = sum(not np.array_equal(one.tokens, batch.tokens) for one in prepared)
+    assert 2 <= changed <= 10
+    assert SMALL.prepare(params, target, batch, jax.random.key(0)) is batch
+
+
+def test_a_saved_model_has_the_targets_tokenizer(tmp_path):
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(tiny.transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    write_llama(model, tmp_path / "model")
+    read = load(tmp_path / "model")
+    assert read.tokenizer.encode("the sea") == tokenizer.encode("the sea")
+    assert read.tokenizer.eos_token_ids == tokenizer.eos_token_ids
+    expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), model.params)
+    jax.tree.map(np.testing.assert_array_equal, read.params, expected)
+
+
+def test_other_families_are_not_written(tmp_path):
+    with pytest.raises(ValueError, match="Llama family"):
+        write_llama(tiny.transformer(windows=(8,)), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"heads": 5}, "even number"), ({"hard": 2.0}, "hard must be"), ({"layers": 0}, "layers must be")],
+)
+def test_wrong_options(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        DistillRecipe(**wrong)
+
+
+def test_wider_than_the_target(target):
+    with pytest.raises(ValueError, match="at most the target's 16"):
+        DistillRecipe().init(jax.random.key(0), target, COUNTS)
+
+
+def test_only_numbers_are_trained(params):
+    trained, constants = split(params)
+    assert set(jax.tree.leaves(jax.tree.map(lambda x: x.dtype.name, trained))) == {"float32"}
+    assert len(jax.tree.leaves(constants)) == 2
