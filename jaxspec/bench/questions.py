@@ -1,0 +1,115 @@
+"""Questions to measure on: a file of conversations, asked turn by turn with any drafter."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+import jaxspec
+from jaxspec.drafters import Drafter
+from jaxspec.model import LanguageModel
+from jaxspec.sampling import Policy
+from jaxspec.training.prompts import Conversation
+
+BATCH = 16
+_NARROWEST = 64
+# MT-bench's kinds are one task of Spec-Bench.
+_MULTI_TURN = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+
+
+@dataclasses.dataclass
+class Counts:
+    """What rounds did, summed over questions."""
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, other: "Counts") -> None:
+        """Both together."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens a round, the bonus included."""
+        return self.emitted / max(self.rounds, 1)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return self.accepted / max(self.drafted, 1)
+
+
+def task_of(conversation: Conversation) -> str:
+    """The task a question belongs to."""
+    return "multi-turn" if conversation.category in _MULTI_TURN else conversation.category
+
+
+def ask(
+    target: LanguageModel,
+    drafter: Drafter,
+    questions: list[Conversation],
+    *,
+    policy: Policy,
+    max_new_tokens: int,
+    seed: int = 0,
+) -> dict[str, Counts]:
+    """Answers every turn of every question, batches of similar length together, and counts by task.
+
+    Args:
+      target: the model that answers; its tokenizer has a chat template.
+      drafter: what guesses.
+      questions: the conversations; a later turn follows the answers to those before it.
+      policy: how tokens are drawn.
+      max_new_tokens: of one answer.
+      seed: of the draws.
+    """
+    counts: dict[str, Counts] = collections.defaultdict(Counts)
+    said: list[list[dict[str, str]]] = [[] for _ in questions]
+    for turn in range(max(len(question.turns) for question in questions)):
+        waiting = [index for index, question in enumerate(questions) if turn < len(question.turns)]
+        for index in waiting:
+            said[index].append({"role": "user", "content": questions[index].turns[turn]})
+        prompts = {index: target.tokenizer.apply_chat_template(said[index]) for index in waiting}
+        for rows in _batches(prompts):
+            key = jax.random.fold_in(jax.random.key(seed), 1000 * turn + rows[0])
+            result = _generate(target, drafter, [prompts[index] for index in rows], policy, max_new_tokens, key)
+            tokens, length, stats = jax.device_get((result.tokens, result.length, result.stats))
+            for row, index in enumerate(rows):
+                text = target.tokenizer.decode(tokens[row, : length[row]].tolist())
+                said[index].append({"role": "assistant", "content": text})
+                numbers = (stats.rounds, stats.emitted, stats.drafted, stats.accepted)
+                counts[task_of(questions[index])].add(Counts(*(int(x[row]) for x in numbers)))
+    return dict(counts)
+
+
+def _batches(prompts: dict[int, list[int]]) -> Iterator[list[int]]:
+    ordered = sorted(prompts, key=lambda index: (len(prompts[index]), index))
+    return (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
+
+
+def _generate(target, drafter: Drafter, prompts: list[list[int]], policy: Policy, max_new_tokens: int, key):
+    """One batch, padded to `BATCH` rows and one of few widths, so that few programs are compiled."""
+    width = _NARROWEST
+    while width < max(map(len, prompts)):
+        width *= 2
+    tokens = np.zeros((BATCH, width), np.int32)
+    length, budget = np.ones(BATCH, np.int32), np.zeros(BATCH, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)], length[row], budget[row] = prompt, len(prompt), max_new_tokens
+    result = jaxspec.generate(
+        target,
+        drafter,
+        tokens,
+        prompt_length=length,
+        key=key,
+        sampling=policy,
+        max_new_tokens=budget,
+        stop_tokens=target.tokenizer.eos_token_ids,
+    )
+    result.raise_for_status()
+    return result
