@@ -125,9 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("--drafters", nargs="*", default=[], help="some of them, by the names in the table")
     parser.add_argument("--count", type=int, help="this many questions, evenly over the file")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="where results are kept"
-    )
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="results so far")
     parser.add_argument("--repeats", type=int, default=5, help="of costs: turns that count")
     arguments = parser.parse_args()
     if arguments.questions is None:

@@ -1,11 +1,23 @@
 """Every mutant, from the files that list them by topic."""
 
-from tests.mutants import accelerators, block, multi_draft, mutants, parallel, relaxed, schedules, sharding, trees
+from tests.mutants import (
+    accelerators,
+    block,
+    eagle,
+    multi_draft,
+    mutants,
+    parallel,
+    relaxed,
+    schedules,
+    sharding,
+    trees,
+)
 
 MUTANTS = (
     *accelerators.MUTANTS,
     *mutants.MUTANTS,
     *block.MUTANTS,
+    *eagle.MUTANTS,
     *multi_draft.MUTANTS,
     *parallel.MUTANTS,
     *relaxed.MUTANTS,

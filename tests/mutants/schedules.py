@@ -2,7 +2,8 @@
 
 from tests.mutants.mutants import Mutant
 
-_MODEL = "drafters/model.py"
+_CHAIN = "drafters/chain.py"
+_DRAFT = "drafters/draft.py"
 _ADAPTIVE = "schedules/adaptive.py"
 _SCHEDULES = "tests/test_schedules.py"
 _CONTROL = "tests/test_schedules_adaptive.py"
@@ -14,14 +15,15 @@ _ROUNDS = f"{_CONTROL}::test_rounds_are_those_of_the_formula_through_generate"
 MUTANTS = (
     Mutant(
         "an unsure draft is dropped after it was seen",
-        _MODEL,
-        "return drafts.add(token, submitted, law, going, cache)",
-        "return drafts.add(token, submitted & self.schedule.goes_on(schedule_state, log_prob), law, going, cache)",
+        _CHAIN,
+        "return drafts.add(token, submitted, law, going, hidden, kept)",
+        "submitted &= self.schedule.goes_on(schedule_state, log_prob)\n            "
+        "return drafts.add(token, submitted, law, going, hidden, kept)",
         ("tests/test_generate_schedules.py::test_the_joint_law_of_four_tokens[confidence]",),
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",
-        _MODEL,
+        _CHAIN,
         "submitted = drafts.going & self.schedule.submits(schedule_state, confidence)",
         "drawn = _draw(law, logits, draws, drafts.count)\n"
         "            seen = jnp.where(drawn[:, None] == jnp.arange(law.shape[1])[None], confidence, -jnp.inf)\n"
@@ -30,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "a draft is submitted only if the next one is",
-        _MODEL,
+        _CHAIN,
         "proposal = Proposal(drafts.tokens, drafts.valid, drafts.laws)",
         "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
         "        proposal = Proposal(drafts.tokens, drafts.valid & following, drafts.laws)",
@@ -38,14 +40,14 @@ MUTANTS = (
     ),
     Mutant(
         "rows show what they drafted beside longer rows",
-        _MODEL,
+        _CHAIN,
         "token = jnp.where(submitted, token, 0)",
         "token = token",
         (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_law",),
     ),
     Mutant(
         "after a pause the draft's cache misses the rounds between",
-        _MODEL,
+        _DRAFT,
         "jnp.where(begins & ~context.done, context.length - 2, 0)",
         "jnp.zeros_like(context.length)",
         (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
@@ -66,42 +68,42 @@ MUTANTS = (
     ),
     Mutant(
         "the draft's cache keeps drafts that were not kept",
-        _MODEL,
-        "held = jnp.minimum(state.cache.length, context.length + verdict.accepted)",
-        "held = state.cache.length",
+        _CHAIN,
+        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
+        "held = cache.length",
         (f"{_DRAFTER}::test_the_cache_counts_only_what_was_kept_of_its_own_drafts",),
     ),
     Mutant(
         "accepted drafts are read again in every round",
-        _MODEL,
-        "held = jnp.minimum(state.cache.length, context.length + verdict.accepted)",
-        "held = jnp.minimum(state.cache.length, context.length)",
+        _CHAIN,
+        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
+        "held = jnp.minimum(cache.length, context.length)",
         (_ROUNDS,),
     ),
     Mutant(
         "rounds in which the draft model did not run count as read",
-        _MODEL,
-        "held = jnp.minimum(state.cache.length, context.length + verdict.accepted)",
+        _CHAIN,
+        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
         "held = context.length + verdict.accepted",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(
         "ended rows are caught up",
-        _MODEL,
+        _DRAFT,
         "jnp.where(begins & ~context.done, context.length - 2, 0)",
         "jnp.where(begins, context.length - 2, 0)",
         (f"{_DRAFTER}::test_finished_rows_are_not_caught_up",),
     ),
     Mutant(
         "the draft model runs in rounds without drafts",
-        _MODEL,
+        _CHAIN,
         "jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)",
         "jax.lax.fori_loop(jnp.int32(0), jnp.int32(1), first, drafts)",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(
         "a short draft costs what a long one does",
-        _MODEL,
+        _CHAIN,
         "jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)",
         "jax.lax.while_loop(lambda drafts: begins & (drafts.count < self.k), another, drafts)",
         (_ROUNDS,),
@@ -122,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "certain drafts hide how sure the model is",
-        _MODEL,
+        _CHAIN,
         "return law, jnp.where(certain, own, law)",
         "return law, law",
         (f"{_SCHEDULES}::test_stops_against_their_formulas",),

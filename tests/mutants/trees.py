@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "the draft's cache misses the path that was accepted",
         "drafters/frontier.py",
-        "return self.cache.append(entries).truncate(self.cache.length + kept)",
+        "return cache.append(entries).truncate(cache.length + kept)",
         "return self.cache",
         (f"{_WITHOUT}::{_FRESH}",),
     ),
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tree's draft window starts one token late",
-        "drafters/frontier.py",
+        "drafters/draft.py",
         "start = jnp.maximum(context.length - 2, 0)",
         "start = jnp.maximum(context.length - 1, 0)",
         (f"{_WITHOUT}::{_FRESH}",),

@@ -1,0 +1,78 @@
+"""Faults of EAGLE: which pair a state belongs to, what is forgotten, and what a chain in training sees."""
+
+from tests.mutants.mutants import Mutant
+
+_DRAFTER = "drafters/eagle.py"
+_TRAINING = "training/eagle.py"
+_WEIGHTS = "weights/eagle.py"
+_TESTS = "tests/drafters/test_eagle.py"
+_LAW = f"{_TESTS}::TestEagle::test_the_reported_law_is_that_of_the_drafts"
+_FRESH = f"{_TESTS}::TestEagle::test_after_any_acceptance_it_drafts_as_if_it_were_new"
+_STEPS = "tests/training/test_eagle.py::test_each_step_is_the_drafter_s_own"
+_THIRD = "tests/weights/test_eagle.py::test_a_third_eagle_is_the_paper_s_arithmetic"
+
+MUTANTS = (
+    Mutant(
+        "a state is paired with its own token and not the next",
+        _DRAFTER,
+        "at = cache.length[:, None] + 1 + jnp.arange",
+        "at = cache.length[:, None] + jnp.arange",
+        (_LAW,),
+    ),
+    Mutant(
+        "the last state of a round is lost",
+        _DRAFTER,
+        "kept.waiting + verdict.accepted + 1)",
+        "kept.waiting + verdict.accepted)",
+        (_FRESH,),
+    ),
+    Mutant(
+        "what the head made of its own states stays",
+        _DRAFTER,
+        "fed = context.length - 1 - kept.waiting",
+        "fed = context.length - 1 - kept.waiting + verdict.accepted",
+        (_FRESH,),
+    ),
+    Mutant(
+        "nothing is taken in before there is no room",
+        _DRAFTER,
+        "kept.waiting + self._chunk > self._room",
+        "kept.waiting > 2 * self._room",
+        (f"{_TESTS}::test_a_pause_longer_than_the_head_s_patience",),
+    ),
+    Mutant(
+        "a text without a state is drafted after",
+        _DRAFTER,
+        "return context.length > 1",
+        "return context.length > 0",
+        (_LAW,),
+    ),
+    Mutant(
+        "a chain in training sees true pairs beyond its own",
+        _TRAINING,
+        "index <= self.places[..., None]",
+        "index <= self.places[..., None] + 1",
+        (_STEPS,),
+    ),
+    Mutant(
+        "a chain in training does not see its own steps",
+        _TRAINING,
+        "own = (*own, self._keys_and_values(inputs, positions))",
+        "own = (self._keys_and_values(inputs, positions),)",
+        (_STEPS,),
+    ),
+    Mutant(
+        "a step learns the law of the token before",
+        _TRAINING,
+        "(at - 1)[..., None]",
+        "(at - 2)[..., None]",
+        (_STEPS,),
+    ),
+    Mutant(
+        "d2t is read as ids and not as what to add",
+        _WEIGHTS,
+        'integers["d2t"] + np.arange(len(integers["d2t"]))',
+        'integers["d2t"]',
+        (_THIRD,),
+    ),
+)
