@@ -51,7 +51,7 @@ MUTANTS = (
         "the draft's cache misses the path that was accepted",
         "drafters/frontier.py",
         "return cache.append(entries).truncate(cache.length + kept)",
-        "return self.cache",
+        "return cache",
         (f"{_WITHOUT}::{_FRESH}",),
     ),
     Mutant(
