@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 
 from jaxspec.drafters import Drafter, ModelDrafter
 from jaxspec.heads import vocabulary
@@ -104,20 +104,20 @@ class DistillRecipe(Recipe):
 
     def loss(self, params, target, batch, features, key):
         candidates = _Candidates.draw(params, target, self.drawn, key)
-        own = _Places.of(batch, self._states(params, target, batch), target.normalise(features.last))
+        written = project(target.head[batch.tokens], params["projection"])
+        places = _Places.of(batch, self._states(params, target, batch, written), features.last, written)
 
-        def total(places: _Places) -> dict[str, Array]:
-            wanted, _ = candidates.law(places.target, candidates.of_target)
-            guessed, mass = candidates.law(places.draft, candidates.of_draft)
+        def total(chunk: _Places, rows: Array) -> dict[str, Array]:
+            wanted, _ = candidates.law(target.normalise(chunk.target[None])[0], candidates.of_target)
+            guessed, mass = candidates.law(chunk.draft, rows)
             # The text's own token need not be a candidate.
-            row = project(target.head[places.tokens][None], params["projection"])[0]
-            written = jnp.sum((places.draft * row).astype(jnp.float32), axis=-1) - mass
-            away = (1 - self.hard) * self.divergence(wanted, guessed) - self.hard * written
+            own = jnp.sum(chunk.draft.astype(jnp.float32) * chunk.written.astype(jnp.float32), axis=-1) - mass
+            away = (1 - self.hard) * self.divergence(wanted, guessed) - self.hard * own
             values = {"loss": away, "acceptance": acceptance(wanted, guessed)}
-            return {name: jnp.sum(jnp.where(places.there, x, 0.0)) for name, x in values.items()}
+            return {name: jnp.sum(jnp.where(chunk.there, x, 0.0)) for name, x in values.items()}
 
-        sums = own.sum_over_chunks(total)
-        count = jnp.sum(own.there, dtype=jnp.float32)
+        sums = places.sum_over_chunks(total, candidates.of_draft)
+        count = jnp.sum(places.there, dtype=jnp.float32)
         means = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
         return means.pop("loss"), means | {"count": count}
 
@@ -134,9 +134,8 @@ class DistillRecipe(Recipe):
         module = self._module(target.vocab_size, target, dtype)
         return LanguageModel(module, params["layers"] | {"embedding": embedding}, target.tokenizer)
 
-    def _states(self, params, target: LanguageModel, batch: Batch) -> Float[Array, "b t width"]:
-        """What the draft's output head is given, from an embedding of this batch's tokens alone."""
-        rows = project(target.head[batch.tokens], params["projection"])
+    def _states(self, params, target: LanguageModel, batch: Batch, rows: Array) -> Float[Array, "b t width"]:
+        """What the draft's output head is given; `rows` are the tokens' of its embedding."""
         table = rows.reshape(-1, self.width)
         module = self._module(table.shape[0], target, table.dtype)
         model = LanguageModel(module, params["layers"] | {"embedding": table})
@@ -200,41 +199,59 @@ class _Candidates:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """Places of the text before answer tokens, one after the other; those that are not `there` follow.
+    """Places of the text before answer tokens, in chunks; those that are not `there` follow.
 
     Attributes:
       there: whether it is such a place.
       draft: the draft's state there.
       target: the target's.
-      tokens: the token that follows.
+      written: the row of the draft's embedding of the token that follows.
     """
 
-    there: Array
-    draft: Float[Array, "*c width"]
-    target: Float[Array, "*c d"]
-    tokens: Int[Array, "*c"]
+    there: Bool[Array, "*n c"]
+    draft: Float[Array, "*n c width"]
+    target: Float[Array, "*n c d"]
+    written: Float[Array, "*n c width"]
 
     @classmethod
-    def of(cls, batch: Batch, draft: Float[Array, "b t width"], target: Float[Array, "b t d"]) -> "_Places":
+    def of(cls, batch: Batch, draft: Float[Array, "b t width"], target: Array, written: Array) -> "_Places":
         follows = batch.answer[:, 1:].reshape(-1)
         order = jnp.argsort(~follows, stable=True)
-        order = jnp.pad(order, (0, -order.size % _CHUNK))
+        order = jnp.pad(order, (0, -order.size % _CHUNK)).reshape(-1, _CHUNK)
         there = jnp.arange(order.size, dtype=jnp.int32) < jnp.sum(follows, dtype=jnp.int32)
-        flat = lambda x: x.reshape(-1, *x.shape[2:])[order]  # noqa: E731
-        return cls(there, flat(draft[:, :-1]), flat(target[:, :-1]), flat(batch.tokens[:, 1:]))
+        flat = lambda x: x.reshape(-1, x.shape[-1])[order]  # noqa: E731
+        return cls(there.reshape(order.shape), flat(draft[:, :-1]), flat(target[:, :-1]), flat(written[:, 1:]))
 
-    def sum_over_chunks(self, function) -> dict[str, Array]:
-        """The sums of `function`'s over all places, a few hundred at once; chunks without a place cost nothing."""
-        chunks = jax.tree.map(lambda x: x.reshape(-1, _CHUNK, *x.shape[1:]), self)
-        function = jax.checkpoint(function, prevent_cse=False)
-        none = lambda chunk: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, chunk))  # noqa: E731
+    def sum_over_chunks(self, function, rows: Float[Array, "n width"]) -> dict[str, Array]:
+        """The sums of `function(chunk, rows)` over all chunks; those without a place cost nothing.
 
-        def add(sums, chunk):
-            fresh = jax.lax.cond(chunk.there[0], function, none, chunk)
-            return jax.tree.map(jnp.add, sums, fresh), None
+        Gradients are taken chunk by chunk on the way: laws never stand in memory for all places at once, and none is
+        computed twice. The sum of losses is then given these gradients by a term that is 0 itself.
+        """
 
-        first = none(jax.tree.map(lambda x: x[0], chunks))
-        return jax.lax.scan(add, first, chunks)[0]
+        def slopes_of(chunk: _Places) -> tuple[dict[str, Array], tuple[Array, ...]]:
+            def loss(*moved):
+                sums = function(dataclasses.replace(chunk, draft=moved[0], written=moved[1]), moved[2])
+                return sums["loss"], sums
+
+            moved = (chunk.draft, chunk.written, jax.lax.stop_gradient(rows))
+            (_, sums), slopes = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*moved)
+            return sums, tuple(x.astype(jnp.float32) for x in slopes)
+
+        none = lambda chunk: jax.tree.map(  # noqa: E731
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(slopes_of, chunk)
+        )
+
+        def add(carry, chunk):
+            sums, (*own, shared) = jax.lax.cond(chunk.there[0], slopes_of, none, chunk)
+            return jax.tree.map(jnp.add, carry, (sums, shared)), own
+
+        chunks = jax.lax.stop_gradient(self)
+        sums, (*_, shared) = none(jax.tree.map(lambda x: x[0], chunks))
+        (sums, shared), own = jax.lax.scan(add, (sums, shared), chunks)
+        for x, slope in zip((self.draft, self.written, rows), (*own, shared), strict=True):
+            sums["loss"] += jnp.sum((x - jax.lax.stop_gradient(x)).astype(jnp.float32) * slope)
+        return sums
 
 
 def _principal(head: Array, token_counts: np.ndarray, width: int) -> Float[Array, "width d"]:
