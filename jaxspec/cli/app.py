@@ -9,6 +9,7 @@ from jaxspec.cli.compile_report import compile_report
 from jaxspec.cli.data import data
 from jaxspec.cli.generate import generate
 from jaxspec.cli.models import models
+from jaxspec.cli.train import train
 
 app = typer.Typer(
     help="Speculative decoding for JAX.",
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(models)
 app.command()(data)
+app.add_typer(train, name="train")
 app.command()(compile_report)
 
 

@@ -1,7 +1,6 @@
 """The true mean acceptance length: the real loop, on conversations that were not trained on."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +51,9 @@ class Measured:
     tokens: int
 
 
-def prompts_of(tokens: Sequence[int], answer: Sequence[bool]) -> tuple[int, ...]:
+def prompts_of(tokens: np.ndarray, answer: np.ndarray) -> tuple[int, ...]:
     """A conversation up to its first answer; empty if there is none, or nothing before it."""
-    starts = np.flatnonzero(np.asarray(answer))
+    starts = np.flatnonzero(answer)
     return tuple(int(token) for token in tokens[: starts[0]]) if len(starts) else ()
 
 

@@ -112,6 +112,9 @@ _DIVERGENCES = {
 }
 
 
+NAMES = ", ".join((*_DIVERGENCES, "jsd:BETA"))
+
+
 def by_name(name: str) -> Divergence:
     """`forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
 
@@ -120,13 +123,19 @@ def by_name(name: str) -> Divergence:
     """
     kind, _, beta = name.partition(":")
     if kind not in _DIVERGENCES or (beta and kind != "jsd"):
-        raise ValueError(f"unknown divergence {name!r}; expected {', '.join(_DIVERGENCES)}, or jsd:BETA")
+        raise ValueError(f"unknown divergence {name!r}; expected {NAMES}")
     if not beta:
         return _DIVERGENCES[kind]()
     try:
         return JensenShannon(float(beta))
     except ValueError as error:
         raise ValueError(f"{name!r} has no beta between 0 and 1; pass such as jsd:0.5") from error
+
+
+def name_of(divergence: Divergence) -> str:
+    """What `by_name` calls it."""
+    (name,) = (name for name, kind in _DIVERGENCES.items() if type(divergence) is kind)
+    return f"{name}:{divergence.beta}" if isinstance(divergence, JensenShannon) else name
 
 
 def _expected(law, first, second):

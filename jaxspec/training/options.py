@@ -60,11 +60,6 @@ class TrainingOptions:
             _check(self, name, lambda x: 0 <= x < 1, "from 0 to below 1")
 
 
-def steps_for(tokens: int, batch_tokens: int, accumulation: int = 1) -> int:
-    """How many updates read so many tokens, padding included."""
-    return max(1, -(-tokens // (batch_tokens * accumulation)))
-
-
 def _check(options: TrainingOptions, name: str, good, expected: str) -> None:
     value = getattr(options, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not good(value):

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -38,6 +38,12 @@ class Recipe(abc.ABC):
     """
 
     capture: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> Self:
+        """The recipe with these options, and what suits the target where they say nothing."""
+        del target
+        return cls(**options)
 
     @abc.abstractmethod
     def init(self, key: Array, target: LanguageModel, token_counts: np.ndarray) -> Any:

@@ -38,9 +38,9 @@ def test_measured_while_training(tmp_path):
 
 
 def test_prompts_of_conversations():
-    assert prompts_of([7, 8, 9, 7], [False, False, True, False]) == (7, 8)
-    assert prompts_of([7, 8], [False, False]) == ()
-    assert prompts_of([7, 8], [True, False]) == ()
+    answers = {(0, 0, 1, 0): (7, 8), (0, 0, 0, 0): (), (1, 0, 0, 1): ()}
+    for answer, prompt in answers.items():
+        assert prompts_of(np.array([7, 8, 9, 7], np.int32), np.array(answer, np.bool_)) == prompt
     for wrong in ((), ((),)):
         with pytest.raises(ValueError, match="at least one"):
             Prompts(wrong)

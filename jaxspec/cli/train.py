@@ -1,0 +1,83 @@
+"""`jaxspec train`: a command for each kind of drafter; its options are the fields of its recipe."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from jaxspec.cli import fields
+from jaxspec.cli.errors import reported
+from jaxspec.cli.generate import DtypeName
+from jaxspec.training import TrainingOptions
+from jaxspec.training.block import BlockRecipe
+from jaxspec.training.distill import DistillRecipe
+from jaxspec.training.eagle import EagleRecipe
+
+# Every kind of drafter that can be trained.
+RECIPES = {"eagle": EagleRecipe, "block": BlockRecipe, "distill": DistillRecipe}
+# Names of a recipe's fields that the run itself has an option of.
+_TAKEN = {"steps": "unrolled_steps"}
+
+train = typer.Typer(
+    help="Trains a drafter for a model, on data that `jaxspec data` made.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def _run(
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="DIR", help="A folder that `jaxspec data` wrote; repeatable.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The run's folder; the drafter will be in its `head`.")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="What to draft for: a name of `jaxspec models`, a path, or a hub id.")
+    ] = "smollm2-135m-instruct",
+    epochs: Annotated[
+        float | None, typer.Option(help="How often all data are read.  [default: 1]", show_default=False)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="In its place: updates of the parameters.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="In its place: tokens to read, padding left out.")] = None,
+    validation: Annotated[
+        int, typer.Option(help="Conversations to set aside, to measure the true acceptance on; 0 is none.")
+    ] = 32,
+    validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False,
+    dtype: Annotated[
+        DtypeName | None,
+        typer.Option(help="Of the target, and of products in training.  [default: float32 on a CPU, else bfloat16]"),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXES", help="Split batches and the target over all devices: 'data=4,model=2'."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    **given: Any,
+) -> None:
+    """Made into a command for each recipe; `given` are the fields of the recipe and of `TrainingOptions`."""
+
+
+def _command(kind: str, recipe: type) -> Callable[..., None]:
+    own = fields.parameters(recipe, _TAKEN)
+    general = [one for one in fields.parameters(TrainingOptions) if one.name != "steps"]
+    shared = [one for one in inspect.signature(_run).parameters.values() if one.kind is not one.VAR_KEYWORD]
+
+    def command(**given: Any) -> None:
+        from jaxspec.cli.train_run import Job, run
+
+        chosen = fields.values(recipe, given, _TAKEN)
+        options = fields.values(TrainingOptions, given | {"steps": None})
+        run(Job(recipe, chosen, options, **{one.name: given[one.name] for one in shared}))
+
+    command.__name__, command.__doc__ = kind, fields.summary(recipe)
+    parameters = [*(one.replace(kind=one.KEYWORD_ONLY) for one in shared), *own, *general]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return reported(command)
+
+
+for _kind, _recipe in RECIPES.items():
+    train.command(_kind)(_command(_kind, _recipe))

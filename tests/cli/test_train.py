@@ -1,0 +1,139 @@
+"""`jaxspec train`: options from fields, a drafter in one line, and mistakes in one line too."""
+
+import dataclasses
+import inspect
+import json
+
+import pytest
+import typer.testing
+
+import jaxspec
+from jaxspec.cli import app as application
+from jaxspec.cli import fields
+from jaxspec.cli.train import RECIPES
+from jaxspec.training import TrainingOptions, losses
+from jaxspec.training.answers import AnswerOptions
+from jaxspec.training.data import make_data
+from jaxspec.weights import load, save
+from tests import text_models, tiny
+
+SMALL = ("--width", "12", "--heads", "2", "--layers", "1", "--mlp-width", "16", "--frequent", "0")
+SHORT = ("--steps", "3", "--batch-tokens", "256", "--validation", "2", "--validation-tokens", "2", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def _own_compilation_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept by the caller"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = text_models.byte_level()
+    return dataclasses.replace(tiny.transformer(3, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def folders(model, tmp_path_factory):
+    """A small model, and conversations with answers that are given."""
+    folder = tmp_path_factory.mktemp("train")
+    save(model, folder / "model")
+    conversations = [{"turns": [f"hello {i}"], "answers": ["the sea is wide " * (1 + i % 3)]} for i in range(8)]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in conversations))
+    make_data(load(folder / "model"), [prompts], folder / "data", AnswerOptions(max_length=512))
+    return folder
+
+
+def _train(folders, kind, out, *arguments):
+    words = ["train", kind, "--data", folders / "data", "--model", folders / "model", "--out", out, *arguments]
+    return typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
+
+
+def test_a_drafter_in_one_line(folders, tmp_path, model):
+    out = tmp_path / "run"
+    result = _train(folders, "distill", out, *SMALL, *SHORT, "--divergence", "jsd:0.3")
+    assert result.exit_code == 0, result.stderr
+    assert f"--draft {out / 'head'}" in result.stdout
+    report = json.loads((out / "training.json").read_text())
+    assert report["recipe"]["divergence"] == {"kind": "JensenShannon", "beta": 0.3} and report["recipe"]["width"] == 12
+    assert report["recipe"]["frequent"] is None and report["options"]["steps"] == 3
+    (data,) = report["data_folders"]
+    assert data["name"] == "data" and data["sequences"] == 8 and report["command"].startswith("jaxspec ")
+    assert report["curve"][-1]["measured"]["greedy"]["tokens"] > 0
+    drafter = jaxspec.ModelDrafter(load(out / "head"), k=2)
+    drafter.check(model)
+    again = _train(folders, "distill", out, *SMALL, *SHORT, "--divergence", "tvd")
+    assert again.exit_code == 2
+    assert "recipe.divergence.kind was 'JensenShannon', now 'TotalVariation'" in again.stderr
+    assert len(again.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--steps", "3", "--tokens", "9"), "--steps and --tokens both say how long"),
+        (("--epochs", "-1"), "--epochs must be above 0"),
+        (("--steps", "3", "--divergence", "kl"), "unknown divergence 'kl'"),
+        (("--steps", "3", "--heads", "5"), "width must be an even number"),
+        (("--steps", "3", "--validation", "8"), "leaves none of 8 sequences"),
+        (("--steps", "3", "--dtype", "float16"), "float32 or bfloat16, got float16"),
+    ],
+)
+def test_mistakes(folders, tmp_path, arguments, said):
+    result = _train(folders, "distill", tmp_path / "run", *SMALL, "--validation", "0", *arguments)
+    assert result.exit_code == 2 and said in result.stderr
+    assert not (tmp_path / "run" / "head").exists()
+
+
+def test_data_of_another_tokenizer(folders, tmp_path, model):
+    save(tiny.transformer(vocab=12), tmp_path / "other")
+    result = _train(folders, "distill", tmp_path / "run", *SMALL, "--model", tmp_path / "other")
+    assert result.exit_code == 2 and "another tokenizer" in result.stderr
+
+
+def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[3]) or _Done())
+    shared = (*SMALL, "--batch-tokens", "256", "--validation", "0")  # eight short texts: four batches of two
+    for extra in ((), ("--epochs", "2.5"), ("--tokens", "1"), ("--accumulation", "3")):
+        assert _train(folders, "distill", tmp_path / "run", *shared, *extra).exit_code == 0
+    assert [options.steps for options in seen] == [4, 10, 1, 2]
+
+
+class _Done:
+    folder = "here"
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_options_are_the_fields(kind):
+    recipe = RECIPES[kind]
+    help_text = typer.testing.CliRunner().invoke(application.app, ["train", kind, "--help"]).stdout
+    own = {one.name: one.default for one in fields.parameters(recipe)}
+    assert own.keys() == {field.name for field in dataclasses.fields(recipe)}
+    for name in own.keys() - {"k", "steps"}:
+        assert f"--{name.replace('_', '-')}" in help_text
+    # What is not said is as the recipe has it.
+    made = fields.values(recipe, own)
+    for field in dataclasses.fields(recipe):
+        if isinstance(field.default, int | float):
+            assert made[field.name] == field.default
+
+
+def test_every_field_is_explained():
+    for kind in (TrainingOptions, *RECIPES.values()):
+        for parameter in fields.parameters(kind):
+            (option,) = parameter.annotation.__metadata__
+            assert len(option.help) > 3, (kind, parameter.name)
+
+
+def test_zero_stands_for_none():
+    eagle = RECIPES["eagle"]
+    given = dict.fromkeys(inspect.signature(eagle).parameters) | {"draft_vocabulary": 0, "capture": "2,15,27"}
+    assert fields.values(eagle, given) == {"draft_vocabulary": None, "capture": (2, 15, 27)}
+    with pytest.raises(ValueError, match="list of numbers"):
+        fields.values(eagle, given | {"capture": "2;3"})
+
+
+def test_names_of_divergences():
+    for name in ("forward-kl", "reverse-kl", "tvd", "acceptance", "jsd:0.25"):
+        assert losses.name_of(losses.by_name(name)) == name
