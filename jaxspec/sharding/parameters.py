@@ -22,6 +22,7 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 _AXES: dict[tuple[str, ...], Axes] = {
     ("embedding",): ("vocab", "embed"),
     ("head",): ("vocab", "embed"),
+    ("markov_after",): ("vocab", None),
     ("position_embedding",): (None, "embed"),
     ("query", "kernel"): ("kv_heads", "queries", None, "embed"),
     ("query", "bias"): ("kv_heads", "queries", None),
