@@ -99,7 +99,7 @@ def context_of(head, target, tokens):
 class TestAdaptive(ScheduledContract, BlockContract):
     """Lengths that move every few rounds, so that the drafter pauses. Whole generations are as without."""
 
-    drafter = BlockDrafter(HEAD, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = BlockDrafter(HEAD, k=Adaptive((1.0, 1.7, 2.4), (0, 1, 3), rate=0.5, period=2))
     remembers = True
     test_greedy_output_is_that_of_plain_decoding = None
     test_budgets_down_to_nothing = None

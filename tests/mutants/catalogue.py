@@ -3,6 +3,7 @@
 from tests.mutants import (
     accelerators,
     block,
+    block_drafter,
     eagle,
     multi_draft,
     mutants,
@@ -17,6 +18,7 @@ MUTANTS = (
     *accelerators.MUTANTS,
     *mutants.MUTANTS,
     *block.MUTANTS,
+    *block_drafter.MUTANTS,
     *eagle.MUTANTS,
     *multi_draft.MUTANTS,
     *parallel.MUTANTS,
