@@ -7,6 +7,7 @@ from jaxspec.drafters import BlockDrafter as BlockDrafter
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters import EagleDrafter as EagleDrafter
+from jaxspec.drafters import MedusaDrafter as MedusaDrafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
 from jaxspec.drafters import MostLikely as MostLikely
 from jaxspec.drafters import NGramDrafter as NGramDrafter

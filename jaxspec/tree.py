@@ -6,7 +6,7 @@ A tree is written as each node's parent, parents before children, -1 for the las
 import dataclasses
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -77,15 +77,7 @@ class Tree:
         rates = tuple(float(rate) for rate in rates)
         if not rates or not all(0 < rate < 1 for rate in rates):
             raise ValueError(f"rates must be chances strictly between 0 and 1, one a rank, got {rates}")
-        # Of equals, the shallower and then the earlier path goes first: always after its parent.
-        queue, chosen = [(-rate, 1, (rank,)) for rank, rate in enumerate(rates)], []
-        heapq.heapify(queue)
-        while queue and len(chosen) < size:
-            chance, nodes, path = heapq.heappop(queue)
-            chosen.append(path)
-            if depth is None or nodes < depth:
-                for rank, rate in enumerate(rates):
-                    heapq.heappush(queue, (chance * rate, nodes + 1, (*path, rank)))
+        chosen = _likeliest_paths(lambda _: rates, size, depth)
         if len(chosen) < size:
             raise ValueError(
                 f"{len(rates)} ranks and a depth of {depth} make trees of at most {len(chosen)} nodes, got "
@@ -144,6 +136,45 @@ class Tree:
             if parent >= 0:
                 seen[node] |= seen[parent]
         return seen
+
+
+def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
+    """The tree of `nodes` nodes with the most accepted tokens, where guesses do not depend on those above them.
+
+    A path's chance is the product of its tokens' accuracies, and the likeliest paths are chosen one after the other
+    (Medusa, Cai et al. 2401.10774, section 2.3.3).
+
+    Args:
+      accuracies: `[depth][rank]`, how often the token of that rank at that depth is the target's, such as
+        `MedusaHead.accuracies`.
+      nodes: how many, at most those whose paths have any chance.
+    """
+    positive("nodes", nodes)
+    table = np.asarray(accuracies, np.float64)
+    if table.ndim != 2 or table.size == 0 or not np.all((table >= 0) & (table <= 1)):
+        raise ValueError(f"accuracies must be shares between 0 and 1, [depth][rank], got {accuracies!r}")
+    ranks = [tuple(map(float, row)) for row in np.sort(table)[:, ::-1]]
+    paths = _likeliest_paths(lambda level: ranks[level], nodes, len(ranks))
+    if len(paths) < nodes:
+        raise ValueError(f"these accuracies make trees of at most {len(paths)} nodes, got nodes={nodes}; pass fewer")
+    return Tree._of_paths(paths)
+
+
+def _likeliest_paths(rates: Callable[[int], Sequence[float]], count: int, depth: int | None) -> list[tuple[int, ...]]:
+    """The `count` paths of ranks with the largest product of `rates(level)[rank]`, as far as it is not 0.
+
+    Of equals, the shallower and then the earlier path goes first: always after its parent.
+    """
+    queue, chosen = [(-rate, 1, (rank,)) for rank, rate in enumerate(rates(0)) if rate > 0], []
+    heapq.heapify(queue)
+    while queue and len(chosen) < count:
+        chance, nodes, path = heapq.heappop(queue)
+        chosen.append(path)
+        if depth is None or nodes < depth:
+            for rank, rate in enumerate(rates(nodes)):
+                if rate > 0:
+                    heapq.heappush(queue, (chance * rate, nodes + 1, (*path, rank)))
+    return chosen
 
 
 def _checked(parents: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
 from jaxspec.drafters.children import WithReplacement as WithReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters.eagle import EagleDrafter as EagleDrafter
+from jaxspec.drafters.medusa import MedusaDrafter as MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter as ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
 from jaxspec.drafters.parallel import ParallelDrafter as ParallelDrafter

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights.tensors import Checkpoint, LazyTensor
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_INDEX, _SINGLES = "model.safetensors.index.json", ("model.safetensors", "medusa_lm_head.safetensors")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
 _ADVICE = "delete it and download it again"
@@ -70,12 +70,13 @@ def _safetensors_files(folder: Path) -> list[Path]:
         if absent or not names:
             raise ValueError(f"{folder}: {_INDEX} lists files that are missing: {absent or 'none'}; {_ADVICE}")
         return [folder / name for name in names]
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+    for name in _SINGLES:
+        if (folder / name).is_file():
+            return [folder / name]
     suffixes = (".bin", ".pt", ".pth", ".safetensors")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     raise ValueError(
-        f"{folder} has neither {_SINGLE} nor {_INDEX}; weight files found: {found or 'none'}. PyTorch "
+        f"{folder} has neither {_SINGLES[0]} nor {_INDEX}; weight files found: {found or 'none'}. PyTorch "
         "files are not read: save the model with transformers' save_pretrained, which writes safetensors"
     )
 
