@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.frontier import likeliest
+from jaxspec.heads.capture import check_capture
 from jaxspec.heads.medusa import MedusaHead
 from jaxspec.model import Model, placement_of
 from jaxspec.sampling import Policy
@@ -207,24 +208,16 @@ def _check_kind(head: Any) -> None:
 
 
 def check_head(head: MedusaHead, target: Model) -> None:
-    """Raises `TypeError` or `ValueError` unless `head` reads the hidden states of targets like `target`."""
-    missing = [name for name in ("embed", "normalise", "head") if not hasattr(target, name)]
-    if missing:
-        raise TypeError(
-            f"Medusa's heads need a target with {', '.join(missing)}, got {type(target).__name__}; jaxspec.load makes "
-            "a LanguageModel, which has them"
-        )
-    config, (vocab_size, width) = head.module.config, target.head.shape
-    if config.width != width:
-        raise ValueError(f"the heads read states of width {config.width}, the target's are {width} wide; pass its own")
-    if head.ids is None and config.vocab_size != vocab_size:
+    """Raises `TypeError` or `ValueError` unless `head` reads the last hidden states of targets like `target`."""
+    config = head.module.config
+    check_capture("MedusaDrafter", target, head.capture, config.width)
+    if head.capture != (layers := target.module.config.num_layers,):
         raise ValueError(
-            f"the heads guess {config.vocab_size} tokens and have no draft vocabulary, the target has {vocab_size}; "
-            "pass heads that were trained for it"
+            f"Medusa's heads read the states after the last layer, got heads that read {head.capture} for a target of "
+            f"{layers} layers; pass the heads that were trained for this target"
         )
-    layers = getattr(getattr(getattr(target, "module", None), "config", None), "num_layers", None)
-    if layers is not None and head.capture != (layers,):
+    if head.ids is None and config.vocab_size != target.vocab_size:
         raise ValueError(
-            f"the heads read the states {head.capture}, the last of this target is {layers}; pass heads that were "
-            "trained for it"
+            f"the heads guess {config.vocab_size} tokens and have no draft vocabulary, the target has "
+            f"{target.vocab_size} tokens; pass the heads that were trained for this target"
         )

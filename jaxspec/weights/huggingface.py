@@ -77,7 +77,8 @@ def _safetensors_files(folder: Path) -> list[Path]:
     found = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     raise ValueError(
         f"{folder} has neither {_SINGLES[0]} nor {_INDEX}; weight files found: {found or 'none'}. PyTorch "
-        "files are not read: save the model with transformers' save_pretrained, which writes safetensors"
+        "files are not read: save the model with transformers' save_pretrained, which writes safetensors, or a "
+        "head's tensors with safetensors.torch.save_file"
     )
 
 
