@@ -18,7 +18,7 @@ import jaxspec
 from jaxspec.bench.questions import Counts, ask
 from jaxspec.bench.timing import interleave, show
 from jaxspec.bench.workload import chat_prompt, show_machine
-from jaxspec.drafters import Drafter, DynamicTreeDrafter, NGramDrafter
+from jaxspec.drafters import Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
 from jaxspec.drafters.named import drafter_of
 from jaxspec.model import LanguageModel
 from jaxspec.sampling import Greedy, Sampling
@@ -45,7 +45,7 @@ def cases(model_name: str, target: LanguageModel) -> dict[str, Callable[[], Draf
 
 
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
-    "medusa": {},
+    "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
     "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
     "block": {},
 }

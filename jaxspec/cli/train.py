@@ -13,9 +13,10 @@ from jaxspec.training import TrainingOptions
 from jaxspec.training.block import BlockRecipe
 from jaxspec.training.distill import DistillRecipe
 from jaxspec.training.eagle import EagleRecipe
+from jaxspec.training.medusa import MedusaRecipe
 
 # Every kind of drafter that can be trained.
-RECIPES = {"eagle": EagleRecipe, "block": BlockRecipe, "distill": DistillRecipe}
+RECIPES = {"eagle": EagleRecipe, "block": BlockRecipe, "medusa": MedusaRecipe, "distill": DistillRecipe}
 # Names of a recipe's fields that the run itself has an option of.
 _TAKEN = {"steps": "unrolled_steps"}
 

@@ -7,10 +7,14 @@ from jax.sharding import Mesh
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.drafters.block import BlockDrafter
 from jaxspec.drafters.eagle import EagleDrafter
+from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.heads.block import BlockHead
 from jaxspec.heads.eagle import EagleHead
+from jaxspec.heads.medusa import MedusaHead
 from jaxspec.model import LanguageModel, Model
 from jaxspec.schedules import Schedule
 from jaxspec.sharding import Rules
@@ -19,7 +23,7 @@ from jaxspec.weights.heads import is_head, load_head
 
 DEFAULT_K = 4
 # What each kind of head is drafted from by.
-_OF_HEADS = {EagleHead: EagleDrafter}
+_OF_HEADS = {EagleHead: EagleDrafter, BlockHead: BlockDrafter, MedusaHead: MedusaDrafter}
 
 
 def drafter_of(draft: Any, k: int | Schedule | None = None, num_drafts: int = 1) -> Drafter:
