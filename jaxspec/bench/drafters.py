@@ -23,6 +23,7 @@ from jaxspec.drafters.named import drafter_of
 from jaxspec.model import LanguageModel
 from jaxspec.sampling import Greedy, Sampling
 from jaxspec.training.prompts import Conversation, read_prompts
+from jaxspec.tree import best_tree
 from jaxspec.weights import load, load_head, zoo
 
 POLICIES = {"0": Greedy(), "1": Sampling(1.0)}

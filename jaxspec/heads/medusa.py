@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax import Array
 from jaxtyping import Float, Int
@@ -27,7 +26,7 @@ class MedusaHead(Network):
       placement: how its logits are laid out over a mesh; `jaxspec.shard` sets it.
     """
 
-    module: nn.Module = dataclasses.field(metadata={"static": True})
+    module: Any = dataclasses.field(metadata={"static": True})
     params: Any
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
