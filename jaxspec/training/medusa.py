@@ -140,7 +140,7 @@ def measure_accuracies(
     """
     hits, count = np.zeros((head.num_heads, ranks)), np.zeros((head.num_heads, 1))
     for batch in batches:
-        found = _rank_counts(head, target, batch, ranks)
+        found = jax.device_get(_rank_counts(head, target, batch, ranks))
         hits, count = hits + found[0], count + found[1][:, None]
     if not np.all(count):
         raise ValueError("the batches hold no answers as long as there are heads; pass others")
@@ -160,7 +160,7 @@ def _rank_counts(head: MedusaHead, target: LanguageModel, batch: Batch, ranks: i
         own = jnp.take_along_axis(logits[:, :, i], jnp.maximum(place, 0)[..., None], axis=-1)
         rank = jnp.sum(logits[:, :, i] > own, axis=-1, dtype=jnp.int32)
         rank = jnp.where(guesses & (place >= 0), rank, ranks)
-        hits.append(jnp.sum(rank[..., None] == jnp.arange(ranks, dtype=jnp.int32), axis=(0, 1), dtype=jnp.int32))
+        hits.append(jnp.bincount(rank.reshape(-1), length=ranks + 1)[:ranks])
         counts.append(jnp.sum(guesses, dtype=jnp.int32))
     return jnp.stack(hits), jnp.stack(counts)
 
