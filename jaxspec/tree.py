@@ -150,10 +150,10 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
       nodes: how many, at most those whose paths have any chance.
     """
     positive("nodes", nodes)
-    table = np.asarray(accuracies, np.float64)
-    if table.ndim != 2 or table.size == 0 or not np.all((table >= 0) & (table <= 1)):
+    # Measured ones need not fall with the rank, which children are numbered by.
+    ranks = [sorted(map(float, row), reverse=True) for row in accuracies]
+    if not ranks or not all(0 <= rate <= 1 for row in ranks for rate in row):
         raise ValueError(f"accuracies must be shares between 0 and 1, [depth][rank], got {accuracies!r}")
-    ranks = [tuple(map(float, row)) for row in np.sort(table)[:, ::-1]]
     paths = _likeliest_paths(lambda level: ranks[level], nodes, len(ranks))
     if len(paths) < nodes:
         raise ValueError(f"these accuracies make trees of at most {len(paths)} nodes, got nodes={nodes}; pass fewer")

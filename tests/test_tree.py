@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.tree import Tree, ancestors, depths, verification_mask
+from jaxspec.tree import Tree, ancestors, best_tree, depths, verification_mask
 
 
 def climb(parents, node):
@@ -119,3 +119,37 @@ def test_presets_grow_in_width_and_depth():
 def test_what_is_no_tree(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def expected_tokens(tree, accuracies):
+    """How many tokens a round keeps where each level's guesses do not depend on those above them."""
+    table = -np.sort(-np.asarray(accuracies), axis=1)
+    chances = []
+    for parent, rank, path in zip(tree.parents, tree.ranks, tree.ancestors, strict=True):
+        above = 1.0 if parent < 0 else chances[parent]
+        chances.append(above * table[path.sum() - 1, rank])
+    return sum(chances)
+
+
+@pytest.mark.parametrize("nodes", range(1, 7))
+def test_the_best_tree_of_all(nodes):
+    """No tree of as many nodes keeps more: all of them are tried."""
+    accuracies = [[0.5, 0.3, 0.1], [0.6, 0.05, 0.2], [0.4, 0.0, 0.0]]
+    best = expected_tokens(best_tree(accuracies, nodes), accuracies)
+    every = itertools.product(*(range(-1, node) for node in range(nodes)))
+    trees = [tree for tree in map(Tree, every) if tree.depth <= 3 and max(tree.ranks) < 3]
+    assert best == pytest.approx(max(expected_tokens(tree, accuracies) for tree in trees))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "nodes", "text"),
+    [
+        ([[0.5, 0.0], [0.0, 0.5]], 3, "trees of at most 2 nodes, got nodes=3"),
+        ([], 2, r"shares between 0 and 1, \[depth\]\[rank\], got \[\]"),
+        ([[0.5, 1.5]], 2, "shares between 0 and 1"),
+        ([[0.5]], 0, "nodes must be at least 1, got 0"),
+    ],
+)
+def test_accuracies_that_make_no_tree(accuracies, nodes, text):
+    with pytest.raises(ValueError, match=text):
+        best_tree(accuracies, nodes)

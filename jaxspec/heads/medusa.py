@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.heads.vocabulary import expand, places
 from jaxspec.model import Anywhere, Network
+from jaxspec.nn.medusa import ConditionedHeads, MedusaHeads
 
 
 @jax.tree_util.register_dataclass
@@ -26,7 +27,7 @@ class MedusaHead(Network):
       placement: how its logits are laid out over a mesh; `jaxspec.shard` sets it.
     """
 
-    module: Any = dataclasses.field(metadata={"static": True})
+    module: MedusaHeads | ConditionedHeads = dataclasses.field(metadata={"static": True})
     params: Any
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
