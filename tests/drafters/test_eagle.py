@@ -30,7 +30,10 @@ def eagle_head(
 ) -> EagleHead:
     """A random head; `sharpness` scales its weights."""
     vocab = target.vocab_size if ids is None else len(ids)
-    config = dataclasses.replace(tiny.config(), vocab_size=vocab, width=target.module.config.width)
+    ours = target.module.config
+    config = dataclasses.replace(
+        ours, vocab_size=vocab, num_layers=1, ropes=ours.ropes[:1], windows=(None,), query_key_norm=False
+    )
     module = layer(config, len(capture) * config.width)
     blank = EagleHead(module, {}, None, None, target.vocab_size, capture)
     shapes = jax.eval_shape(
