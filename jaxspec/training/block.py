@@ -8,7 +8,8 @@ Some places of each text are anchors, as if the text so far had just been commit
     labels                law law law         the target's laws after c, d, e: of d, e, f
     before                c  d  e             what the Markov head is given: the text's own tokens
 
-All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself.
+All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself
+(`jaxspec.training.blocks`).
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxspec.drafters import BlockDrafter, Drafter
 from jaxspec.heads import vocabulary
@@ -28,10 +29,9 @@ from jaxspec.heads.block import BlockHead
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Rope
 from jaxspec.nn.block import BlockConfig, BlockNetwork
-from jaxspec.nn.products import project
-from jaxspec.training.batches import Batch
+from jaxspec.training.blocks import Blocks, choose_anchors
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Features, Recipe
+from jaxspec.training.recipe import Recipe
 from jaxspec.weights.block import write_block
 
 
@@ -102,28 +102,22 @@ class BlockRecipe(Recipe):
     def loss(self, params, target, batch, features, key):
         head = self.head(params, target)
         anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // self.anchor_every, 1), key)
-        tokens, counts = _block_tokens(head, batch, anchors, chosen, self.block_size)
-        known = self._known(head, target, batch, features, anchors)
-        before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
-        guess = jax.nn.log_softmax(head.logits(known) + head.added(before))
-        wanted, held = _laws(head, target, features, anchors, self.block_size)
-        # [b, a, n], as the counted places are.
-        shaped = lambda x: x.reshape(counts.shape)  # noqa: E731
-        agreement = shaped(acceptance(wanted, guess))
-        weights = jnp.exp(-jnp.arange(self.block_size, dtype=jnp.float32) / self.decay)[None, None]
-        terms = self.cross_entropy * shaped(ForwardKL()(wanted, guess)) + self.total_variation * 2 * (1 - agreement)
-        if self.confidence:
-            odds = shaped(head.odds(known, before))
-            label = jax.lax.stop_gradient(agreement)
-            terms += self.trust * (jax.nn.softplus(odds) - label * odds)
-        weights = jnp.where(counts, weights, 0.0)
-        loss = jnp.sum(jnp.where(counts, weights * terms, 0.0)) / jnp.maximum(jnp.sum(weights), 1.0)
+        blocks = Blocks.of(head, target, batch, features, anchors, chosen)
+        counts, agreement = blocks.counts, acceptance(blocks.wanted, blocks.guess)
+        terms = self.cross_entropy * ForwardKL()(blocks.wanted, blocks.guess)
+        terms += self.total_variation * 2 * (1 - agreement)
         reported = self._reported(agreement, counts)
         # Of the first draft's law as it is, and not only of what the draft vocabulary holds of it.
-        first = acceptance(wanted[:, :: self.block_size] + held[..., None], guess[:, :: self.block_size])
+        held = blocks.held(head, target, drafts=1)[..., 0]
+        first = acceptance(blocks.wanted[..., 0, :] + held[..., None], blocks.guess[..., 0, :])
         reported["acceptance"] = masked_mean(first, counts[..., 0])
         if self.confidence:
-            reported["confidence_error"] = masked_mean(jnp.abs(jax.nn.sigmoid(odds) - agreement), counts)
+            label = jax.lax.stop_gradient(agreement)
+            terms += self.trust * (jax.nn.softplus(blocks.odds) - label * blocks.odds)
+            reported["confidence_error"] = masked_mean(jnp.abs(jax.nn.sigmoid(blocks.odds) - agreement), counts)
+        weights = jnp.exp(-jnp.arange(self.block_size, dtype=jnp.float32) / self.decay)[None, None]
+        weights = jnp.where(counts, weights, 0.0)
+        loss = jnp.sum(jnp.where(counts, weights * terms, 0.0)) / jnp.maximum(jnp.sum(weights), 1.0)
         return loss, reported | {"count": jnp.sum(weights)}
 
     def drafter(self, params, target, token_counts) -> Drafter:
@@ -138,13 +132,6 @@ class BlockRecipe(Recipe):
         dtype = network["mask"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
         return BlockHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
-
-    def _known(self, head: BlockHead, target, batch: Batch, features: Features, anchors) -> Float[Array, "b m d"]:
-        """What each place of each block knows, the blocks one behind the other."""
-        context = head.context(features.hidden, jnp.zeros(anchors.shape[:1], jnp.int32))
-        first = target.embed(jnp.take_along_axis(batch.tokens, anchors, axis=1))
-        known = head.blocks(first, anchors, context)
-        return known.reshape(known.shape[0], -1, known.shape[-1])
 
     def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
         places = range(1, self.block_size)
@@ -176,52 +163,6 @@ class BlockRecipe(Recipe):
             confidence="none" if not self.confidence else "place and token" if self.markov_rank else "place",
         )
         return BlockNetwork(shape, jnp.dtype(dtype))
-
-
-def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """`count` random places of each row, not the first, that an answer's token follows.
-
-    Returns:
-      The places, and which of them are such: a row may have fewer.
-    """
-    width = batch.tokens.shape[1]
-    index = jnp.arange(width, dtype=jnp.int32)[None]
-    fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1))) & (index + 1 < batch.length[:, None]) & (index > 0)
-    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
-    anchors = jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32)
-    return anchors, jnp.take_along_axis(fits, anchors, axis=1)
-
-
-def _block_tokens(head: BlockHead, batch: Batch, anchors, chosen, size: int):
-    """The text's tokens of each block and the one after it, `[b, a, size + 1]`, and which drafts count.
-
-    A draft counts while it stands for a token of an answer, and all drafts before it are tokens that could be drafted.
-    """
-    at = anchors[..., None] + jnp.arange(size + 1, dtype=jnp.int32)[None, None]
-    inside = at < batch.length[:, None, None]
-    at = jnp.minimum(at, batch.tokens.shape[1] - 1)
-    rows = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None, None]
-    tokens, answer = batch.tokens[rows, at], batch.answer[rows, at] & inside
-    could = jnp.pad(head.places[tokens[..., 1:-1]] >= 0, ((0, 0), (0, 0), (1, 0)), constant_values=True)
-    counts = jnp.cumprod((answer[..., 1:] & could).astype(jnp.int32), axis=-1).astype(jnp.bool_)
-    return tokens, counts & chosen[..., None]
-
-
-def _laws(head: BlockHead, target: LanguageModel, features: Features, anchors, size: int):
-    """The target's laws of each block's drafts over the draft vocabulary, `[b, a * size, n]`, scaled to sum to 1.
-
-    And the logarithm of the part of each first draft's law that they hold, `[b, a]`.
-    """
-    at = anchors[..., None] + jnp.arange(size, dtype=jnp.int32)[None, None]
-    at = jnp.minimum(at, features.last.shape[1] - 1).reshape(at.shape[0], -1)
-    states = target.normalise(jnp.take_along_axis(features.last, at[..., None], axis=1))
-    logits = project(states, head.params["head"]).astype(jnp.float32)
-    whole = jax.nn.logsumexp(logits, axis=-1)
-    held = jnp.zeros(anchors.shape, jnp.float32)
-    if head.ids.shape[0] < target.vocab_size:
-        every = jax.nn.logsumexp(project(states[:, ::size], target.head).astype(jnp.float32), axis=-1)
-        held = whole[:, ::size] - every
-    return logits - whole[..., None], held
 
 
 def _principal(target: LanguageModel, ids: Int[Array, "n"], rank: int) -> Float[Array, "n_plus_1 r"]:

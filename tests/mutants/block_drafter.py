@@ -2,7 +2,7 @@
 
 from tests.mutants.mutants import Mutant
 
-_DRAFTER, _HEAD, _NETWORK, _TRAINING = "drafters/block.py", "heads/block.py", "nn/block.py", "training/block.py"
+_DRAFTER, _HEAD, _NETWORK, _TRAINING = "drafters/block.py", "heads/block.py", "nn/block.py", "training/blocks.py"
 _TESTS = "tests/drafters/test_block.py"
 _LAW = f"{_TESTS}::TestDSpark::test_the_reported_law_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestDSpark::test_the_cache_holds_the_text_after_full_and_zero_acceptance"
@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant(
         "a block learns the laws of one token later",
         _TRAINING,
-        "at = anchors[..., None] + jnp.arange(size, dtype=jnp.int32)[None, None]",
-        "at = anchors[..., None] + 1 + jnp.arange(size, dtype=jnp.int32)[None, None]",
+        "at = jnp.minimum(_places(anchors, drafts),",
+        "at = jnp.minimum(_places(anchors + 1, drafts),",
         (_LOSS,),
     ),
 )

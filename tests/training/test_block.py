@@ -11,7 +11,8 @@ import jaxspec
 from jaxspec.drafters import BlockDrafter
 from jaxspec.training import TrainingOptions, train
 from jaxspec.training.batches import Batch
-from jaxspec.training.block import BlockRecipe, choose_anchors
+from jaxspec.training.block import BlockRecipe
+from jaxspec.training.blocks import choose_anchors
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.gradients import target_features
 from tests import tiny
