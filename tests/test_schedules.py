@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.keys import RoundDraws
-from jaxspec.schedules import Adaptive, ConfidenceStop, EntropyStop, Fixed, Schedule
+from jaxspec.schedules import Adaptive, ConfidenceStop, CumulativeConfidence, EntropyStop, Fixed, Schedule
 from jaxspec.state import Context
 from tests import tiny
 
@@ -68,10 +68,11 @@ def test_no_draft_decides_whether_it_is_submitted(name):
     assert len({int(n) for n in before.valid.sum(1)}) > 1 or name == "fixed"
 
 
-@pytest.mark.parametrize("schedule", [Schedule, Fixed, ConfidenceStop, EntropyStop, Adaptive])
+@pytest.mark.parametrize("schedule", [Schedule, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
 def test_the_calls_show_no_schedule_the_draft_it_decides_about(schedule):
     parameters = lambda name: list(inspect.signature(getattr(schedule, name)).parameters)  # noqa: E731
     assert parameters("limit") == ["self", "state"]
+    assert parameters("trusts") == ["self", "state", "survival"]
     assert parameters("submits") == ["self", "state", "law"]
     assert parameters("goes_on") == ["self", "state", "log_prob"]
     assert parameters("observe") == ["self", "state", "submitted", "accepted", "live"]

@@ -13,6 +13,7 @@ All blocks of a text run in one pass beside each other; each sees the context be
 """
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class BlockRecipe(Recipe):
 
     def init(self, key, target, token_counts):
         module = self._module(target, jnp.float32)
-        params = module.init(key, method="every_parameter")["params"]
+        params = jax.jit(functools.partial(module.init, method="every_parameter"))(key)["params"]
         del params["head"]
         ids = jnp.asarray(vocabulary.most_frequent(token_counts, module.config.vocab_size))
         # The frozen head expects what the target's last norm gives it; and the highest state says most.
