@@ -1,0 +1,88 @@
+"""Faults of Medusa's heads: which state, which token, which head, and which tokens their guesses are."""
+
+from tests.mutants.mutants import Mutant
+
+_DRAFTER, _TRAINING = "drafters/medusa.py", "training/medusa.py"
+_TESTS, _RECIPE = "tests/drafters/test_medusa.py", "tests/training/test_medusa.py"
+_LAW = f"{_TESTS}::TestMedusa::test_the_reported_law_is_that_of_the_drafts"
+_LOSS = f"{_RECIPE}::test_the_loss_is_of_the_laws_that_are_drafted_from"
+
+MUTANTS = (
+    Mutant(
+        "the newest state is that of the last accepted draft's parent",
+        _DRAFTER,
+        "newest = pick(hidden[0], verdict.accepted)",
+        "newest = pick(hidden[0], jnp.maximum(verdict.accepted - 1, 0))",
+        (f"{_TESTS}::TestMedusa::test_after_any_acceptance_it_drafts_as_if_it_were_new",),
+    ),
+    Mutant(
+        "the first state is that of the token before",
+        _DRAFTER,
+        "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))",
+        "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 3, 0))",
+        (_LAW,),
+    ),
+    Mutant(
+        "heads read the token of the state and not the one after it",
+        _DRAFTER,
+        "last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)",
+        "last = jnp.take_along_axis(context.tokens, jnp.maximum(context.length[:, None] - 2, 0), axis=1)",
+        (_LAW,),
+    ),
+    Mutant(
+        "heads guess after one token",
+        _DRAFTER,
+        "ready = ~context.done & (context.length >= 2)",
+        "ready = ~context.done & (context.length >= 1)",
+        (f"{_TESTS}::TestMedusa::test_only_a_text_of_one_token_is_without_guesses",),
+    ),
+    Mutant(
+        "all heads of a chain share their noise",
+        _DRAFTER,
+        "noise = [draws.draft_noise(jnp.int32(i), vocab_size) for i in range(self.k)]",
+        "noise = [draws.draft_noise(jnp.int32(0), vocab_size) for i in range(self.k)]",
+        (f"{_TESTS}::test_the_joint_law_of_a_chain",),
+    ),
+    Mutant(
+        "a tree's level is guessed by the head of the level above",
+        _DRAFTER,
+        "levels = np.sum(tree.ancestors, axis=1) - 1",
+        "levels = np.maximum(np.sum(tree.ancestors, axis=1) - 2, 0)",
+        (f"{_TESTS}::TestTree::test_the_reported_law_is_that_of_the_drafts",),
+    ),
+    Mutant(
+        "a greedy guess is a place in the draft vocabulary",
+        _DRAFTER,
+        "tokens, seen = self.head.token_ids(chosen), jax.nn.log_softmax(logits)",
+        "tokens, seen = chosen, jax.nn.log_softmax(logits)",
+        (f"{_TESTS}::TestMostLikely::test_the_reported_law_is_that_of_the_drafts",),
+    ),
+    Mutant(
+        "head 0 is trained to guess what the target's own head does",
+        _TRAINING,
+        "return head(target, _gather(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))",
+        "return head(target, _gather(last, self.of_head(self.places, 0) - 1), self.of_head(self.before, 0))",
+        (_LOSS,),
+    ),
+    Mutant(
+        "the label of each head is the law of the token before",
+        _TRAINING,
+        "_gather(features.last, chosen.places - 1)), target.head",
+        "_gather(features.last, chosen.places - 2)), target.head",
+        (_LOSS,),
+    ),
+    Mutant(
+        "a guess may be of another answer",
+        _TRAINING,
+        "return here & self.of_head(self.there, head)",
+        "return self.of_head(self.there, head)",
+        (_LOSS,),
+    ),
+    Mutant(
+        "rows of a draft vocabulary keep the file's order, its ids do not",
+        "weights/medusa.py",
+        "rows = (np.argsort(ids), held)",
+        "rows = (np.arange(held), held)",
+        ("tests/weights/test_medusa.py::test_vllms_layout_with_a_draft_vocabulary[False]",),
+    ),
+)
