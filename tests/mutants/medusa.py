@@ -55,7 +55,7 @@ MUTANTS = (
         _DRAFTER,
         "tokens, seen = self.head.token_ids(chosen), jax.nn.log_softmax(logits)",
         "tokens, seen = chosen, jax.nn.log_softmax(logits)",
-        (f"{_TESTS}::TestMostLikely::test_the_reported_law_is_that_of_the_drafts",),
+        (f"{_TESTS}::TestPapersHeads::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(
         "head 0 is trained to guess what the target's own head does",
