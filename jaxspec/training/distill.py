@@ -3,7 +3,7 @@
 What a small model with a large vocabulary has to learn is mostly its embedding, and little data shows most tokens
 rarely. So the embedding is not learned token by token: it is the target's output head seen through a projection,
 
-    embedding[v, width]  =  head[v, target's width] @ projection.T        tied: the output head too
+    embedding[v, width]  =  length * head[v, target's width] @ projection.T        tied: the output head too
 
 which begins as the principal components of the head, moves all tokens at once, and is written out when the model is
 saved. For SmolLM2-135M and the defaults that is 83 thousand trained numbers in place of 7 million.
@@ -35,6 +35,7 @@ from jaxspec.training.recipe import Recipe
 from jaxspec.weights.llama_folder import write_llama
 
 _CHUNK = 512
+_FRESH = 0.02  # the spread of an embedding that is not trained yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +93,9 @@ class DistillRecipe(Recipe):
         del layers["embedding"]
         frequent = vocabulary.most_frequent(token_counts, min(self.frequent or target.vocab_size, target.vocab_size))
         rest = np.setdiff1d(np.arange(target.vocab_size, dtype=np.int32), frequent)
-        projection = _principal(target.head, token_counts, self.width)
-        return {"layers": layers, "projection": projection, "frequent": frequent, "rest": rest}
+        return {"layers": layers, "frequent": frequent, "rest": rest} | _principal(
+            target.head, token_counts, self.width
+        )
 
     def prepare(self, params, target, batch, key):
         chance, key = jax.random.split(key)
@@ -104,7 +106,7 @@ class DistillRecipe(Recipe):
 
     def loss(self, params, target, batch, features, key):
         candidates = _Candidates.draw(params, target, self.drawn, key)
-        written = project(target.head[batch.tokens], params["projection"])
+        written = _rows(params, target.head[batch.tokens])
         places = _Places.of(batch, self._states(params, target, batch, written), features.last, written)
 
         def total(chunk: _Places, rows: Array) -> dict[str, Array]:
@@ -130,7 +132,7 @@ class DistillRecipe(Recipe):
     def model(self, params: Any, target: LanguageModel) -> LanguageModel:
         """The draft model, its embedding written out."""
         dtype = params["projection"].dtype
-        embedding = project(target.head.astype(dtype)[None], params["projection"])[0]
+        embedding = _rows(params, target.head.astype(dtype)[None])[0]
         module = self._module(target.vocab_size, target, dtype)
         return LanguageModel(module, params["layers"] | {"embedding": embedding}, target.tokenizer)
 
@@ -187,7 +189,7 @@ class _Candidates:
             ids = jnp.concatenate([frequent, rest[places]])
             weight = jnp.concatenate([weight, jnp.full(count, np.log(share), jnp.float32)])
         rows = target.head[ids]
-        return cls(weight, rows, project(rows[None], params["projection"])[0])
+        return cls(weight, rows, _rows(params, rows[None])[0])
 
     def law(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
         """Log-probabilities, `[c, n]`, and the logarithm of what the exponentials of logits sum to, `[c]`."""
@@ -254,11 +256,19 @@ class _Places:
         return sums
 
 
-def _principal(head: Array, token_counts: np.ndarray, width: int) -> Float[Array, "width d"]:
-    """The projection that keeps most of the head's rows, frequent tokens before rare ones; rows become of length 1."""
+def _rows(params: Any, head: Float[Array, "b t d"]) -> Float[Array, "b t width"]:
+    """The draft's embedding where the target's output head has these rows."""
+    return params["length"] * project(head, params["projection"])
+
+
+def _principal(head: Array, token_counts: np.ndarray, width: int) -> dict[str, Array]:
+    """What keeps most of the head's rows, frequent tokens before rare ones, and makes them as long as fresh ones are.
+
+    Its own rows are of length 1, as a fresh kernel's are about: the optimiser's steps then suit both.
+    """
     rows = np.asarray(head, np.float32)
     weights = np.sqrt(token_counts.astype(np.float32) + 1)[:, None]
     _, vectors = np.linalg.eigh((rows * weights).T @ rows)
     projection = vectors[:, ::-1][:, :width].T
-    length = np.sqrt(np.mean(np.sum((rows @ projection.T) ** 2, axis=-1)))
-    return jnp.asarray(projection / length, jnp.float32)
+    spread = np.sqrt(np.mean((rows @ projection.T) ** 2))
+    return {"projection": jnp.asarray(projection, jnp.float32), "length": jnp.float32(_FRESH / spread)}

@@ -89,9 +89,9 @@ def test_candidates_that_are_everything_are_the_whole_vocabulary(target, params,
 
 def test_acceptance_rises_with_drawn_candidates(target, tmp_path):
     recipe = dataclasses.replace(SMALL, frequent=16, drawn=4)
-    options = TrainingOptions(steps=50, batch_tokens=256, learning_rate=2e-2, checkpoint_every=50)
+    options = TrainingOptions(steps=50, batch_tokens=256, learning_rate=2e-2, checkpoint_every=50, log_every=1)
     trained = train(recipe, target, Conversations(vocab=VOCAB), options, tmp_path / "run", quiet=True)
-    assert trained.curve[0]["acceptance"] < 0.7 and trained.curve[-1]["acceptance"] > 0.8
+    assert trained.curve[0]["acceptance"] < 0.5 and trained.curve[-1]["acceptance"] > 0.8
     # What is saved is what was trained, but for rounding to bfloat16, and an ordinary model.
     saved, kept = load(tmp_path / "run" / "head"), recipe.model(trained.params, target)
     assert saved.module.config == kept.module.config
@@ -110,10 +110,9 @@ def test_size_beside_smollm2():
 def test_the_projection_keeps_what_it_can(target):
     """As wide as the target's, it loses nothing but lengths."""
     recipe = dataclasses.replace(SMALL, width=16)
-    projection = np.asarray(recipe.init(jax.random.key(0), target, COUNTS)["projection"])
-    head = np.asarray(target.head)
-    mapped = head @ projection.T
-    np.testing.assert_allclose(np.mean(np.sum(mapped**2, axis=-1)), 1, rtol=1e-5)
+    params = recipe.init(jax.random.key(0), target, COUNTS)
+    head, mapped = np.asarray(target.head), np.asarray(recipe.model(params, target).head)
+    np.testing.assert_allclose(np.std(mapped), 0.02, rtol=0.1)
     ratio = (mapped @ mapped.T) / (head @ head.T)
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-2)
 
