@@ -59,7 +59,7 @@ def _draw(axes, curve: list[dict], name: str, colour: str) -> None:
     lines = [line for line in curve if name in line]
     tokens, values = [line["tokens"] / 1e6 for line in lines], [line[name] for line in lines]
     axes.plot(tokens, values, color=colour, linewidth=0.8, alpha=0.35)
-    axes.plot(tokens, _smooth(values, max(1, len(values) // 20)), color=colour, linewidth=1.6)
+    axes.plot(tokens, _smooth(values, len(values) // 40), color=colour, linewidth=1.6)
     axes.grid(color=_GREY, alpha=0.2, linewidth=0.5)
     axes.spines["right"].set_visible(False)
 
@@ -76,9 +76,10 @@ def _mark_measured(axes, curve: list[dict]) -> None:
             axes.set_title("dotted: mean acceptance length measured, greedy / temperature 1", fontsize=7, color=_GREY)
 
 
-def _smooth(values: list[float], window: int) -> list[float]:
-    """Means over the last few."""
-    return [sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - window + 1) : i + 1])]
+def _smooth(values: list[float], reach: int) -> list[float]:
+    """Means over each value and as many on both sides as there are, `reach` at most."""
+    reaches = (min(reach, i, len(values) - 1 - i) for i in range(len(values)))
+    return [sum(values[i - r : i + r + 1]) / (2 * r + 1) for i, r in enumerate(reaches)]
 
 
 def _version(name: str) -> str | None:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
+from jaxspec.sharding import shard
 from jaxspec.training import TrainingOptions, losses, train
 from jaxspec.training.batches import Batch
 from jaxspec.training.distill import DistillRecipe
@@ -100,6 +102,24 @@ def test_acceptance_rises_with_drawn_candidates(tmp_path):
     tokens = jnp.arange(VOCAB, dtype=jnp.int32).reshape(2, -1)
     first, second = (np.exp(jax.jit(_log_laws)(model, tokens)) for model in (saved, kept))
     np.testing.assert_allclose(first, second, atol=0.05)
+
+
+def test_in_bfloat16_and_on_four_devices(batch):
+    """Both are the same arithmetic; parameters stay float32 and whole."""
+    target = tiny.wide_transformer(vocab=VOCAB)
+    recipe = dataclasses.replace(SMALL, frequent=16, drawn=4)
+    params = jax.tree.map(jnp.asarray, recipe.init(jax.random.key(1), target, COUNTS))
+    alone = gradients(recipe, params, target, batch, jax.random.key(0))
+    split_up = shard(target, jax.make_mesh((4, 2), ("data", "model")))
+    place = split_up.placement
+    spread = gradients(recipe, place.everywhere(params), split_up, place.rows(batch), jax.random.key(0))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), spread, alone)
+    halved = lambda path, x: x if path[-1].key == "scale" else x.astype(jnp.bfloat16)
+    module = dataclasses.replace(target.module, dtype=jnp.bfloat16)
+    half = jaxspec.LanguageModel(module, jax.tree.map_with_path(halved, target.params))
+    rough = gradients(recipe, params, half, batch, jax.random.key(0))
+    assert {x.dtype.name for x in jax.tree.leaves(rough.gradients)} == {"float32"}
+    np.testing.assert_allclose(rough.reported["loss"], alone.reported["loss"], rtol=0.05)
 
 
 def test_size_beside_smollm2():
