@@ -105,7 +105,7 @@ class DistillRecipe(Recipe):
         return rewritten(self.model(params, target), batch, key, ends)
 
     def loss(self, params, target, batch, features, key):
-        candidates = _Candidates.draw(params, target, self.drawn, key)
+        candidates = Candidates.draw(params, target, self.drawn, key)
         written = _rows(params, target.head[batch.tokens])
         places = _Places.of(batch, self._states(params, target, batch, written), features.last, written)
 
@@ -163,7 +163,7 @@ class DistillRecipe(Recipe):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Tokens that laws are taken over.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Candidates:
     of_draft: Float[Array, "n width"]
 
     @classmethod
-    def draw(cls, params: Any, target: LanguageModel, count: int, key: Array) -> "_Candidates":
+    def draw(cls, params: Any, target: LanguageModel, count: int, key: Array) -> "Candidates":
         frequent, rest = params["frequent"], params["rest"]
         count = min(count, rest.shape[0])
         ids, weight = frequent, jnp.zeros(frequent.shape, jnp.float32)

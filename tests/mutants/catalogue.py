@@ -12,6 +12,7 @@ from tests.mutants import (
     relaxed,
     schedules,
     sharding,
+    training,
     trees,
 )
 
@@ -27,5 +28,6 @@ MUTANTS = (
     *relaxed.MUTANTS,
     *schedules.MUTANTS,
     *sharding.MUTANTS,
+    *training.MUTANTS,
     *trees.MUTANTS,
 )

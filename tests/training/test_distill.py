@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec.sharding import shard
 from jaxspec.training import TrainingOptions, losses, train
 from jaxspec.training.batches import Batch
-from jaxspec.training.distill import DistillRecipe
+from jaxspec.training.distill import Candidates, DistillRecipe
 from jaxspec.training.gradients import gradients, target_features
 from jaxspec.training.on_policy import rewritten
 from jaxspec.training.state import join, split
@@ -87,6 +87,22 @@ def test_candidates_that_are_everything_are_the_whole_vocabulary(target, params,
     (value, reported), (expected, whole) = loss(few, params | others), loss(SMALL, params)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(reported["acceptance"], whole["acceptance"], rtol=1e-5)
+
+
+def test_the_rest_is_estimated(target, params):
+    """Whatever is drawn, exponentials of logits sum on average to those of the whole vocabulary."""
+    others = {"frequent": jnp.arange(16, dtype=jnp.int32), "rest": jnp.arange(16, VOCAB, dtype=jnp.int32)}
+    states = 4 * target.head[:5]
+
+    @jax.vmap
+    def mass(key):
+        candidates = Candidates.draw(params | others, target, 3, key)
+        return jnp.exp(candidates.law(states, candidates.of_target)[1])
+
+    drawn = np.asarray(jax.jit(mass)(jax.random.split(jax.random.key(0), 4000)))
+    whole = np.exp(np.asarray(states) @ np.asarray(target.head).T).sum(-1)
+    assert np.all(np.abs(drawn.mean(0) - whole) < 5 * drawn.std(0) / np.sqrt(4000))
+    assert np.all(drawn.std(0) > 0.005 * whole)  # draws do differ
 
 
 def test_acceptance_rises_with_drawn_candidates(tmp_path):

@@ -1,0 +1,68 @@
+"""Faults of training: what a loss is a mean of, what a checkpoint keeps, and what a small model is taught."""
+
+from tests.mutants.mutants import Mutant
+
+_LOSSES = "tests/training/test_losses.py"
+_LOOP = "tests/training/test_loop.py"
+_DISTILL = "tests/training/test_distill.py"
+_EVALUATE = "tests/training/test_evaluate.py"
+_DIED = f"{_LOOP}::test_a_run_that_died_goes_on"
+
+MUTANTS = (
+    Mutant(
+        "what the target gives outside of the draft vocabulary is left out of the mixture",
+        "training/losses.py",
+        "beta * (_expected(target, target, mixture) + rest)",
+        "beta * _expected(target, target, mixture)",
+        (f"{_LOSSES}::test_values_with_a_draft_vocabulary",),
+    ),
+    Mutant(
+        "batches of an accumulation weigh alike",
+        "training/gradients.py",
+        "lambda x: x * count, (slopes, reported)",
+        "lambda x: x * (0 * count + 1), (slopes, reported)",
+        (f"{_LOOP}::test_accumulation_is_one_large_batch",),
+    ),
+    Mutant(
+        "a resumed run begins at the first batch again",
+        "training/loop.py",
+        "state, reported = task.update(state, step - 1)",
+        "state, reported = task.update(state, step - first - 1)",
+        (_DIED,),
+    ),
+    Mutant(
+        "a resumed run has lines twice",
+        "training/curve.py",
+        'if line["step"] <= step]',
+        "if line]",
+        (_DIED,),
+    ),
+    Mutant(
+        "the optimiser forgets at a checkpoint",
+        "training/checkpoints.py",
+        'return join(restored["state"], like), restored["counts"]',
+        'return TrainState(restored["state"].step, restored["state"].params, like.optimiser), restored["counts"]',
+        (_DIED,),
+    ),
+    Mutant(
+        "drawn candidates stand for themselves alone",
+        "training/distill.py",
+        "jnp.full(count, np.log(share), jnp.float32)",
+        "jnp.full(count, 0 * np.log(share), jnp.float32)",
+        (f"{_DISTILL}::test_the_rest_is_estimated",),
+    ),
+    Mutant(
+        "the draft learns the law of the token before",
+        "training/distill.py",
+        "flat(written[:, 1:])",
+        "flat(written[:, :-1])",
+        (f"{_DISTILL}::test_the_loss_is_a_mean_over_answer_tokens",),
+    ),
+    Mutant(
+        "rows that only fill a batch are counted",
+        "training/evaluate.py",
+        "np.where(np.arange(len(padded)) < len(group), prompts.max_new_tokens, 0)",
+        "np.where(np.arange(len(padded)) < len(padded), prompts.max_new_tokens, 0)",
+        (f"{_EVALUATE}::test_greedy_rounds_are_those_of_each_prompt_alone",),
+    ),
+)
