@@ -26,8 +26,7 @@ def gradients(recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, 
     trained, constants = split(params)
 
     def loss(trained):
-        rounded = join(jax.tree.map(lambda x: x.astype(target.dtype), trained), constants)
-        value, reported = recipe.loss(rounded, target, batch, features, key)
+        value, reported = recipe.loss(rounded(join(trained, constants), target), target, batch, features, key)
         return value.astype(jnp.float32), reported
 
     (value, reported), slopes = jax.value_and_grad(loss, has_aux=True)(trained)
@@ -36,6 +35,12 @@ def gradients(recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, 
     count = reported.pop(COUNT, answers.astype(jnp.float32))
     slopes, reported = jax.tree.map(lambda x: x * count, (slopes, reported))
     return Sums(count, tokens, answers, slopes, reported)
+
+
+def rounded(params: Any, target: LanguageModel) -> Any:
+    """The parameters in the dtype that the target computes in."""
+    trained, constants = split(params)
+    return join(jax.tree.map(lambda x: x.astype(target.dtype), trained), constants)
 
 
 def target_features(recipe: Recipe, target: LanguageModel, batch: Batch) -> Features:

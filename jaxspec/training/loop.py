@@ -24,7 +24,7 @@ from jaxspec.training.batches import Batch
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.curve import Curve, Window
 from jaxspec.training.evaluate import Prompts, evaluate
-from jaxspec.training.gradients import gradients
+from jaxspec.training.gradients import gradients, rounded
 from jaxspec.training.identity import check_same_run, described, digest
 from jaxspec.training.options import TrainingOptions
 from jaxspec.training.progress import Progress
@@ -156,7 +156,7 @@ class _Task:
 
     def measure(self, params: Any) -> dict[str, Any]:
         """The true acceptance, for the curve."""
-        drafter = self.recipe.drafter(params, self.target, self.token_counts)
+        drafter = self.recipe.drafter(rounded(whole(params), self.target), self.target, self.token_counts)
         measured = evaluate(self.target, drafter, self.validation, seed=self.options.seed)
         return described(measured)
 

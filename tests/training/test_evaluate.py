@@ -1,10 +1,14 @@
 """The true mean acceptance length, against the loop itself."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.sharding import FULLY_SHARDED
 from jaxspec.training import Prompts, TrainingOptions, evaluate, train
 from jaxspec.training.evaluate import prompts_of
 from tests import tiny
@@ -35,6 +39,22 @@ def test_measured_while_training(tmp_path):
     assert [line["step"] for line in trained.curve if "measured" in line] == [2, 3]
     for kind in ("greedy", "sampled"):
         assert trained.curve[-1]["measured"][kind]["tokens"] == 24
+
+
+def test_measured_in_the_dtype_and_on_the_mesh_of_the_target(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxspec.training.loop.evaluate", lambda target, drafter, *_, **__: seen.append(drafter) or {})
+    target = tiny.wide_transformer(vocab=16)
+    module = dataclasses.replace(target.module, dtype=jnp.bfloat16)
+    halved = lambda path, x: x if path[-1].key == "scale" else x.astype(jnp.bfloat16)
+    half = jaxspec.LanguageModel(module, jax.tree.map_with_path(halved, target.params))
+    options = TrainingOptions(steps=1, batch_tokens=128)
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    players = (Bigrams(), half, Conversations(vocab=16), options, tmp_path)
+    monkeypatch.setattr("jaxspec.training.loop.plot", lambda *_: True)
+    train(*players, mesh=mesh, rules=FULLY_SHARDED, validation=PROMPTS, quiet=True)
+    (table,) = (drafter.model.a for drafter in seen)
+    assert table.dtype == jnp.bfloat16 and table.sharding.is_fully_replicated
 
 
 def test_prompts_of_conversations():
