@@ -27,7 +27,9 @@ def test_every_answer_is_counted_under_its_task():
             messages.append({"role": "user", "content": turn})
             ids = TARGET.tokenizer.apply_chat_template(messages)
             stops = TARGET.tokenizer.eos_token_ids
-            result = jaxspec.generate(TARGET, None, np.asarray([ids], np.int32), max_new_tokens=12, stop_tokens=stops)
+            padded = np.asarray([ids + [0] * (96 - len(ids))], np.int32)
+            options = {"prompt_length": len(ids), "max_new_tokens": 12, "stop_tokens": stops}
+            result = jaxspec.generate(TARGET, None, padded, **options)
             tokens = result.tokens[0, : int(result.length[0])].tolist()
             messages.append({"role": "assistant", "content": TARGET.tokenizer.decode(tokens)})
             total += len(tokens)

@@ -144,7 +144,7 @@ def test_it_catches_up_after_any_pause(draft, width):
     (found, state), (expected, _) = draft_after_a_pause(drafter, tokens, held, length, done)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
-    assert state.cache.length.tolist() == (length + K - 1).tolist()
+    assert state.kept.length.tolist() == (length + K - 1).tolist()
 
 
 def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
@@ -164,9 +164,9 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
         verdict = Verdict(jnp.full(2, accepted, jnp.int32), length)
         state = drafter.observe(state, context(tokens, length), verdict, ())
         held = np.asarray(length) + min(accepted, K - 1)
-        assert state.cache.length.tolist() == held.tolist()
+        assert state.kept.length.tolist() == held.tolist()
         for row in range(2):
-            np.testing.assert_array_equal(state.cache.tokens[row, : held[row]], tokens[row, : held[row]])
+            np.testing.assert_array_equal(state.kept.tokens[row, : held[row]], tokens[row, : held[row]])
         after = context(tokens, length + accepted + 6)
         (found, _), (expected, _) = propose(draws, state, after), propose(draws, init(after), after)
         np.testing.assert_array_equal(found.tokens, expected.tokens)
