@@ -4,7 +4,7 @@
     python -m tests.mutants.run cache      those whose name has "cache"
 
 Prints a table; exits with 1 if a mutant survives, or if its tests fail without it. Each core has a
-copy of its own; all of them take about a quarter of an hour on two.
+copy of its own; all of them take some twenty minutes on two.
 """
 
 import concurrent.futures
