@@ -27,7 +27,10 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
-@pytest.mark.parametrize("sampling", [SAMPLING, jaxspec.Greedy()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(SAMPLING, id="sampled"), pytest.param(jaxspec.Greedy(), id="greedy", marks=pytest.mark.slow)],
+)
 def test_against_a_full_pass(drafter, sampling):
     result = jaxspec.generate(
         TARGET,

@@ -59,7 +59,9 @@ PLAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", PLAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "entropy" else name for name in PLAYERS]
+)
 def test_the_joint_law_of_four_tokens(name):
     result = generate(DRAFTERS[name], verifier=PLAYERS[name])
     counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)
@@ -69,7 +71,9 @@ def test_the_joint_law_of_four_tokens(name):
     assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name", [name if name == "adaptive" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+)
 def test_coupled_tokens_are_those_of_plain_decoding(name):
     options = {"rows": 20, "length": 40, "verifier": jaxspec.CoupledVerifier()}
     plain = generate(None, **options)

@@ -128,6 +128,7 @@ class TestMostLikely(EagleContract):
         return None if found is None else int(np.argmax(found))
 
 
+@pytest.mark.slow
 class TestPauses(ScheduledContract, EagleContract):
     """Features wait while a schedule drafts nothing, and are all taken in afterwards."""
 
@@ -168,6 +169,7 @@ class TestTree(EagleTreeContract):
         return left
 
 
+@pytest.mark.slow
 class TestDynamicTree(EagleTreeContract):
     drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
 

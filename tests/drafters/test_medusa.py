@@ -60,6 +60,7 @@ class TestPapersHeads(MedusaContract):
         return None if found is None else int(np.argmax(found))
 
 
+@pytest.mark.slow
 class TestPauses(ScheduledContract, MedusaContract):
     """Rounds without drafts: the newest state is kept all the same."""
 

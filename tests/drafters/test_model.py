@@ -25,6 +25,7 @@ class TestHistoryDraft(DrafterContract):
         return tiny.history_law(DRAFT, text)
 
 
+@pytest.mark.slow
 class TestOneDraft(DrafterContract):
     drafter = jaxspec.ModelDrafter(DRAFT, k=1)
 
@@ -41,6 +42,7 @@ class TestColderDraft(DrafterContract):
         return tiny.history_law(DRAFT, text, temperature=0.5)
 
 
+@pytest.mark.slow
 class TestMostLikelyDraft(DrafterContract):
     """Greedy drafts report no law: they are certain."""
 
@@ -50,6 +52,7 @@ class TestMostLikelyDraft(DrafterContract):
         return int(np.argmax(tiny.history_law(DRAFT, text)))
 
 
+@pytest.mark.slow
 class TestTransformerDraft(DrafterContract):
     model = tiny.transformer(1)
     drafter = jaxspec.ModelDrafter(model, k=3)
@@ -61,10 +64,12 @@ class TestTransformerDraft(DrafterContract):
         return np.asarray(jax.nn.softmax(logits))
 
 
+@pytest.mark.slow
 class TestConfidenceStop(ScheduledContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(3, threshold=0.3))
 
 
+@pytest.mark.slow
 class TestEntropyStop(ScheduledContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=EntropyStop((0, 1, 3), threshold=0.5, step=0.0))
 

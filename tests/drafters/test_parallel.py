@@ -19,6 +19,7 @@ TARGET = tiny.history_model(3, vocab=3, scale=1.5)
 FIRST, SECOND = tiny.nearby(TARGET, 0.5), tiny.nearby(TARGET, 0.9, seed=10)
 
 
+@pytest.mark.slow
 class TestTwoModels(TreeDrafterContract):
     target = TARGET
     drafter = ParallelDrafter((FIRST, SECOND), k=3)

@@ -37,8 +37,16 @@ def drafters(smollm2):
     }
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], pytest.param(PROMPTS[1:], marks=pytest.mark.slow)], ids=len)
-def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, prompts, record_property):
+@pytest.mark.parametrize(
+    ("prompts", "names"),
+    [
+        (PROMPTS[:1], ["draft model, k=4"]),
+        pytest.param(PROMPTS, ["n-gram, k=4", "draft model, k=4"], marks=pytest.mark.slow),
+    ],
+    ids=["one prompt", "all"],
+)
+def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters, prompts, names, record_property):
+    drafters = {name: drafters[name] for name in names}
     stop = smollm2.tokenizer.eos_token_ids
     found, rounds = {name: [] for name in drafters}, {name: [] for name in drafters}
     for first in range(0, len(prompts), BATCH):
@@ -167,6 +175,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(smollm2):
     assert coupled.stats.acceptance_rate() == 1.0
 
 
+@pytest.mark.slow
 def test_the_text_makes_sense(smollm2):
     prompt = smollm2.tokenizer.encode("The capital of France is")
     result = jaxspec.generate(smollm2, jaxspec.NGramDrafter(k=4), [prompt], max_new_tokens=8)

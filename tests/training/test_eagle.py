@@ -41,7 +41,7 @@ def test_each_step_is_the_drafter_s_own():
     law = np.asarray(jax.nn.log_softmax(after(batch.tokens)[0]))
     sums, counts, kept = np.zeros(3), np.zeros(3), np.zeros(3)
     for place in range(2, 6):  # the token after next is an answer's
-        guesses = chain(head, batch.tokens[0], place)
+        guesses = np.asarray(jax.jit(chain, static_argnums=2)(head, batch.tokens[0], place))
         for step in range(3):
             at = place + 2 + step
             if at < 8:
@@ -64,9 +64,9 @@ def chain(head, text, place):
     for step in range(3):
         made, entries = head(head.embed(TARGET, fed), states, cache)
         cache, states = cache.append(entries), made[:, -1:]
-        found.append(np.asarray(jax.nn.log_softmax(head.logits(states)[0, 0])))
+        found.append(jax.nn.log_softmax(head.logits(states)[0, 0]))
         fed = text[None, min(place + 2 + step, len(text) - 1)][:, None]
-    return found
+    return jnp.stack(found)
 
 
 def test_places_are_before_answers():

@@ -1,6 +1,7 @@
 """The loop of training, on a recipe and a target so small that a run takes a second."""
 
 import dataclasses
+import importlib.util
 import json
 
 import jax
@@ -52,7 +53,9 @@ def test_what_a_run_leaves(run):
     assert report["options"]["learning_rate"] == 0.1 and report["recipe"]["divergence"] == {"kind": "ForwardKL"}
     lengths = [DATA.batches(batch_tokens=128, seed=0, devices=1).batch(step).length for step in range(12)]
     assert report["tokens"] == trained.curve[-1]["tokens"] == np.sum(lengths)
-    assert (out / "loss.svg").read_text().startswith("<?xml")
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    assert (out / "loss.svg").is_file() == drawn
+    assert not drawn or (out / "loss.svg").read_text().startswith("<?xml")
 
 
 def test_a_finished_run_is_left_as_it_is(run, target):
