@@ -104,10 +104,9 @@ def test_the_joint_law_of_a_chain():
     same_law(np.einsum("a,b,c->abc", *law).reshape(-1), np.bincount(places @ [16, 4, 1], minlength=64), tests=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("topology", "shape"),
-    [(None, (1, 2)), pytest.param(Tree((-1, 0, 0, -1, 3)), (2, 1), marks=pytest.mark.slow)],
-    ids=["chain", "tree"],
+    ("topology", "shape"), [(None, (1, 2)), (Tree((-1, 0, 0, -1, 3)), (2, 1))], ids=["chain", "tree"]
 )
 def test_the_same_tokens_on_a_mesh(topology, shape):
     """Two devices split the blocks, the output rows and the vocabulary; or the rows of the batch."""
