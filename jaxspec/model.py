@@ -122,6 +122,19 @@ class Network:
     params: Any
     placement: Any
 
+    def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:
+        """A cache of so many of its layers, laid out as its placement says."""
+        config = self.module.config
+        empty = KVCache.empty(
+            layers=layers,
+            batch=batch,
+            heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=jnp.dtype(self.module.dtype),
+        )
+        return self.placement.cache(empty)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -155,16 +168,7 @@ class LanguageModel(Network):
         return jnp.dtype(self.module.dtype)
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
-        config = self.module.config
-        empty = KVCache.empty(
-            layers=config.num_layers,
-            batch=batch,
-            heads=config.num_kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-        )
-        return self.placement.cache(empty)
+        return self.empty_cache(self.module.config.num_layers, batch, capacity)
 
     def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
         options = {"mask": mask, "positions": positions, "capture": capture}

@@ -10,6 +10,8 @@ import jaxspec
 from jaxspec.drafters import DynamicTreeDrafter, TreeDrafter, UnionDrafter, WithoutReplacement
 from jaxspec.tree import Tree
 from tests import tiny
+from tests.blocks import random_head
+from tests.drafters.test_eagle import eagle_head
 
 pytestmark = pytest.mark.optimised
 
@@ -25,13 +27,20 @@ DRAFTERS = {
 }
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+HEADS = {
+    "eagle": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=2),
+    "eagle tree": DynamicTreeDrafter(eagle_head(target=TARGET, capture=(0, 1)), top_k=2, depth=2, nodes=4),
+    "block": jaxspec.BlockDrafter(random_head(TARGET), k=2),
+}
+
+
+@pytest.fixture(scope="module", params=[*DRAFTERS, *(pytest.param(name, marks=pytest.mark.slow) for name in HEADS)])
 def program(request):
     prompt = jnp.zeros((BATCH, 4), jnp.int32)
     run = jax.jit(
         lambda key: jaxspec.generate(
             TARGET,
-            DRAFTERS[request.param],
+            (DRAFTERS | HEADS)[request.param],
             prompt,
             key=key,
             sampling=jaxspec.Sampling(),

@@ -56,16 +56,7 @@ class BlockHead(Network):
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of context, with room for at least `capacity` tokens a row."""
-        config = self.config
-        empty = KVCache.empty(
-            layers=config.num_layers,
-            batch=batch,
-            heads=config.num_kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=jnp.dtype(self.module.dtype),
-        )
-        return self.placement.cache(empty)
+        return self.empty_cache(self.config.num_layers, batch, capacity)
 
     def context(self, hidden: tuple[Float[Array, "b t d"], ...], start: Int[Array, "b"]) -> Entries:
         """What the cache must store of the target's states of tokens that stand from `start` on."""

@@ -50,16 +50,7 @@ class EagleHead(Network):
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of its one layer."""
-        config = self.module.config
-        empty = KVCache.empty(
-            layers=1,
-            batch=batch,
-            heads=config.num_kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-        )
-        return self.placement.cache(empty)
+        return self.empty_cache(1, batch, capacity)
 
     def features(self, target: Any, hidden: tuple[Float[Array, "b t d"], ...]) -> Float[Array, "b t f"]:
         """The captured states side by side, as they are kept until the layer reads them."""
