@@ -2,14 +2,16 @@
 
     python -m tests.mutants.run            every mutant
     python -m tests.mutants.run cache      those whose name has "cache"
+    python -m tests.mutants.run 2/3        the second of three parts
 
 Prints a table; exits with 1 if a mutant survives, or if its tests fail without it. Each core has a
-copy of its own; all of them take some twenty minutes on two.
+copy of its own; all of them take some thirty minutes on two.
 """
 
 import concurrent.futures
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +27,8 @@ FAILED = 1  # pytest's exit status for failed tests; others mean that it could n
 
 
 def main(words: list[str]) -> int:
-    """Runs the mutants whose name has one of `words`; all by default."""
-    chosen = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+    """Runs the mutants of a part, or whose name has one of `words`; all by default."""
+    chosen = _choose(words)
     workers = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="jaxspec-mutants-") as folder:
         copies = [_copy(pathlib.Path(folder) / str(worker)) for worker in range(workers)]
@@ -40,6 +42,14 @@ def main(words: list[str]) -> int:
             survivors = [name for share in killed for name, dead in share if not dead]
     print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
     return 1 if survivors else 0
+
+
+def _choose(words: list[str]) -> list:
+    if len(words) == 1 and (part := re.fullmatch(r"(\d+)/(\d+)", words[0])):
+        number, parts = map(int, part.groups())
+        assert 1 <= number <= parts, f"there is no part {words[0]}"
+        return MUTANTS[number - 1 :: parts]
+    return [m for m in MUTANTS if not words or any(word in m.name for word in words)]
 
 
 def _passes(copy: pathlib.Path, tests: list[str]) -> bool:
