@@ -20,7 +20,9 @@ def data(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")
     ] = "smollm2-135m-instruct",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer; 0: prompts alone.")
+    ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     batch: Annotated[int, typer.Option(help="Conversations that are decoded together.")] = 32,

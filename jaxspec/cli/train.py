@@ -47,6 +47,9 @@ def _run(
     ] = 32,
     validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False,
+    whole_texts: Annotated[
+        bool, typer.Option("--whole-texts", help="Learn the target's law at every token, those of prompts too.")
+    ] = False,
     dtype: Annotated[
         DtypeName | None,
         typer.Option(help="Of the target, and of products in training.  [default: float32 on a CPU, else bfloat16]"),

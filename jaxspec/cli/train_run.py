@@ -43,6 +43,7 @@ class Job:
     validation: int
     validation_tokens: int
     unfinished: bool
+    whole_texts: bool
     dtype: Any
     mesh: str | None
     quiet: bool
@@ -60,6 +61,7 @@ def run(job: Job) -> None:
     target = load(job.model, dtype=job.dtype and job.dtype.value, mesh=mesh)
     _check_made_for(whole, target, job.model)
     rest, aside = whole.split(job.validation)
+    rest = dataclasses.replace(rest, whole_texts=job.whole_texts)
     trained = train(
         job.recipe.of(target, **job.chosen),
         target,

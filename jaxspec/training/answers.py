@@ -24,7 +24,8 @@ class AnswerOptions:
     """How the target answers.
 
     Attributes:
-      max_new_tokens: the most tokens of one answer.
+      max_new_tokens: the most tokens of one answer; 0 asks for none and keeps each first prompt alone, to be
+        learned from as a whole text.
       temperature: 0 is greedy decoding.
       seed: of the draws, in [0, 2^32).
       batch: rows that are decoded together.
@@ -40,9 +41,9 @@ class AnswerOptions:
 
     def check(self, target: Model) -> None:
         """Raises `ValueError` for numbers out of range."""
-        for name in ("max_new_tokens", "batch", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("max_new_tokens", 0), ("batch", 1), ("max_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
         if not 0 <= self.seed < 2**32:
@@ -131,7 +132,9 @@ def answer_all(
             if dialogue.ended or turn >= len(dialogue.conversation.turns):
                 continue
             prompt = tokenizer.apply_chat_template(dialogue.messages(turn + 1))
-            if turn < len(dialogue.conversation.answers):
+            if options.max_new_tokens == 0:
+                _keep_prompt(dialogue, prompt, options)
+            elif turn < len(dialogue.conversation.answers):
                 _use_given(tokenizer, dialogue, prompt, options)
             elif len(prompt) + options.max_new_tokens > options.max_length:
                 dialogue.ended = True
@@ -143,6 +146,13 @@ def answer_all(
                 dialogue.extend(prompt, answer, tokenizer.decode(answer))
             report(len(rows), sum(map(len, answers)))
     return dialogues
+
+
+def _keep_prompt(dialogue: Dialogue, prompt: list[int], options: AnswerOptions) -> None:
+    """Ends a dialogue with its prompt, if that is not too long."""
+    dialogue.ended = True
+    if len(prompt) <= options.max_length:
+        dialogue.tokens, dialogue.written = prompt, [False] * len(prompt)
 
 
 def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], options: AnswerOptions) -> None:

@@ -3,8 +3,9 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 
 
 @jax.tree_util.register_dataclass
@@ -22,3 +23,12 @@ class Batch:
     tokens: Int[Array, "b t"]
     length: Int[Array, "b"]
     answer: Bool[Array, "b t"]
+
+
+def at_places(x: Shaped[Array, "b t *d"], places: Int[Array, "b a"]) -> Shaped[Array, "b a *d"]:
+    """What each row has at its places, all of which it must have.
+
+    A promise, because to check it takes a pass over what is taken, such as whole laws.
+    """
+    index = places.reshape(*places.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1, mode="promise_in_bounds")

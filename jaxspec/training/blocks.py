@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.heads.block import BlockHead
 from jaxspec.model import LanguageModel
 from jaxspec.nn.products import project
-from jaxspec.training.batches import Batch
+from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.recipe import Features
 
 
@@ -62,7 +62,7 @@ class Blocks:
         before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
         guess = jax.nn.log_softmax(head.logits(known) + head.added(before))
         at = jnp.minimum(_places(anchors, drafts), batch.tokens.shape[1] - 1).reshape(known.shape[:2])
-        states = target.normalise(jnp.take_along_axis(features.last, at[..., None], axis=1))
+        states = target.normalise(at_places(features.last, at))
         wanted = jax.nn.log_softmax(project(states, head.params["head"]).astype(jnp.float32))
         odds = None if head.config.confidence == "none" else split(head.odds(known, before))
         return cls(split(guess), split(wanted), odds, counts, split(states))
@@ -88,7 +88,7 @@ def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b 
     fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1))) & (index + 1 < batch.length[:, None]) & (index > 0)
     order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
     anchors = jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32)
-    return anchors, jnp.take_along_axis(fits, anchors, axis=1)
+    return anchors, at_places(fits, anchors)
 
 
 def _places(anchors: Int[Array, "b a"], count: int) -> Int[Array, "b a n"]:

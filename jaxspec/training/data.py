@@ -225,7 +225,7 @@ def _conversation_hash(conversation: Conversation) -> int:
 def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogue]) -> dict[str, Any]:
     counts = {
         _TOO_LONG: sum(not dialogue.tokens for dialogue in dialogues),
-        _CUT: sum(len(d.conversation.turns) - len(d.answers) for d in dialogues if d.tokens),
+        _CUT: sum(len(d.conversation.turns) - len(d.answers) for d in dialogues if d.answers),
     }
     return {
         "file": name,

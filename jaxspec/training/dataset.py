@@ -23,6 +23,7 @@ class Dataset:
       categories: names of the kinds of questions.
       sequences: all shards of all folders, one after the other.
       chosen: `[n]`, which of the sequences are in this set.
+      whole_texts: whether every token but a text's first counts as one to learn, as if the target had written it.
     """
 
     vocab_size: int
@@ -30,6 +31,7 @@ class Dataset:
     categories: tuple[str, ...]
     sequences: Sequences
     chosen: np.ndarray
+    whole_texts: bool = False
 
     @classmethod
     def open(
@@ -76,10 +78,11 @@ class Dataset:
         return np.diff(self.sequences.offsets)[self.chosen]
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a sequence, int32, and for each whether it is a part of an answer."""
+        """The tokens of a sequence, int32, and which to learn: those of answers, unless `whole_texts` says all."""
         place = self.chosen[index]
         start, end = self.sequences.offsets[place : place + 2]
-        return self.sequences.tokens[start:end].astype(np.int32), self.sequences.answer[start:end]
+        learn = np.arange(end - start) > 0 if self.whole_texts else self.sequences.answer[start:end]
+        return self.sequences.tokens[start:end].astype(np.int32), learn
 
     def category(self, index: int) -> str:
         """The kind of question of a sequence."""
@@ -90,10 +93,13 @@ class Dataset:
         return dict(sorted(collections.Counter(self.category(index) for index in range(len(self))).items()))
 
     def token_counts(self) -> np.ndarray:
-        """`[v]` int64: how often each token stands in an answer."""
+        """`[v]` int64: how often each token stands in an answer; of whole texts without any, in the texts."""
         part = np.zeros(len(self.sequences.category), np.bool_)
         part[self.chosen] = True
-        counted = self.sequences.answer & np.repeat(part, np.diff(self.sequences.offsets))
+        texts = np.repeat(part, np.diff(self.sequences.offsets))
+        counted = self.sequences.answer & texts
+        if self.whole_texts and not counted.any():
+            counted = texts
         return np.bincount(self.sequences.tokens[counted], minlength=self.vocab_size).astype(np.int64)
 
     def split(self, validation: int) -> tuple["Dataset", "Dataset"]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -25,7 +26,7 @@ from jaxspec.nn import Rope, TransformerConfig
 from jaxspec.nn.eagle import EagleLayer
 from jaxspec.nn.products import project
 from jaxspec.nn.rope import apply_rope
-from jaxspec.training.batches import Batch
+from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe
 from jaxspec.weights.eagle import write_eagle
@@ -50,7 +51,7 @@ class EagleRecipe(Recipe):
     """
 
     capture: tuple[int, ...]
-    draft_vocabulary: int | None = 8192
+    draft_vocabulary: int | None = 4096
     mlp_width: int | None = None
     steps: int = 5
     decay: float = 0.8
@@ -71,11 +72,19 @@ class EagleRecipe(Recipe):
         state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
         layer = module.init(key, state, features, blank.init_cache(1, 1), method="everything")["params"]
         del layer["head"]
-        # The fused state begins as the highest of those captured, and is read as the target's last is.
+        # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is
+        # read as the target's last is, but by far less sure.
         layer["fuse"] = {"kernel": layer["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))}
-        layer["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+        layer["fuse"]["kernel"] /= jnp.repeat(self._lengths(target, token_counts), width)
+        layer["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
         ids = vocabulary.most_frequent(token_counts, self._draft_vocabulary(target))
         return {"layer": layer, "ids": jnp.asarray(ids)}
+
+    def _lengths(self, target: LanguageModel, token_counts: np.ndarray) -> Float[Array, "n"]:
+        """Of the captured states, root mean squares, the median over some tokens: those of most targets are long."""
+        tokens = jnp.asarray(np.argsort(-token_counts)[None, :64])
+        hidden = target(tokens, target.init_cache(1, 0), capture=self.capture).hidden
+        return jnp.stack([jnp.median(jnp.sqrt(jnp.mean(x.astype(jnp.float32) ** 2, axis=-1))) for x in hidden])
 
     def loss(self, params, target, batch, features, key):
         places, chosen = choose_places(batch, min(self.places, max(5 * batch.tokens.shape[1] // 8, 1)), key)
@@ -88,10 +97,10 @@ class EagleRecipe(Recipe):
         for step in range(self.steps):
             steps, logits = steps.draft()
             at = jnp.minimum(places + step + 2, batch.tokens.shape[1] - 1)  # the guessed token's place
-            guessed = jnp.take_along_axis(batch.tokens, at, axis=1)
+            guessed = at_places(batch.tokens, at)
             learns = chosen & (places + step + 2 < batch.length[:, None])
-            learns &= jnp.take_along_axis(batch.answer, at, axis=1) & known[guessed]
-            wanted = jnp.take_along_axis(law, (at - 1)[..., None], axis=1)
+            learns &= at_places(batch.answer, at) & known[guessed]
+            wanted = at_places(law, at - 1)
             guess = jax.nn.log_softmax(logits.astype(jnp.float32))
             total += self.decay**step * masked_mean(self.divergence(wanted, guess), learns)
             weight += self.decay**step
@@ -146,7 +155,7 @@ def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a
     fits = jnp.pad(batch.answer[:, 2:], ((0, 0), (0, 2))) & (index + 2 < batch.length[:, None])
     order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
     places = jnp.sort(jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32), axis=1)
-    return places, jnp.take_along_axis(fits, places, axis=1)
+    return places, at_places(fits, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +197,8 @@ class _Steps:
         """One step of every chain, and its logits."""
         step = len(self.own) + (self.states is not None)
         at = jnp.minimum(self.places + step, self.embedded.shape[1] - 1)
-        states = _gather(self.fused, self.places) if self.states is None else self.states
-        inputs = self._inputs(_gather(self.embedded, at), states)
+        states = at_places(self.fused, self.places) if self.states is None else self.states
+        inputs = self._inputs(at_places(self.embedded, at), states)
         positions, own = self.places + step, self.own
         if self.states is not None:
             own = (*own, self._keys_and_values(inputs, positions))
@@ -230,7 +239,3 @@ class _Steps:
         for number, (_, values) in enumerate(own):
             mixed += weights[..., width + number, None] * values[..., None, :]
         return mixed.reshape(*mixed.shape[:2], -1)
-
-
-def _gather(x: Float[Array, "b t d"], places: Int[Array, "b a"]) -> Float[Array, "b a d"]:
-    return jnp.take_along_axis(x, places[..., None], axis=1)

@@ -31,7 +31,7 @@ from jaxspec.heads.medusa import MedusaHead
 from jaxspec.model import LanguageModel
 from jaxspec.nn.medusa import ConditionedConfig, ConditionedHeads
 from jaxspec.nn.products import project
-from jaxspec.training.batches import Batch
+from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe
 from jaxspec.weights.medusa import write_medusa
@@ -80,7 +80,7 @@ class MedusaRecipe(Recipe):
         head = self.head(params, target)
         chosen = Chosen.of(batch, self.places, self.num_heads, key)
         logits = chosen.logits(head, target, features.last)
-        laws = project(target.normalise(_gather(features.last, chosen.places - 1)), target.head[params["ids"]])
+        laws = project(target.normalise(at_places(features.last, chosen.places - 1)), target.head[params["ids"]])
         laws = jax.nn.log_softmax(laws.astype(jnp.float32))
         known = head.places(chosen.tokens, target.vocab_size) >= 0
         total, reported, reach, length = jnp.zeros(()), {}, 1.0, jnp.ones(())
@@ -194,14 +194,14 @@ class Chosen:
         found = jnp.sum(fits, axis=1, dtype=jnp.int32)
         start = jax.random.randint(key, (rows,), 0, jnp.maximum(found - count, 0) + 1)
         order = jnp.sort(jnp.where(fits, index, width), axis=1)
-        places = _gather(order, start[:, None] + index[:, :count])
+        places = at_places(order, start[:, None] + index[:, :count])
         there = places < width
         places = jnp.where(there, places, width - 1)
-        return cls(num_heads, places, there, _gather(batch.tokens, places), _gather(batch.tokens, places - 1))
+        return cls(num_heads, places, there, at_places(batch.tokens, places), at_places(batch.tokens, places - 1))
 
     def logits(self, head: MedusaHead, target: LanguageModel, last: Float[Array, "b t d"]) -> Float[Array, "b a k n"]:
         """What each head guesses from each place; `last` are the text's last states."""
-        return head(target, _gather(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))
+        return head(target, at_places(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))
 
     def of_head(self, x: Array, head: int) -> Array:
         """What `x`, `[b, s, ...]`, has at the places that this head guesses."""
@@ -211,8 +211,3 @@ class Chosen:
         """Where this head guesses a token of the answer, which may have ended or been another before."""
         here = self.of_head(self.places, head) == self.of_head(self.places, 0) + head
         return here & self.of_head(self.there, head)
-
-
-def _gather(x: Array, places: Int[Array, "b s"]) -> Array:
-    """`[b, t, ...]` at `[b, s]` places."""
-    return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)
