@@ -29,3 +29,19 @@ def test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it():
 
     program = jax.jit(twice).lower(kernel, x).compile()
     assert program.memory_analysis().temp_size_in_bytes < 8 * kernel.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, 2, 49])
+def test_bfloat16_on_a_cpu_sums_in_float32(rows):
+    """Values and gradients are those of the rounded operands, rounded once."""
+    rng = np.random.default_rng(rows)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)  # noqa: E731
+    x, kernel, slope = draw(1, rows, 600), draw(4, 2, 600), draw(1, rows, 4, 2)
+    exact = lambda x: np.asarray(x, np.float64)  # noqa: E731
+    product, pull = jax.vjp(project, x, kernel)
+    assert product.dtype == jnp.bfloat16
+    close = lambda got, wanted: np.testing.assert_allclose(exact(got), wanted, rtol=2**-8, atol=1e-3)  # noqa: E731
+    close(product, np.einsum("bti,ogi->btog", exact(x), exact(kernel)))
+    to_x, to_kernel = pull(slope)
+    close(to_x, np.einsum("btog,ogi->bti", exact(slope), exact(kernel)))
+    close(to_kernel, np.einsum("btog,bti->ogi", exact(slope), exact(x)))

@@ -52,11 +52,13 @@ _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
 }
 
 
-def run(model_name: str, questions: list[Conversation], names: list[str], out: pathlib.Path, tokens: int) -> None:
+def run(
+    model_name: str, dtype: str | None, questions: list[Conversation], names: list[str], out: pathlib.Path, tokens: int
+) -> None:
     """Prints mean acceptance length and acceptance rate of each drafter, by task and temperature."""
     show_machine()
-    target = load(model_name)
-    setting = {"model": model_name, "questions": len(questions), "max_new_tokens": tokens}
+    target = load(model_name, dtype=dtype)
+    setting = {"model": model_name, "dtype": target.dtype.name, "questions": len(questions), "max_new_tokens": tokens}
     known = json.loads(out.read_text()) if out.exists() else {}
     found = known["found"] if known.get("setting") == setting else {}
     for name, make in cases(model_name, target).items():
@@ -72,10 +74,10 @@ def run(model_name: str, questions: list[Conversation], names: list[str], out: p
             _show(label, {task: Counts(**one) for task, one in found[label].items()})
 
 
-def run_costs(model_name: str, names: list[str], repeats: int) -> None:
+def run_costs(model_name: str, dtype: str | None, names: list[str], repeats: int) -> None:
     """Prints the share of a greedy round, batch 1, that is not verification, for each drafter's own k."""
     show_machine()
-    target = load(model_name)
+    target = load(model_name, dtype=dtype)
     prompt = chat_prompt(target)
     step = jaxspec.jit_step()
     for name, make in cases(model_name, target).items():
@@ -123,6 +125,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m jaxspec.bench.drafters", description=__doc__)
     parser.add_argument("--questions", help="JSON lines with turns and category; left out, costs are measured instead")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
+    parser.add_argument("--dtype", help="of weights and activations; left out, float32 on a CPU, else bfloat16")
     parser.add_argument("--drafters", nargs="*", default=[], help="some of them, by the names in the table")
     parser.add_argument("--count", type=int, help="this many questions, evenly over the file")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
@@ -130,10 +133,10 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=5, help="of costs: turns that count")
     arguments = parser.parse_args()
     if arguments.questions is None:
-        run_costs(arguments.model, arguments.drafters, arguments.repeats)
+        run_costs(arguments.model, arguments.dtype, arguments.drafters, arguments.repeats)
     else:
         asked = read_prompts([arguments.questions])
         if arguments.count is not None:
             places = np.linspace(0, len(asked) - 1, min(arguments.count, len(asked))).round().astype(int)
             asked = [asked[place] for place in places]
-        run(arguments.model, asked, arguments.drafters, arguments.out, arguments.max_new_tokens)
+        run(arguments.model, arguments.dtype, asked, arguments.drafters, arguments.out, arguments.max_new_tokens)

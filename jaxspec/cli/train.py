@@ -54,6 +54,14 @@ def _run(
         DtypeName | None,
         typer.Option(help="Of the target, and of products in training.  [default: float32 on a CPU, else bfloat16]"),
     ] = None,
+    states: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the target's states there, for later epochs and other drafters: about 5 kB a token of a small "
+            "model.",
+        ),
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(metavar="AXES", help="Split batches and the target over all devices: 'data=4,model=2'."),

@@ -45,6 +45,7 @@ class Job:
     unfinished: bool
     whole_texts: bool
     dtype: Any
+    states: str | None
     mesh: str | None
     quiet: bool
 
@@ -70,6 +71,7 @@ def run(job: Job) -> None:
         job.out,
         mesh=mesh,
         validation=_prompts(job, aside, target),
+        states=job.states,
         notes={"command": f"jaxspec {shlex.join(sys.argv[1:])}", "data_folders": [_told(Path(f)) for f in job.data]},
         quiet=job.quiet,
     )

@@ -22,6 +22,7 @@ class Dataset:
       tokenizer: the digest of its tokenizer.
       categories: names of the kinds of questions.
       sequences: all shards of all folders, one after the other.
+      shards: for each, its sha256, sequences and tokens; in the order of `sequences`.
       chosen: `[n]`, which of the sequences are in this set.
       whole_texts: whether every token but a text's first counts as one to learn, as if the target had written it.
     """
@@ -30,6 +31,7 @@ class Dataset:
     tokenizer: str
     categories: tuple[str, ...]
     sequences: Sequences
+    shards: tuple[tuple[str, int, int], ...]
     chosen: np.ndarray
     whole_texts: bool = False
 
@@ -66,8 +68,10 @@ class Dataset:
             for entry in manifest["shards"]
         ]
         sequences = _join(parts)
+        entries = [entry for manifest in manifests for entry in manifest["shards"]]
+        shards = tuple((entry["sha256"], entry["sequences"], entry["tokens"]) for entry in entries)
         chosen = np.arange(len(sequences.category))
-        return cls(first["vocab_size"], first["tokenizer"], tuple(categories), sequences, chosen)
+        return cls(first["vocab_size"], first["tokenizer"], tuple(categories), sequences, shards, chosen)
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -83,6 +87,18 @@ class Dataset:
         start, end = self.sequences.offsets[place : place + 2]
         learn = np.arange(end - start) > 0 if self.whole_texts else self.sequences.answer[start:end]
         return self.sequences.tokens[start:end].astype(np.int32), learn
+
+    def place(self, index: int) -> tuple[str, int, int]:
+        """Where a sequence stands: the sha256 of its shard, its number in that, and its first token's."""
+        sequences, tokens = (np.cumsum([0, *(shard[i] for shard in self.shards)]) for i in (1, 2))
+        place = self.chosen[index]
+        shard = int(np.searchsorted(sequences, place, side="right")) - 1
+        start = self.sequences.offsets[place] - tokens[shard]
+        return self.shards[shard][0], int(place - sequences[shard]), int(start)
+
+    def sizes(self, shard: str) -> tuple[int, int]:
+        """Sequences and tokens of the shard with this sha256."""
+        return next((sequences, tokens) for known, sequences, tokens in self.shards if known == shard)
 
     def category(self, index: int) -> str:
         """The kind of question of a sequence."""

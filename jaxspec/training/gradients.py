@@ -17,12 +17,16 @@ COUNT = "count"
 
 
 @functools.partial(jax.jit, static_argnames="recipe")
-def gradients(recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, key: Array) -> Sums:
+def gradients(
+    recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, key: Array, features: Features | None = None
+) -> Sums:
     """The recipe's loss on a batch and its gradients in the float32 parameters.
 
-    The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16.
+    The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16. Without `features`
+    the target reads the batch.
     """
-    features = target_features(recipe, target, batch)
+    if features is None:
+        features = target_features(recipe, target, batch)
     trained, constants = split(params)
 
     def loss(trained):

@@ -23,6 +23,7 @@ from jaxspec.sharding.rules import as_tuple, pieces
 from jaxspec.training.batches import Batch
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.curve import Curve, Window
+from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.gradients import gradients, rounded
 from jaxspec.training.identity import check_same_run, described, digest
@@ -31,6 +32,7 @@ from jaxspec.training.progress import Progress
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.report import plot, write_report
 from jaxspec.training.state import TrainState, add, laid_out, learning_rate, update
+from jaxspec.training.states import KeptStates
 
 
 @runtime_checkable
@@ -77,6 +79,7 @@ def train(
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     validation: Prompts | None = None,
+    states: str | os.PathLike[str] | None = None,
     notes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Trained:
@@ -92,13 +95,16 @@ def train(
       mesh: splits the rows of batches over its axis `data`, and the target by `rules`.
       rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimiser are split too.
       validation: prompts to measure the true mean acceptance length on.
+      states: a folder to keep the target's states in, in bfloat16, and to read them from in later epochs and other
+        runs: `2 * width * (layers read + 1)` bytes a token. For a `Dataset`, on one device.
       notes: what else belongs into `training.json`, such as the command that made this run.
       quiet: shows no progress.
 
     Raises:
-      TypeError: the target has no layers to look into, or a recipe's parameters are not float32.
+      TypeError: the target has no layers to look into, a recipe's parameters are not float32, or states are to be kept
+        of other data than a `Dataset`.
       ValueError: `out` holds another run; says in what they differ. Or the target is in float16, or JAX runs in
-        several processes.
+        several processes; or states are to be kept of a mesh.
       FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
     """
     _check_target(target)
@@ -116,12 +122,14 @@ def train(
         "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
         "target": described(target.module.config) | {"dtype": target.dtype.name},
         "devices": devices,
+        "states": "read in bfloat16" if states is not None else "computed",
     }
     check_same_run(out, run)
     # The kind of key that a user configures must not change what is learned.
     key = jax.random.key(options.seed, impl="threefry2x32")
     first = TrainState.initial(recipe.init(key, target, counts), options)
-    task = _Task(recipe, target, counts, options, batches, key, validation, placement)
+    kept = None if states is None else _kept(Path(states), target, data, mesh)
+    task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
     with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
         state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
     params = whole(state.params)
@@ -142,6 +150,7 @@ class _Task:
     key: jax.Array
     validation: Prompts | None
     placement: Any
+    kept: KeptStates | None
 
     def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update, and what it reported."""
@@ -149,8 +158,12 @@ class _Task:
         for index in range(step * self.options.accumulation, (step + 1) * self.options.accumulation):
             prepare_key, loss_key = jax.random.split(jax.random.fold_in(self.key, index))
             batch = self.placement.rows(jax.tree.map(jnp.asarray, self.batches.batch(index)))
-            batch = self.placement.rows(self.recipe.prepare(state.params, self.target, batch, prepare_key))
-            fresh = gradients(self.recipe, state.params, self.target, batch, loss_key)
+            prepared = self.recipe.prepare(state.params, self.target, batch, prepare_key)
+            features = None
+            if self.kept is not None and prepared is batch:
+                features = self.kept.features(self.recipe.capture, self.batches.indices(index), batch.tokens.shape)
+            batch = self.placement.rows(prepared)
+            fresh = gradients(self.recipe, state.params, self.target, batch, loss_key, features)
             sums = fresh if sums is None else add(sums, fresh)
         return update(state, sums, self.options)
 
@@ -211,6 +224,14 @@ def _save(recipe: Recipe, params: Any, target: LanguageModel, counts: np.ndarray
     recipe.save(params, target, counts, partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+
+
+def _kept(folder: Path, target: LanguageModel, data: Data, mesh: Mesh | None) -> KeptStates:
+    if mesh is not None:
+        raise ValueError("states are kept on one device; leave out the mesh, or the folder for states")
+    if not isinstance(data, Dataset):
+        raise TypeError(f"states are kept of a jaxspec.training.Dataset, got {type(data).__name__}; leave out states")
+    return KeptStates(folder, target, data)
 
 
 def _row_devices(placement: Any) -> int:
