@@ -75,7 +75,7 @@ class EagleRecipe(Recipe):
         # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is
         # read as the target's last is, but by far less sure.
         layer["fuse"] = {"kernel": layer["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))}
-        layer["fuse"]["kernel"] /= jnp.repeat(self._lengths(target, token_counts), width)
+        layer["fuse"]["kernel"] /= jnp.repeat(self._lengths(target, token_counts), width)[None]
         layer["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
         ids = vocabulary.most_frequent(token_counts, self._draft_vocabulary(target))
         return {"layer": layer, "ids": jnp.asarray(ids)}

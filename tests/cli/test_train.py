@@ -100,6 +100,19 @@ def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
     assert [options.steps for options in seen] == [4, 10, 1, 2]
 
 
+def test_whole_texts_and_where_states_are_kept(folders, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **given: seen.append((args[2], given)) or _Done())
+    kept = tmp_path / "states"
+    for extra in ((), ("--whole-texts", "--states", kept)):
+        assert _train(folders, "distill", tmp_path / "run", *SMALL, *SHORT, *extra).exit_code == 0
+    (answers, plain), (texts, given) = seen
+    assert (plain["states"], given["states"]) == (None, str(kept))
+    assert (answers.whole_texts, texts.whole_texts) == (False, True)
+    # Validation continues prompts, whatever is learned from.
+    assert given["validation"] == plain["validation"]
+
+
 class _Done:
     folder = "here"
 
