@@ -5,7 +5,8 @@ import functools
 import jaxspec
 from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import chat_prompt, show_machine
-from jaxspec.weights import load
+from jaxspec.drafters.named import load_drafter
+from jaxspec.weights import load, zoo
 
 NEW_TOKENS = 128
 TEXTS = {
@@ -19,18 +20,26 @@ TEXTS = {
 
 
 def run(model_name: str, repeats: int) -> None:
-    """Prints the speed-up of n-gram drafts over plain decoding, greedy, batch 1, for three texts."""
+    """Prints the speed-up over plain decoding, greedy, batch 1, for three texts.
+
+    Of n-gram drafts, and of the best drafter that ships with the model.
+    """
     show_machine()
     model = load(model_name)
-    drafter = jaxspec.NGramDrafter(k=4)
+    drafters = {"n-gram": jaxspec.NGramDrafter(k=4)}
+    best = zoo.draft_name("auto", model_name)
+    if best != "ngram":
+        drafters[best] = load_drafter(best, model)
     for name, text in TEXTS.items():
         prompt = chat_prompt(model, text)
         cases = {
-            "plain": functools.partial(jaxspec.generate, model, None, prompt, max_new_tokens=NEW_TOKENS),
-            "n-gram": functools.partial(jaxspec.generate, model, drafter, prompt, max_new_tokens=NEW_TOKENS),
+            label: functools.partial(jaxspec.generate, model, drafter, prompt, max_new_tokens=NEW_TOKENS)
+            for label, drafter in {"plain": None, **drafters}.items()
         }
-        length = cases["n-gram"]().stats.mean_acceptance_length()
+        lengths = {label: cases[label]().stats.mean_acceptance_length() for label in drafters}
         samples = interleave(cases, repeats=repeats)
-        show(f"{name}: plain, n-gram k=4, tokens/s", ", ".join(f"{NEW_TOKENS / samples.median(x):.1f}" for x in cases))
-        show(f"{name}: mean acceptance length", f"{length:.2f}")
-        show_ratio(f"{name}: speed-up", samples.ratio("plain", "n-gram"))
+        speeds = ", ".join(f"{label} {NEW_TOKENS / samples.median(label):.1f}" for label in cases)
+        show(f"{name}, tokens/s", speeds)
+        for label, length in lengths.items():
+            show(f"{name}, {label}: mean acceptance length", f"{length:.2f}")
+            show_ratio(f"{name}, {label}: speed-up", samples.ratio("plain", label))
