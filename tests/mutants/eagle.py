@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "a step learns the law of the token before",
         _TRAINING,
-        "(at - 1)[..., None]",
-        "(at - 2)[..., None]",
+        "at_places(law, at - 1)",
+        "at_places(law, at - 2)",
         (_STEPS,),
     ),
     Mutant(

@@ -60,15 +60,15 @@ MUTANTS = (
     Mutant(
         "head 0 is trained to guess what the target's own head does",
         _TRAINING,
-        "return head(target, _gather(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))",
-        "return head(target, _gather(last, self.of_head(self.places, 0) - 1), self.of_head(self.before, 0))",
+        "return head(target, at_places(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))",
+        "return head(target, at_places(last, self.of_head(self.places, 0) - 1), self.of_head(self.before, 0))",
         (_LOSS,),
     ),
     Mutant(
         "the label of each head is the law of the token before",
         _TRAINING,
-        "_gather(features.last, chosen.places - 1)), target.head",
-        "_gather(features.last, chosen.places - 2)), target.head",
+        "at_places(features.last, chosen.places - 1)), target.head",
+        "at_places(features.last, chosen.places - 2)), target.head",
         (_LOSS,),
     ),
     Mutant(

@@ -6,6 +6,7 @@ _LOSSES = "tests/training/test_losses.py"
 _LOOP = "tests/training/test_loop.py"
 _DISTILL = "tests/training/test_distill.py"
 _EVALUATE = "tests/training/test_evaluate.py"
+_STATES = "tests/training/test_states.py"
 _DIED = f"{_LOOP}::test_a_run_that_died_goes_on"
 
 MUTANTS = (
@@ -64,5 +65,33 @@ MUTANTS = (
         "np.where(np.arange(len(padded)) < len(group), prompts.max_new_tokens, 0)",
         "np.where(np.arange(len(padded)) < len(padded), prompts.max_new_tokens, 0)",
         (f"{_EVALUATE}::test_greedy_rounds_are_those_of_each_prompt_alone",),
+    ),
+    Mutant(
+        "a sequence's states are read from another's place",
+        "training/states.py",
+        "np.stack([file.states[start:end] for file in files])",
+        "np.stack([file.states[: len(tokens)] for file in files])",
+        (f"{_STATES}::test_they_are_the_target_s",),
+    ),
+    Mutant(
+        "states are computed anew for each batch",
+        "training/states.py",
+        "files[i].there[number] = 1",
+        "files[i].there[number] = 0",
+        (f"{_STATES}::test_they_are_the_target_s",),
+    ),
+    Mutant(
+        "states of the data are read for what the drafter wrote",
+        "training/loop.py",
+        "self.kept is not None and prepared is batch",
+        "self.kept is not None",
+        (f"{_STATES}::test_what_a_drafter_wrote_is_not_read_from_there",),
+    ),
+    Mutant(
+        "the gradient of a bfloat16 product is another product's",
+        "nn/products.py",
+        "_bfloat16_product(slope, x, (0, 0))",
+        "_bfloat16_product(slope, 2 * x, (0, 0))",
+        ("tests/test_products.py::test_bfloat16_on_a_cpu_sums_in_float32",),
     ),
 )
