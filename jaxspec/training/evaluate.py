@@ -52,9 +52,9 @@ class Measured:
 
 
 def prompts_of(tokens: np.ndarray, answer: np.ndarray) -> tuple[int, ...]:
-    """A conversation up to its first answer; empty if there is none, or nothing before it."""
+    """A conversation up to its first answer, all of it if it has none; empty if there is nothing before the answer."""
     starts = np.flatnonzero(answer)
-    return tuple(int(token) for token in tokens[: starts[0]]) if len(starts) else ()
+    return tuple(int(token) for token in tokens[: starts[0] if len(starts) else None])
 
 
 def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0) -> dict[str, Measured]:

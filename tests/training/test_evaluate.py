@@ -58,7 +58,7 @@ def test_measured_in_the_dtype_and_on_the_mesh_of_the_target(tmp_path, monkeypat
 
 
 def test_prompts_of_conversations():
-    answers = {(0, 0, 1, 0): (7, 8), (0, 0, 0, 0): (), (1, 0, 0, 1): ()}
+    answers = {(0, 0, 1, 0): (7, 8), (0, 0, 0, 0): (7, 8, 9, 7), (1, 0, 0, 1): ()}
     for answer, prompt in answers.items():
         assert prompts_of(np.array([7, 8, 9, 7], np.int32), np.array(answer, np.bool_)) == prompt
     for wrong in ((), ((),)):
