@@ -5,7 +5,7 @@ product reaches half the memory bandwidth or less there. Two forms do better: a 
 vector-matrix product for one row, and a broadcast multiply and sum, which XLA fuses into one
 pass over the weights, for a few rows. Accelerators get the plain contraction, on a TPU of two
 rows at least: a single one does not go through the matrix unit. So do bfloat16 weights on a CPU,
-where that is one of its own matrix unit: sixteen rows cost what one row in float32 does.
+which may have such a unit too: there, sixteen rows cost about what one does in float32.
 """
 
 from collections.abc import Callable
