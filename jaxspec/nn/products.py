@@ -8,8 +8,6 @@ rows at least: a single one does not go through the matrix unit. So do bfloat16 
 which may have such a unit too: there, sixteen rows cost about what one does in float32.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -74,13 +72,6 @@ def _contract_bfloat16_backward(operands, slope):
 _contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backward)
 
 
-def _with_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
-    """The product of `[rows, in]`, by one of two rows where it has one."""
-    if x.shape[0] > 1:
-        return contract(x, kernel)
-    return contract(jnp.pad(x, ((0, 1), (0, 0))), kernel)[:1]
-
-
 def _project_tpu(x: Array, kernel: Array) -> Array:
     batch, time = x.shape[:2]
     if batch * time > 1:
@@ -97,7 +88,8 @@ def _project_cpu(x: Array, kernel: Array) -> Array:
     flat_kernel = kernel.reshape(-1, width)
     if x.dtype == kernel.dtype == jnp.bfloat16:
         # As a vector-matrix product, one row takes eight times as long as two.
-        flat = _with_two_rows(_contract_bfloat16, flat_x, flat_kernel)
+        padded = jnp.pad(flat_x, ((0, max(2 - rows, 0)), (0, 0)))
+        flat = _contract_bfloat16(padded, flat_kernel)[:rows]
     elif 1 < rows <= _MAX_FUSED_ROWS:
         flat = _multiply_and_sum(flat_x, flat_kernel)
     elif rows > 1 or _VECTOR_FIRST:

@@ -4,7 +4,8 @@
                             layer-27.there       [sequences], 1 for those that are
 
 A sequence's states are computed by itself, so that they do not depend on what else stands in a batch: a run that
-died and went on reads what it would have computed. A sequence counts as there once all of it is written.
+died and went on reads what it would have computed. A sequence counts as there once all of it is written; that holds
+when a process dies, but not when the machine does: remove the folder then.
 """
 
 import dataclasses

@@ -390,29 +390,3 @@ def test_the_command(target, prompts, exclude, made, tmp_path, monkeypatch):
         assert shards == {name: content for name, content in _files(made[0]).items() if name.startswith("shard")}
     refused = run("--limit", 3)
     assert refused.exit_code == 2 and "options.limit was None, now 3" in refused.stderr
-
-
-def test_prompts_alone(target, prompts, tmp_path):
-    """Without answers, each conversation is its first prompt, to be learned from as a whole text."""
-    options = dataclasses.replace(OPTIONS, max_new_tokens=0, max_length=60)
-    manifest = make_data(target, [prompts], tmp_path / "texts", options)
-    texts = Dataset.open(tmp_path / "texts")
-    expected = [TOKENIZER.apply_chat_template(Dialogue(0, c).messages(1)) for c in read_prompts([prompts])]
-    expected = [prompt for prompt in expected if len(prompt) <= options.max_length]
-    assert 0 < len(expected) < len(LINES)
-    assert [texts.read(index)[0].tolist() for index in range(len(texts))] == expected
-    assert manifest["left_out"] == {"longer than max_length": len(LINES) - len(expected)}
-    assert not texts.token_counts().any()
-    whole = dataclasses.replace(texts, whole_texts=True)
-    for index, prompt in enumerate(expected):
-        assert whole.read(index)[1].tolist() == [False] + [True] * (len(prompt) - 1)
-    np.testing.assert_array_equal(whole.token_counts(), np.bincount(sum(expected, []), minlength=texts.vocab_size))
-
-
-def test_whole_texts_keep_the_answers_words(target, made):
-    """What a draft vocabulary is made of stays the answers, where there are any."""
-    folder, _ = made
-    answers = Dataset.open(folder)
-    whole = dataclasses.replace(answers, whole_texts=True)
-    np.testing.assert_array_equal(whole.token_counts(), answers.token_counts())
-    assert whole.read(0)[1].sum() == answers.lengths[0] - 1 > answers.read(0)[1].sum()
