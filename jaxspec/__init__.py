@@ -27,6 +27,7 @@ from jaxspec.generate import stream as stream
 from jaxspec.model import LanguageModel as LanguageModel
 from jaxspec.model import Model as Model
 from jaxspec.model import ModelOutput as ModelOutput
+from jaxspec.pytree import register_dataclass as register_dataclass
 from jaxspec.sampling import Greedy as Greedy
 from jaxspec.sampling import Policy as Policy
 from jaxspec.sampling import Sampling as Sampling

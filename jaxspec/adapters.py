@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -18,6 +17,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.cache import Cache
 from jaxspec.model import ModelOutput
+from jaxspec.pytree import register_dataclass
 
 
 def from_function(
@@ -80,7 +80,7 @@ class _CallNNX:
         return nnx.merge(self.graph, state)(tokens)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NNXModel:
     """An NNX module that speaks the `Model` protocol; its graph is static, its state a leaf."""
@@ -100,7 +100,7 @@ class NNXModel:
         return nnx.merge(self.graph, self.state)(tokens, cache, **options)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenEntries:
     """Fed tokens, not yet in any history."""
@@ -112,7 +112,7 @@ class TokenEntries:
         return TokenEntries(jnp.pad(self.tokens, ((0, 0), (0, count - self.tokens.shape[1]))))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryCache:
     """The text itself, where a model keeps no cache of its own."""
@@ -132,7 +132,7 @@ class HistoryCache:
         return dataclasses.replace(self, length=length)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
     """A function of the whole text, as a `Model`. Every call reruns the whole text."""

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.pytree import register_dataclass
+
 # Attention reads the cache in blocks of this many slots, so that cost follows use.
 BLOCK = 256
 # A TPU keeps so many slots side by side.
@@ -33,7 +35,7 @@ class Cache(Protocol):
 
 
 # What `append` takes has two methods: `pad(count)`, and `keep_path(nodes)` for trees.
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entries:
     """The keys and values of freshly fed tokens, not yet in any cache."""
@@ -59,7 +61,7 @@ class Entries:
         return jax.tree.map(write, self, fresh)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
     """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds."""

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from jaxspec.pytree import register_dataclass
+
 _TOKEN_STREAM, _ROUND_STREAM = 0, 1
 _DRAFT, _ACCEPT, _NEXT = 0, 1, 2
 # Drafts side by side fold their index in before the offset; offsets stay below this.
@@ -68,7 +70,7 @@ def row_keys(key: Array, batch: int) -> Key[Array, "b"]:
     return keys
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundDraws:
     """Draws for one round that no other round repeats: each live round moves `length`."""
@@ -110,7 +112,7 @@ class RoundDraws:
         return _fold(rounds, jnp.int32(purpose))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PositionDraws:
     """The Gumbel stream that draft, target and plain decoding share, by absolute position.

@@ -3,14 +3,15 @@
 import dataclasses
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.pytree import register_dataclass
 
-@jax.tree_util.register_dataclass
+
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """Counts of one generation, a row each; the methods pool the rows.

@@ -8,16 +8,16 @@ import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache, KVCache
 from jaxspec.nn.transformer import Norm, embed
+from jaxspec.pytree import register_dataclass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
     """What one forward pass returns.
@@ -136,7 +136,7 @@ class Network:
         return self.placement.cache(empty)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Network):
     """A Flax Linen decoder and its parameters, as a `Model`.

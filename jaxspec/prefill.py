@@ -9,13 +9,14 @@ from jaxtyping import Float, Int
 
 from jaxspec.cache import Cache
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 
 CHUNK = 128
 # What a drafter missed is short, and many processors take a few tokens in the time of one.
 CATCH_UP_CHUNK = 16
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
     """A model's pass over the prompt: its cache, and the hidden states that were asked for.

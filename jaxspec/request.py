@@ -14,6 +14,7 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.keys import row_keys
 from jaxspec.model import Anywhere, Model, placement_of
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy, Sampling
 from jaxspec.sharding import DRAFTS_BESIDE, Placement, check_devices, shard_players
 from jaxspec.verifiers import (
@@ -28,7 +29,7 @@ from jaxspec.verifiers import (
 _SMALLEST_BUCKET = 16
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What is asked of each row. Every leaf has the batch as its first axis.

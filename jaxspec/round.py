@@ -19,13 +19,14 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
 from jaxspec.tree import depths, verification_mask
 from jaxspec.verifiers.base import Draws, Verifier, leading
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Verified:
     """What the verification pass found along the accepted path, at the shape of the longest one.

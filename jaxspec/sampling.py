@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.pytree import register_dataclass
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -23,7 +25,7 @@ class Policy(Protocol):
         """The normalised log-probabilities, float32, of the law that tokens are drawn from."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Greedy:
     """Always the most likely token (the first of equals). Needs no key and no softmax."""
@@ -35,7 +37,7 @@ class Greedy:
         return _one_hot_log(jnp.argmax(logits, axis=-1), logits.shape[-1])
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """Temperature, top-k, top-p and min-p, each one value or one a row, each traced.

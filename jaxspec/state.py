@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Key
 from jaxspec.cache import Cache
 from jaxspec.metrics import Stats
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.tree import depths
 
@@ -51,7 +52,7 @@ _MEANINGS = {
 }
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
     """Drafted tokens, a chain or a tree of them, and the law that each was really drawn from.
@@ -95,7 +96,7 @@ class Proposal:
         return jnp.max(jnp.where(self.valid, depths(self.parents, self.depth), 0), axis=1, initial=0)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """What a verifier decided, row by row.
@@ -115,7 +116,7 @@ class Verdict:
     deviation: Float[Array, "b n_decided"] | None = None
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
     """What a drafter may look at: everything committed, and the target.
@@ -131,7 +132,7 @@ class Context:
     sampling: Policy
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GenerationState:
     """Everything that one round hands to the next. Shapes and dtypes never change.
@@ -171,7 +172,7 @@ class GenerationState:
     stats: Stats
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
     """What one round emitted: row `b` got `tokens[b, :count[b]]`."""
@@ -182,7 +183,7 @@ class RoundInfo:
     accepted: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generation:
     """The result of `generate`. Row `b` got `tokens[b, :length[b]]`; zeros follow.

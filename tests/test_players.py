@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.pytree import register_dataclass
 from tests import tiny
 
 TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
@@ -17,7 +18,7 @@ KEY = jax.random.key(3)
 POLICY = jaxspec.Sampling(1.0)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lossy(jaxspec.TokenVerifier):
     """A verifier that says of itself that it changes the law."""
@@ -25,7 +26,7 @@ class Lossy(jaxspec.TokenVerifier):
     lossless = False
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tempered:
     """A person's own policy, with a parameter that has no axis for the rows."""

@@ -10,6 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules import Adaptive, ConfidenceStop, CumulativeConfidence, EntropyStop, Fixed, Schedule
 from jaxspec.state import Context
 from tests import tiny
@@ -26,7 +27,7 @@ SCHEDULES = {
 }
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Altered(RoundDraws):
     """The same draws, but for the draft at `at`, which gets other noise."""

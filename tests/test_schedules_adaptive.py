@@ -13,6 +13,7 @@ import jaxspec
 from jaxspec.bench.costs import measure_costs
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.prefill import CATCH_UP_CHUNK
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.schedules import PlainAdaptive, right_drafts, run
@@ -105,7 +106,7 @@ def test_rows_decide_alone_and_ended_rows_rest():
 PASSES = []
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Watched(tiny.HistoryModel):
     """Notes each executed pass and its width."""

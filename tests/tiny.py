@@ -15,6 +15,7 @@ import numpy as np
 import jaxspec
 from jaxspec.model import ModelOutput
 from jaxspec.nn import Rope, Transformer, TransformerConfig
+from jaxspec.pytree import register_dataclass
 from jaxspec.weights.abstract import abstract_params
 
 VOCAB = 11
@@ -45,7 +46,7 @@ def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, **options) -> jaxsp
     return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.2))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenEntries:
     """Fed tokens and their positions."""
@@ -65,7 +66,7 @@ class TokenEntries:
         return jax.tree.map(write, self, fresh)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenCache:
     """The history itself, as a cache: stale slots stay where they are."""
@@ -88,7 +89,7 @@ class TokenCache:
         return dataclasses.replace(self, length=length)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
     """A law over the whole text without a network. `a` and `b` are `[v, v]`."""

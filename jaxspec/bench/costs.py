@@ -14,6 +14,7 @@ from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
 from jaxspec.drafters import Drafter
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Greedy, Policy
 from jaxspec.schedules import Adaptive, Schedule
 from jaxspec.verifiers import Verifier
@@ -24,7 +25,7 @@ ROUNDS = 8
 NEW_TOKENS = 128
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Held(Schedule):
     """Always `count` drafts, traced: all lengths run in the program that `Adaptive` runs in."""

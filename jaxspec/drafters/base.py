@@ -8,6 +8,7 @@ import jax
 
 from jaxspec.model import Model
 from jaxspec.prefill import Prefilled
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import Draws
 
@@ -72,7 +73,7 @@ class Drafter(abc.ABC):
         return state
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
     """Drafts nothing: plain decoding, by the same code."""

@@ -16,13 +16,14 @@ from jaxspec.heads.block import BlockHead
 from jaxspec.heads.capture import check_capture
 from jaxspec.heads.vocabulary import expand
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Schedule, split
 from jaxspec.state import Context, Proposal
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockDrafterState:
     """What a `BlockDrafter` keeps between rounds.
@@ -38,7 +39,7 @@ class BlockDrafterState:
     submitted: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter(Drafter):
     """Guesses a whole block in one pass, whose cost does not grow with `k`.

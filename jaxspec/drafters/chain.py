@@ -11,13 +11,14 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.draft import Draft, Hidden
 from jaxspec.prefill import Prefilled
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Schedule
 from jaxspec.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChainState:
     """What is kept of a chain between rounds.
@@ -33,7 +34,7 @@ class ChainState:
     submitted: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chain:
     """Draws up to `k` tokens one after the other: the working part of several drafters.
@@ -118,7 +119,7 @@ class Chain:
             return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Drafts:
     """The drafts of a round so far: `count` of them, and which rows go on."""

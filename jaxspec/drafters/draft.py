@@ -8,7 +8,6 @@ import abc
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -17,13 +16,14 @@ from jaxspec import checks
 from jaxspec.cache import Cache
 from jaxspec.model import Model, ModelOutput
 from jaxspec.prefill import Prefilled, catch_up, prefill
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Context, Verdict
 from jaxspec.verifiers.base import pick
 
 Hidden = tuple[Array, ...]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
     """The pass over the end of the text: the law of what follows it.
@@ -104,7 +104,7 @@ class Draft(abc.ABC):
         """
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft(Draft):
     """A language model with the target's vocabulary. It keeps its cache and nothing else."""

@@ -28,13 +28,14 @@ from jaxspec.drafters.frontier import (
 )
 from jaxspec.drafters.kinds import as_draft
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy, Sampling
 from jaxspec.state import Context, Proposal
 from jaxspec.tree import positive
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Candidates:
     """Nodes that could be submitted, each with the log-probability of its path from the text.
@@ -47,7 +48,7 @@ class Candidates:
     fed: Int[Array, "b fed"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DynamicTreeDrafter(Drafter):
     """Drafts the tree of the likeliest paths that a draft model finds: EAGLE-2's expand and rerank.

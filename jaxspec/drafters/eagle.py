@@ -25,6 +25,7 @@ from jaxspec.heads.capture import check_capture
 from jaxspec.heads.eagle import EagleHead
 from jaxspec.model import Model, ModelOutput
 from jaxspec.prefill import CHUNK
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Schedule, split
 from jaxspec.state import Context
@@ -34,7 +35,7 @@ from jaxspec.verifiers.base import Draws, pick
 _PATIENCE = 16
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleState:
     """What the head has read, and what it has not yet.
@@ -54,7 +55,7 @@ class EagleState:
     waiting: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleDraft(Draft):
     """An EAGLE head as something that chains and trees of up to `k` tokens along a path are drawn from."""
@@ -188,7 +189,7 @@ class EagleDraft(Draft):
         return EagleState(cache, kept.state, features, kept.waiting + verdict.accepted + 1)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter(Drafter):
     """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache
 from jaxspec.drafters.draft import Draft, Window
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import leading
 
@@ -27,7 +28,7 @@ from jaxspec.verifiers.base import leading
 _PARTS = 256
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Level:
     """What the pass over one level leads to.
@@ -45,7 +46,7 @@ class Level:
     found: Any
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drafted:
     """A tree drafter's state between `propose` and `observe`.

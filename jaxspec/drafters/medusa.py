@@ -16,6 +16,7 @@ from jaxspec.drafters.frontier import likeliest
 from jaxspec.heads.capture import check_capture
 from jaxspec.heads.medusa import MedusaHead
 from jaxspec.model import Model, placement_of
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Fixed, Schedule, split
 from jaxspec.state import Context, Proposal
@@ -23,7 +24,7 @@ from jaxspec.tree import Tree
 from jaxspec.verifiers.base import Draws, pick
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafterState:
     """What is kept between rounds: no cache, for the target's own pass is all that heads read.
@@ -39,7 +40,7 @@ class MedusaDrafterState:
     submitted: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafter(Drafter):
     """Guesses up to `k` tokens with as many heads, all at once. Cai et al. 2401.10774, section 2.

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
@@ -11,6 +9,7 @@ from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.draft import ModelDraft
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Fixed, Schedule, split
 from jaxspec.state import Context
@@ -18,7 +17,7 @@ from jaxspec.tree import Tree, positive
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter(Drafter):
     """Draws up to `k` tokens one after the other from a draft model with the target's vocabulary.

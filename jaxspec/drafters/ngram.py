@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
@@ -11,11 +10,12 @@ from jaxtyping import Bool, Int
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule, split
 from jaxspec.state import Proposal
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NGramDrafterState:
     """The schedule's own state, and how many drafts each row submitted in the last round."""
@@ -24,7 +24,7 @@ class NGramDrafterState:
     submitted: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NGramDrafter(Drafter):
     """Copies what followed the longest, then latest, earlier occurrence of the text's end.

@@ -11,6 +11,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.union import UnionDrafter, UnionState, chain_parents
 from jaxspec.model import Anywhere, LanguageModel, Model, placement_of
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.schedules.base import Schedule
 from jaxspec.sharding import ModelStack, shard_stack
@@ -19,7 +20,7 @@ from jaxspec.tree import positive
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ParallelDrafter(Drafter):
     """Drafts chains with several models at the same time, each on its own devices of a mesh.

@@ -17,13 +17,14 @@ from jaxspec.drafters.draft import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 from jaxspec.drafters.kinds import as_draft
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.state import Context, Proposal
 from jaxspec.tree import Tree
 from jaxspec.verifiers.base import Draws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter(Drafter):
     """Drafts a tree of tokens from a draft model with the target's vocabulary.
@@ -133,7 +134,7 @@ class TreeDrafter(Drafter):
         return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Children:
     """The children of some nodes, each node's side by side, and the laws they come from.

@@ -3,19 +3,19 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Fixed
 from jaxspec.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import Draws, leading
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionState:
     """Each drafter's own state, and what was proposed last."""
@@ -39,7 +39,7 @@ class UnionState:
         return heard
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionDrafter(Drafter):
     """Proposes what several drafters draft, as chains side by side.

@@ -12,9 +12,10 @@ from jaxspec.cache import Entries, KVCache
 from jaxspec.heads.vocabulary import places
 from jaxspec.model import Anywhere, Network
 from jaxspec.nn.block import BlockConfig, BlockNetwork
+from jaxspec.pytree import register_dataclass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockHead(Network):
     """A block drafter's network, made for one target.

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
@@ -11,9 +10,10 @@ from jaxtyping import Float, Int
 from jaxspec.cache import Entries, KVCache
 from jaxspec.heads.vocabulary import expand
 from jaxspec.model import Anywhere, Network
+from jaxspec.pytree import register_dataclass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleHead(Network):
     """One decoder layer over the target's states and embeddings (EAGLE, 2401.15077; EAGLE-3, 2503.01840).

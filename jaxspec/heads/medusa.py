@@ -3,16 +3,16 @@
 import dataclasses
 from typing import Any
 
-import jax
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.heads.vocabulary import expand, places
 from jaxspec.model import Anywhere, Network
 from jaxspec.nn.medusa import ConditionedHeads, MedusaHeads
+from jaxspec.pytree import register_dataclass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaHead(Network):
     """All heads of one drafter. `jaxspec.load_head` reads them; `MedusaDrafter` drafts with them.

@@ -19,6 +19,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import BLOCK
+from jaxspec.pytree import register_dataclass
 
 _LOWEST = -1e30
 # What an accelerator looks at in one visit, at most: slots, and pairs of a row and a slot.
@@ -36,7 +37,7 @@ class Fresh:
     mask: Bool[Array, "b t u"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
     """One layer's view of the cache. Slot `i` of a row holds the token at position `i`."""
@@ -47,7 +48,7 @@ class History:
     layer: int = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Partial:
     """An unfinished softmax: weighted values, their weight, and the maximum it is relative to."""

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec import checks
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule
 
 LEAST, MOST = 0.02, 0.98
@@ -18,7 +19,7 @@ LEAST, MOST = 0.02, 0.98
 PRIOR_ROUNDS = 4
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveState:
     """What each row has seen.
@@ -36,7 +37,7 @@ class AdaptiveState:
     waited: Int[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Schedule):
     """Drafts as many tokens as pay most: expected tokens a round over what the round costs.

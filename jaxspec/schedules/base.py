@@ -17,12 +17,12 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec import checks
+from jaxspec.pytree import register_dataclass
 
 
 class Schedule(abc.ABC):
@@ -85,7 +85,7 @@ class Schedule(abc.ABC):
         return state
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fixed(Schedule):
     """Always `k` drafts: what a drafter's `k=4` stands for."""

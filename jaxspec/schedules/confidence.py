@@ -3,15 +3,15 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxspec import checks
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ConfidenceStop(Schedule):
     """Drafts nothing after a token whose draft probability was below `threshold`; that token stays.

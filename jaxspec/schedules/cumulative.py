@@ -3,14 +3,14 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 from jax import Array
 
 from jaxspec import checks
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CumulativeConfidence(Schedule):
     """Submits drafts for as long as the chance that all of them are accepted is at least `threshold`.

@@ -4,16 +4,16 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from jaxspec import checks
+from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStopState:
     """The threshold that each row has come to, and its running share of accepted drafts."""
@@ -22,7 +22,7 @@ class EntropyStopState:
     acceptance: Float[Array, "b"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStop(Schedule):
     """AdaEDL: drafts while the draft's entropy `H` promises that the draft will be accepted.

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxspec.model import Model, placement_of
+from jaxspec.pytree import register_dataclass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelStack:
     """Models of one architecture; once placed, they lie side by side along mesh axes.

@@ -2,13 +2,14 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
+from jaxspec.pytree import register_dataclass
 
-@jax.tree_util.register_dataclass
+
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Conversations, padded on the right; an empty row has length 0.

@@ -28,6 +28,7 @@ from jaxspec.heads import vocabulary
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Rope, Transformer, TransformerConfig
 from jaxspec.nn.products import project
+from jaxspec.pytree import register_dataclass
 from jaxspec.training.batches import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance
 from jaxspec.training.on_policy import rewritten
@@ -198,7 +199,7 @@ class Candidates:
         return logits - mass[:, None], mass
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Places:
     """Places of the text before answer tokens, in chunks; those that are not `there` follow.

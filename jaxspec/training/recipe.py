@@ -6,17 +6,17 @@ import os
 from collections.abc import Mapping
 from typing import Any, Self
 
-import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from jaxspec.drafters import Drafter
 from jaxspec.model import LanguageModel
+from jaxspec.pytree import register_dataclass
 from jaxspec.training.batches import Batch
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Features:
     """The target's pass over a batch, computed anew for each step and never trained through.

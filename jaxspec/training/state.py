@@ -10,6 +10,7 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.pytree import register_dataclass
 from jaxspec.sharding import Placement, parameter_axes
 from jaxspec.training.options import TrainingOptions
 
@@ -17,7 +18,7 @@ from jaxspec.training.options import TrainingOptions
 COUNTS = ("weight", "tokens", "answer_tokens")
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """All of it: a run that is given one of these goes on as if it had never stopped.
@@ -46,7 +47,7 @@ class TrainState:
         return cls(jnp.zeros((), jnp.int32), params, optimiser(options).init(split(params)[0]))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
     """Of one or several batches, each weighted with how many positions its loss is a mean over.

@@ -5,18 +5,18 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from jaxspec.keys import PositionDraws, RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 
 Draws = RoundDraws | PositionDraws
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verifier(abc.ABC):
     """Decides how many drafts to keep and which token follows them.

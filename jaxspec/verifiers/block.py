@@ -2,18 +2,18 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, pick
 from jaxspec.verifiers.token import TokenVerifier, log_residual
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockVerifier(Verifier):
     """Keeps the longest prefix whose joint probability the target allows, not the first failure.

@@ -3,17 +3,17 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.keys import PositionDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, match_path, pick, walk_tree
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoupledVerifier(Verifier):
     """Draft and target draw with one Gumbel stream, and drafts are kept while they agree.

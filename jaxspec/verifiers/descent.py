@@ -3,16 +3,16 @@
 import dataclasses
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import candidates, first_of, first_row, go_on, pick
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Descent:
     """Where given uniforms lead, without any other randomness: what tests integrate exactly.
@@ -32,7 +32,7 @@ class Descent:
     tested: Bool[Array, "b n"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Walk:
     """A walk down a tree that is under way, row by row.

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal
 from jaxspec.verifiers.base import first_of, pick
 from jaxspec.verifiers.descent import Descent, Walk, earlier
 from jaxspec.verifiers.token import log_residual
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KSequence:
     """Accept each of `m` candidates with `min(1, target / (rho * draft))`, else draw the residual.
@@ -54,7 +55,7 @@ class KSequence:
         return walk.descent(_next_law(walk, place, tree, target_log_probs), thresholds, tested)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Place:
     """Where candidates compete: the target's row and one of them, with the factor that is right there."""

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import ClassVar, Protocol
 
-import jax
 from jax import Array
 from jaxtyping import Float
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.descent import Descent, as_tree, drawn
@@ -27,7 +27,7 @@ class Rule(Protocol):
         """The walk down the tree that `uniforms`, one a node, lead to."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiDraftVerifier(Verifier):
     """Several candidates for each place, verified with the laws that they were drawn from.

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal
 from jaxspec.verifiers.base import first_of, pick
 from jaxspec.verifiers.descent import Descent, Walk
 from jaxspec.verifiers.token import log_residual
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecursiveRejection:
     """Candidate after candidate: accept with `min(1, wanted / draft)`, else want the residual.
@@ -40,7 +41,7 @@ class RecursiveRejection:
         return state.walk.descent(state.wanted, state.thresholds, state.tested)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
     """A walk, the log-law still wanted where it stands, and what each tested node was accepted with."""

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.checks import is_concrete
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, leading, pick
 from jaxspec.verifiers.token import log_residual
@@ -49,7 +50,7 @@ def check_number(owner: str, name: str, value: Any, expected: str, in_range) -> 
         raise ValueError(f"{owner} needs {name} {expected}, got {float(value)}")
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A path down a tree.
@@ -168,7 +169,7 @@ class RelaxedVerifier(Verifier):
         return Verdict(accepted, token, deviation=deviation)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChainLaw:
     """What a rule does at each draft of a chain, given that those before it were accepted.

@@ -2,17 +2,17 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, leading, pick
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenVerifier(Verifier):
     """Speculative sampling: accept draft `x` with probability `min(1, target(x) / draft(x))`.

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, first_of, pick
 from jaxspec.verifiers.descent import Descent, as_tree, drawn
@@ -16,7 +17,7 @@ from jaxspec.verifiers.token import log_residual
 from jaxspec.verifiers.tree import TreeVerifier
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TraversalVerifier(Verifier):
     """Go down to a leaf, and decide on the way back whether the path so far is kept as a whole.
@@ -49,7 +50,7 @@ def descend(tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], unif
     return Descent(state.level, path, state.wanted(target_log_probs, state.level), state.thresholds, state.tested)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Traversal:
     """The path from the root to the node being visited; arrays over levels are a stack.

@@ -3,18 +3,18 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.descent import Descent, Walk, as_tree, drawn, earlier, same_tokens_before
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeVerifier(Verifier):
     """Draw the target's token at each node, and go on while it is one of the drafted children.

@@ -107,6 +107,13 @@ MUTANTS = (
         (f"{_KEYS}::test_no_key_is_used_twice_over_rows_rounds_purposes_and_offsets",),
     ),
     Mutant(
+        "classes are registered by JAX, to which they look alike",
+        "pytree.py",
+        "    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)",
+        "    jax.tree_util.register_dataclass(cls)",
+        ("tests/test_pytree.py::test_each_class_has_a_structure_of_its_own",),
+    ),
+    Mutant(
         "all rows share one key",
         "keys.py",
         "return _fold(jnp.broadcast_to(keys, (batch,)), jnp.arange(batch, dtype=jnp.uint32))",

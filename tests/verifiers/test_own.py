@@ -2,16 +2,16 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 import jaxspec
+from jaxspec.pytree import register_dataclass
 from jaxspec.verifiers.base import leading
 from jaxspec.verifiers.token import next_law
 from tests.contracts import VerifierContract
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SampleAndMatch(jaxspec.Verifier):
     """Keeps a draft with the target's probability of it, whatever law it was drawn from."""

@@ -12,6 +12,7 @@ import pytest
 import jaxspec
 from jaxspec.drafters.base import Drafter
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal
 from jaxspec.verifiers import Lenience, Neighbourhood, RelaxedVerifier, TokenVerifier, Typical
 from jaxspec.verifiers.relaxed import chain_law, next_law
@@ -230,7 +231,7 @@ def test_a_nan_draft_law_is_refused_and_deviates_by_nothing():
         np.testing.assert_array_equal(next_law(rule, proposal, target, jnp.zeros(1, jnp.int32)), target[:, 0])
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SmallestDraws(RoundDraws):
     """The least favourable luck: everything that can pass does."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal
 from jaxspec.verifiers import RelaxedVerifier, Typical
 from jaxspec.verifiers.relaxed import chain_law
@@ -18,7 +19,7 @@ VOCAB = 5
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Likeliest(RoundDraws):
     """Without luck: the token that follows is the most likely one."""
