@@ -25,6 +25,9 @@ _LOWEST = -1e30
 # What an accelerator looks at in one visit, at most: slots, and pairs of a row and a slot.
 _MOST_SLOTS = 2048
 _MOST_SCORES = 2**14
+# What a CPU looks at in one visit: slots, at least, and pairs of a row of the batch and a slot, at most.
+_LEAST_SLOTS = 32
+_MOST_PAIRS = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ def attend(
             queries,
             positions,
             history,
-            cpu=functools.partial(_over_history, scale=scale, window=window, block=BLOCK),
+            cpu=functools.partial(_over_history, scale=scale, window=window, block=_cpu_block(queries.shape[0])),
             default=functools.partial(_over_history, scale=scale, window=window, block=block),
         )
     state = _accumulate(
@@ -111,6 +114,14 @@ def _accelerator_block(rows: int) -> int:
     block = BLOCK
     while 2 * block * rows <= _MOST_SCORES and 2 * block <= _MOST_SLOTS:
         block *= 2
+    return block
+
+
+def _cpu_block(batch: int) -> int:
+    """Slots to visit at once on a CPU, which copies them out of the cache: few enough to stay in its own cache."""
+    block = BLOCK
+    while block > _LEAST_SLOTS and block * batch > _MOST_PAIRS:
+        block //= 2
     return block
 
 
