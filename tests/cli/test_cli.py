@@ -77,6 +77,7 @@ def test_plain_decoding_prints_the_same(folder):
     assert "acceptance" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
 def test_over_all_devices(folder):
     expected = _generate(folder, "hello", "the sea", "--draft", folder, "-k", "2").stdout

@@ -30,6 +30,7 @@ class TestTwoModels(TreeDrafterContract):
         return tiny.history_law((FIRST, SECOND)[node // 3], text)
 
 
+@pytest.mark.slow
 class TestReplicas(TreeDrafterContract):
     target = TARGET
     drafter = ParallelDrafter(FIRST, k=2, num_drafts=3, sampling=jaxspec.Sampling(temperature=1.5))
