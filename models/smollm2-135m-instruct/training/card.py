@@ -1,0 +1,121 @@
+"""Puts a trained drafter beside the model: its files, its loss curve, and a card made of what was measured.
+
+    python card.py eagle --run runs/eagle --results drafters.json --hardware "2 cores of ..."
+
+`--run` is what `jaxspec train` wrote, `--results` what `python -m jaxspec.bench.drafters --questions` wrote.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+MODEL = pathlib.Path(__file__).resolve().parent.parent
+TITLES = {
+    "eagle": "EAGLE-3 head",
+    "block": "block drafter (DSpark)",
+    "medusa": "Medusa heads",
+    "distilled": "small draft model, distilled",
+}
+LICENCES = (
+    "permissive, but for passages of BoolQ (CC-BY-SA-3.0) and questions of ARC (CC-BY-SA-4.0), see the recipe; "
+    "what is learned is what the target wrote after them"
+)
+TASKS = ("math_reasoning", "multi-turn", "qa", "rag", "summarization", "translation")
+CARD = """# smollm2-135m-instruct/{kind}
+
+{title} for `smollm2-135m-instruct`: `jaxspec generate --draft {kind} "..."`.
+
+| | |
+|---|---|
+| licence | Apache-2.0 |
+| parameters | {parameters:,} in bfloat16, {megabytes:.1f} MB |
+| trained on | the target's own answers to prompts of [the recipe](../training/README.md): {sets} |
+| data's licences | {licences} |
+| tokens seen | {tokens:,}, of them {answers:,} in answers, in {steps:,} updates |
+| time, hardware | {minutes:.0f} minutes, {hardware} |
+| evaluation questions | none: `prompts.sha256.gz` in [training](../training) lists every prompt, and a test compares |
+
+![Loss and estimated acceptance](loss.svg)
+
+Mean acceptance length, tokens a round, on {questions} questions of Spec-Bench ({tokens_each} new tokens, {dtype},
+`python -m jaxspec.bench.drafters --questions ... --count {questions} --dtype {dtype}`):
+
+{table}
+
+Made by these commands, `prompts.jsonl` by the recipe without the prompts that it says to leave out; `--states` only
+saves time:
+
+```sh
+{commands}
+```
+
+The target was jaxspec's file of it (Q4_1). `training.json` has the versions, the options and the whole curve.
+"""
+
+
+def table(kind: str, found: dict) -> str:
+    """Rows of drafting and temperature, columns of tasks."""
+    rows = [f"| | {' | '.join(TASKS)} | all |", "|---" * (len(TASKS) + 2) + "|"]
+    for label, counts in found.items():
+        name, temperature = label.rsplit(", temperature ", 1)
+        if name != kind and not name.startswith(f"{kind}, "):
+            continue
+        how = name.removeprefix(kind).removeprefix(", ") or "chain"
+        cells = [f"{length(counts, [task]):.2f}" for task in TASKS] + [f"**{length(counts, TASKS):.2f}**"]
+        rows.append(f"| {how}, T = {temperature} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def length(counts: dict, tasks: Sequence[str]) -> float:
+    """Tokens a round, over all rounds of these tasks."""
+    return sum(counts[task]["emitted"] for task in tasks) / sum(counts[task]["rounds"] for task in tasks)
+
+
+def main() -> None:
+    """Writes the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=TITLES)
+    parser.add_argument("--run", type=pathlib.Path, required=True)
+    parser.add_argument("--results", type=pathlib.Path, required=True)
+    parser.add_argument("--hardware", required=True)
+    parser.add_argument("--command", action="append", default=[], help="that made the data; repeatable")
+    arguments = parser.parse_args()
+    report = json.loads((arguments.run / "training.json").read_text())
+    results = json.loads(arguments.results.read_text())
+    folder = MODEL / arguments.kind
+    folder.mkdir(exist_ok=True)
+    for file in [*(arguments.run / "head").iterdir(), arguments.run / "training.json", arguments.run / "loss.svg"]:
+        shutil.copy(file, folder / file.name)
+        (folder / file.name).chmod(0o644)
+    size = (folder / "model.safetensors").stat().st_size
+    sets = [
+        f"{data['sequences']:,} conversations at temperature {data['options']['temperature']:g}"
+        for data in {d["manifest_sha256"]: d for d in report["data_folders"]}.values()
+    ]
+    (folder / "README.md").write_text(
+        CARD.format(
+            kind=arguments.kind,
+            title=TITLES[arguments.kind],
+            parameters=size // 2,
+            megabytes=size / 1e6,
+            licences=LICENCES,
+            sets=", ".join(sets),
+            tokens=report["tokens"],
+            answers=report["answer_tokens"],
+            steps=report["options"]["steps"],
+            minutes=report["seconds"] / 60,
+            hardware=arguments.hardware,
+            questions=results["setting"]["questions"],
+            tokens_each=results["setting"]["max_new_tokens"],
+            dtype=results["setting"]["dtype"],
+            table=table(arguments.kind, results["found"]),
+            commands="\n".join([*arguments.command, report["command"]]),
+        )
+    )
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()
