@@ -100,6 +100,14 @@ class Dataset:
         """Sequences and tokens of the shard with this sha256."""
         return next((sequences, tokens) for known, sequences, tokens in self.shards if known == shard)
 
+    def texts(self, shard: str) -> list[np.ndarray]:
+        """The tokens of all of a shard's sequences, int32, whether they are in this set or not."""
+        number = next(number for number, (known, _, _) in enumerate(self.shards) if known == shard)
+        first = sum(sequences for _, sequences, _ in self.shards[:number])
+        offsets = self.sequences.offsets[first : first + self.shards[number][1] + 1]
+        texts = np.split(self.sequences.tokens[offsets[0] : offsets[-1]], offsets[1:-1] - offsets[0])
+        return [text.astype(np.int32) for text in texts]
+
     def category(self, index: int) -> str:
         """The kind of question of a sequence."""
         return self.categories[self.sequences.category[self.chosen[index]]]

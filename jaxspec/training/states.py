@@ -3,7 +3,7 @@
     folder/<shard>-<target>/layer-27.bfloat16    [tokens, width], sparse until it is filled
                             layer-27.there       [sequences], 1 for those that are
 
-A sequence's states are computed by itself, so that they do not depend on what else stands in a batch: a run that
+A sequence's states are computed together with the same others of its shard, whatever batch asks for them: a run that
 died and went on reads what it would have computed. A sequence counts as there once all of it is written; that holds
 when a process dies, but not when the machine does: remove the folder then.
 """
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxspec.model import LanguageModel
 from jaxspec.training.dataset import Dataset
@@ -28,6 +28,8 @@ from jaxspec.training.schedule import WIDTHS
 
 # Sequences of a training set's shard share two files for each layer.
 _NAME = 16
+# Tokens that the target is given at once, padding included.
+_AT_ONCE = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,28 +62,45 @@ class KeptStates:
         layers = tuple(dict.fromkeys((*capture, self.target.module.config.num_layers)))
         found = np.zeros((len(layers), *shape, self.target.module.config.width), np.uint16)
         for row, index in enumerate(indices):
-            tokens, _ = self.data.read(index)
-            found[:, row, : len(tokens)] = self._sequence(layers, index, tokens)
+            states = self._sequence(layers, index)
+            found[:, row, : states.shape[1]] = states
         read = {layer: jnp.asarray(x.view(jnp.bfloat16)) for layer, x in zip(layers, found, strict=True)}
         read = {layer: x.astype(self.target.dtype) for layer, x in read.items()}
         return Features(tuple(read[layer] for layer in capture), read[layers[-1]])
 
-    def _sequence(self, layers: tuple[int, ...], index: int, tokens: np.ndarray) -> np.ndarray:
+    def _sequence(self, layers: tuple[int, ...], index: int) -> np.ndarray:
         """`[layers, t, width]`, as the bits of bfloat16."""
-        shard, number, start = self.data.place(index)
-        files = [self._layer(shard, layer) for layer in layers]
-        missing = [i for i, file in enumerate(files) if not file.there[number]]
-        end = start + len(tokens)
-        if missing:
-            computed = _states(self.target, _padded(tokens), tuple(layers[i] for i in missing))
-            for i, states in zip(missing, computed, strict=True):
-                files[i].states[start:end] = np.asarray(states[0, : len(tokens)]).view(np.uint16)
-                files[i].there[number] = 1
-        return np.stack([file.states[start:end] for file in files])
+        shard, number, _ = self.data.place(index)
+        if missing := tuple(layer for layer in layers if not self._layer(shard, layer).there[number]):
+            self._compute(shard, number, missing)
+        starts = self._shard(shard).starts
+        return np.stack([self._layer(shard, layer).states[starts[number] : starts[number + 1]] for layer in layers])
+
+    def _compute(self, shard: str, number: int, layers: tuple[int, ...]) -> None:
+        """Fills in the states of a sequence and of those that are computed with it."""
+        known = self._shard(shard)
+        width, members = known.together(number)
+        tokens = np.zeros((max(_AT_ONCE // width, 1), width), np.int32)
+        for row, member in enumerate(members):
+            tokens[row, : len(known.texts[member])] = known.texts[member]
+        for layer, states in zip(layers, _states(self.target, jnp.asarray(tokens), layers), strict=True):
+            file, bits = self._layer(shard, layer), np.asarray(states).view(np.uint16)
+            for row, member in enumerate(members):
+                file.states[known.starts[member] : known.starts[member + 1]] = bits[row, : len(known.texts[member])]
+                file.there[member] = 1
 
     @functools.cached_property
     def _target_digest(self) -> str:
         return weights_digest(self.target)
+
+    @functools.cached_property
+    def _shards(self) -> dict[str, "_Shard"]:
+        return {}
+
+    def _shard(self, shard: str) -> "_Shard":
+        if shard not in self._shards:
+            self._shards[shard] = _Shard(self.data.texts(shard))
+        return self._shards[shard]
 
     @functools.cached_property
     def _opened(self) -> dict[tuple[str, int], "_Layer"]:
@@ -97,6 +116,29 @@ class KeptStates:
                 _opened(folder / f"layer-{layer:02}.there", (sequences,), np.uint8),
             )
         return self._opened[shard, layer]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shard:
+    """Which sequences of a shard are computed together: neighbours of one width."""
+
+    texts: list[np.ndarray]
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        return np.cumsum([0, *map(len, self.texts)])
+
+    @functools.cached_property
+    def _widths(self) -> np.ndarray:
+        return np.array([next((w for w in WIDTHS if w >= len(text)), len(text)) for text in self.texts])
+
+    def together(self, number: int) -> tuple[int, np.ndarray]:
+        """Their width, and their numbers."""
+        width = int(self._widths[number])
+        same = np.flatnonzero(self._widths == width)
+        rows = max(_AT_ONCE // width, 1)
+        first = int(np.searchsorted(same, number)) // rows * rows
+        return width, same[first : first + rows]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,12 +159,7 @@ def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
     return np.memmap(path, dtype, "r+", shape=shape)
 
 
-def _padded(tokens: np.ndarray) -> Int[Array, "1 t"]:
-    width = next((width for width in WIDTHS if width >= len(tokens)), len(tokens))
-    return jnp.asarray(np.pad(tokens, (0, width - len(tokens)))[None])
-
-
 @functools.partial(jax.jit, static_argnames="capture")
-def _states(target: LanguageModel, tokens: Array, capture: tuple[int, ...]) -> tuple[Float[Array, "1 t d"], ...]:
-    hidden = target(tokens, target.init_cache(1, 0), capture=capture).hidden
+def _states(target: LanguageModel, tokens: Array, capture: tuple[int, ...]) -> tuple[Float[Array, "b t d"], ...]:
+    hidden = target(tokens, target.init_cache(tokens.shape[0], 0), capture=capture).hidden
     return tuple(x.astype(jnp.bfloat16) for x in hidden)

@@ -69,15 +69,15 @@ MUTANTS = (
     Mutant(
         "a sequence's states are read from another's place",
         "training/states.py",
-        "np.stack([file.states[start:end] for file in files])",
-        "np.stack([file.states[: len(tokens)] for file in files])",
+        "starts[number] : starts[number + 1]]",
+        "0 : starts[number + 1] - starts[number]]",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(
         "states are computed anew for each batch",
         "training/states.py",
-        "files[i].there[number] = 1",
-        "files[i].there[number] = 0",
+        "file.there[member] = 1",
+        "file.there[member] = 0",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(

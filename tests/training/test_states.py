@@ -61,13 +61,25 @@ def test_they_are_the_target_s(target, data, tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_only_what_is_read_is_computed(target, data, tmp_path):
-    KeptStates(tmp_path, target, data).features((0,), [0, 3], (2, 128))
+def test_only_what_is_computed_together_is_computed(target, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "_AT_ONCE", 256)  # two sequences of width 128
+    kept = KeptStates(tmp_path, target, data)
+    kept.features((0,), [2], (1, 128))
     (folder,) = tmp_path.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         f"layer-{layer:02}.{kind}" for layer in (0, 1) for kind in ("bfloat16", "there")
     ]
-    assert (folder / "layer-01.there").read_bytes() == bytes([1, 0, 0, 1])
+    assert (folder / "layer-01.there").read_bytes() == bytes([0, 0, 1, 1])
+    kept.features((0,), [1], (1, 128))
+    assert (folder / "layer-01.there").read_bytes() == bytes([1, 1, 1, 1])
+
+
+def test_sequences_of_one_width_are_neighbours(target, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "_AT_ONCE", 256)
+    shard = states._Shard([np.zeros(n, np.int32) for n in (5, 200, 128, 129, 1, 7, 5000)])
+    together = [shard.together(number) for number in range(7)]
+    assert [width for width, _ in together] == [128, 256, 128, 256, 128, 128, 5000]
+    assert [members.tolist() for _, members in together] == [[0, 2], [1], [0, 2], [3], [4, 5], [4, 5], [6]]
 
 
 def test_a_run_that_died_reads_what_it_would_have(target, data, tmp_path):
