@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.questions import Counts, ask
+from jaxspec.bench.questions import Counts, ask, evenly
 from jaxspec.bench.timing import interleave, show
 from jaxspec.bench.workload import chat_prompt, show_machine
 from jaxspec.drafters import Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
@@ -135,8 +135,5 @@ if __name__ == "__main__":
     if arguments.questions is None:
         run_costs(arguments.model, arguments.dtype, arguments.drafters, arguments.repeats)
     else:
-        asked = read_prompts([arguments.questions])
-        if arguments.count is not None:
-            places = np.linspace(0, len(asked) - 1, min(arguments.count, len(asked))).round().astype(int)
-            asked = [asked[place] for place in places]
+        asked = evenly(read_prompts([arguments.questions]), arguments.count)
         run(arguments.model, arguments.dtype, asked, arguments.drafters, arguments.out, arguments.max_new_tokens)

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,8 @@ from jaxspec.training.prompts import Conversation
 
 BATCH = 16
 _NARROWEST = 64
+# The tasks of Spec-Bench, in its order.
+TASKS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 # MT-bench's kinds are one task of Spec-Bench.
 _MULTI_TURN = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 
@@ -92,15 +94,41 @@ def _batches(prompts: dict[int, list[int]]) -> Iterator[list[int]]:
     return (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
 
 
-def _generate(target, drafter: Drafter, prompts: list[list[int]], policy: Policy, max_new_tokens: int, key):
-    """One batch, padded to `BATCH` rows and one of few widths, so that few programs are compiled."""
+def evenly(questions: Sequence[Conversation], count: int | None) -> list[Conversation]:
+    """`count` of the questions at even distances, first and last among them; all for `None`.
+
+    Raises:
+      ValueError: `count` is below 1.
+    """
+    if count is None:
+        return list(questions)
+    if count < 1:
+        raise ValueError(f"the number of questions must be at least 1, got {count}")
+    places = np.linspace(0, len(questions) - 1, min(count, len(questions))).round().astype(int)
+    return [questions[place] for place in places]
+
+
+def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as `[rows, t]` int32 token ids and their lengths `[rows]`.
+
+    The width is one of few, so that few programs are compiled, and at most `widest`; rows without a prompt hold one
+    token of nothing.
+    """
+    longest = max(map(len, prompts))
     width = _NARROWEST
-    while width < max(map(len, prompts)):
+    while width < longest:
         width *= 2
-    tokens = np.zeros((BATCH, width), np.int32)
-    length, budget = np.ones(BATCH, np.int32), np.zeros(BATCH, np.int32)
+    width = width if widest is None else min(width, max(widest, longest))
+    tokens, length = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
     for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)], length[row], budget[row] = prompt, len(prompt), max_new_tokens
+        tokens[row, : len(prompt)], length[row] = prompt, len(prompt)
+    return tokens, length
+
+
+def _generate(target, drafter: Drafter, prompts: list[list[int]], policy: Policy, max_new_tokens: int, key):
+    """One batch of `BATCH` rows; those without a prompt emit nothing."""
+    tokens, length = padded(prompts, BATCH)
+    budget = np.where(np.arange(BATCH) < len(prompts), max_new_tokens, 0).astype(np.int32)
     result = jaxspec.generate(
         target,
         drafter,

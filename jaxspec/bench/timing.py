@@ -26,18 +26,25 @@ class Samples:
         return ratios[0], statistics.median(ratios), ratios[-1]
 
 
-def interleave(cases: dict[str, Callable[[], Any]], *, repeats: int, warm_up: int = 1) -> Samples:
+def interleave(
+    cases: dict[str, Callable[[], Any]],
+    *,
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Samples:
     """Runs the cases in turn, `repeats` times over, after `warm_up` turns that do not count.
 
-    A case returns its arrays, which are waited for.
+    A case returns its arrays, which are waited for. `clock` tells the time in seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(warm_up + repeats):
         for name, case in cases.items():
-            start = time.perf_counter()
+            start = clock()
             jax.block_until_ready(case())
+            end = clock()
             if turn >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(end - start)
     return Samples(seconds)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jaxspec.cli.bench import bench
 from jaxspec.cli.compile_report import compile_report
 from jaxspec.cli.data import data
 from jaxspec.cli.generate import generate
@@ -22,6 +23,7 @@ app.command()(generate)
 app.command()(models)
 app.command()(data)
 app.add_typer(train, name="train")
+app.command()(bench)
 app.command()(compile_report)
 
 

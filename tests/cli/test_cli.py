@@ -50,7 +50,7 @@ def _generate(folder, *arguments, stdin=None):
     return _run("generate", "-m", folder, *SHORT, *arguments, stdin=stdin)
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"]])
 def test_help(command):
     result = _run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout

@@ -1,0 +1,58 @@
+"""What is timed: plain decoding, and each drafter at each number of drafts."""
+
+import dataclasses
+from pathlib import Path
+
+from jaxspec.bench.speed.setting import Setting
+from jaxspec.drafters import Drafter, NoDrafter
+from jaxspec.drafters.named import load_drafter
+from jaxspec.model import LanguageModel
+
+PLAIN = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way of decoding.
+
+    Attributes:
+      label: what tables call it.
+      name: the drafter's name.
+      drafter: what guesses; `NoDrafter` for plain decoding.
+    """
+
+    label: str
+    name: str
+    drafter: Drafter
+
+
+def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
+    """Plain decoding first, then each drafter, loaded once, at each `k`.
+
+    Raises:
+      ValueError: a drafter does not fit the target or a `k`.
+      OSError: a drafter cannot be read or downloaded.
+    """
+    cases = [Case(PLAIN, PLAIN, NoDrafter())]
+    for name in setting.drafters:
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype)
+        # The same weights at every length.
+        drafters = [dataclasses.replace(loaded, k=k, schedule=None) for k in setting.lengths] or [loaded]
+        for drafter in drafters:
+            drafter.check(target)
+            cases.append(Case(f"{_short(name)}, k={drafter.k}", name, drafter))
+    labels = [case.label for case in cases]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
+    return cases
+
+
+def _short(name: str) -> str:
+    """Of a folder or a file its own name."""
+    return Path(name).name if Path(name).exists() else name
+
+
+def longest_text(target: LanguageModel, cases: list[Case]) -> int | None:
+    """The most tokens that all models have room for; `None` if there is no bound."""
+    contexts = (target.context_length, *(case.drafter.context_length for case in cases))
+    return min((length for length in contexts if length is not None), default=None)

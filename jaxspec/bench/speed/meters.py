@@ -1,0 +1,100 @@
+"""Peak memory and energy, where the platform counts them."""
+
+import ctypes
+import dataclasses
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+_POWER_CAPPING = Path("/sys/class/powercap")
+
+
+def peak_memory() -> tuple[int, str]:
+    """The most bytes in use since the process began, and whose: the "device" or, where it does not tell, "process".
+
+    It never falls, so it is that of all cases together.
+    """
+    device = jax.local_devices()[0]
+    known = device.memory_stats() or {}
+    if "peak_bytes_in_use" in known:
+        return int(known["peak_bytes_in_use"]), "device"
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "process"
+
+
+@dataclasses.dataclass(frozen=True)
+class EnergyMeter:
+    """Counters of energy that only rise, up to where they begin anew.
+
+    They count what the whole chip draws, other processes' share included.
+
+    Attributes:
+      source: what counts.
+      read: the counters now, in joules.
+      ranges: where each begins anew, in joules; infinite if it never does.
+    """
+
+    source: str
+    read: Callable[[], tuple[float, ...]]
+    ranges: tuple[float, ...]
+
+    def joules(self, before: tuple[float, ...], after: tuple[float, ...]) -> float:
+        """Between two readings, of all counters together."""
+        rows = zip(before, after, self.ranges, strict=True)
+        return sum(last - first if last >= first else last - first + span for first, last, span in rows)
+
+
+def energy_meter(platform: str) -> EnergyMeter | None:
+    """What counts the energy of this platform's chips; `None` where nothing does, or it may not be read."""
+    if platform == "cpu":
+        return processor_meter(_POWER_CAPPING)
+    return _nvidia_meter() if platform in ("gpu", "cuda") else None
+
+
+def processor_meter(root: Path) -> EnergyMeter | None:
+    """Of the processor's packages, by Linux's power capping; most systems let only root read it.
+
+    Args:
+      root: the folder that the system shows them in.
+    """
+    packages = sorted(path.parent for path in root.glob("intel-rapl:*/energy_uj") if path.parent.name.count(":") == 1)
+    try:
+        ranges = tuple(_microjoules(package / "max_energy_range_uj") for package in packages)
+        meter = EnergyMeter(
+            "processor packages (RAPL)", lambda: tuple(_microjoules(one / "energy_uj") for one in packages), ranges
+        )
+        return meter if meter.read() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _microjoules(path: Path) -> float:
+    return int(path.read_text()) * 1e-6
+
+
+def _nvidia_meter() -> EnergyMeter | None:
+    """Of the first NVIDIA GPU that this process may use, by the driver's own library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        index = int(visible)
+    except (OSError, ValueError):
+        return None
+    handle, count = ctypes.c_void_p(), ctypes.c_ulonglong()
+
+    def read() -> tuple[float, ...]:
+        if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count)) != 0:
+            raise OSError("the NVIDIA driver does not tell the energy of this GPU")
+        return (count.value * 1e-3,)
+
+    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
+        return None
+    try:
+        read()
+    except OSError:
+        return None
+    return EnergyMeter("one GPU (NVML)", read, (float("inf"),))

@@ -1,0 +1,107 @@
+"""Where a round's time goes: drafting, verification, and all else."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from jaxspec.bench.questions import padded
+from jaxspec.bench.speed.cases import Case, longest_text
+from jaxspec.bench.speed.setting import policy_at
+from jaxspec.bench.timing import interleave
+from jaxspec.model import LanguageModel
+from jaxspec.request import default_verifier
+from jaxspec.state import Context
+
+ROUNDS = 8
+
+
+def split_rounds(
+    target: LanguageModel, cases: list[Case], prompts: list[list[int]], temperature: float, *, repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of a round, of its draft and of its verification, for each case and repeat.
+
+    `ROUNDS` rounds run as one program. The draft is timed alone, from the state before the first of them; so is the
+    target's pass over as many tokens as each of these rounds verified. What remains of a round is acceptance and
+    what is kept of the drafts.
+
+    Args:
+      target: the model that answers.
+      cases: plain decoding first.
+      prompts: token ids of each row.
+      temperature: 0 is greedy decoding.
+      repeats: turns that count.
+    """
+    longest = longest_text(target, cases)
+    room = None if longest is None else longest - ROUNDS * (max(case.drafter.k for case in cases) + 1)
+    # What the text says does not matter here: a long one is cut where there is no room for more.
+    calls, tokens = {}, padded([prompt[:room] for prompt in prompts], len(prompts), room)
+    for case in cases:
+        for part, call in _calls(target, case, tokens, temperature).items():
+            calls[f"{part} {case.label}"] = call
+    samples = interleave(calls, repeats=repeats)
+    found: dict[str, Any] = {}
+    for name, seconds in samples.seconds.items():
+        part, _, label = name.partition(" ")
+        found.setdefault(label, {})[part] = [one / ROUNDS for one in seconds]
+    return found
+
+
+def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
+    (tokens, length), drafter = prompts, case.drafter
+    state = jaxspec.init(
+        target,
+        drafter,
+        tokens,
+        prompt_length=length,
+        key=jax.random.key(0),
+        sampling=policy_at(temperature),
+        max_new_tokens=ROUNDS * (drafter.k + 1),
+    )
+    widths = _verified(target, drafter, state)
+    last = state.tokens[:, :1]
+
+    def verify():
+        return [_feed(target, jnp.tile(last, (1, width + 1)), state.cache, drafter.capture) for width in widths]
+
+    return {
+        "round": lambda: _rounds(target, drafter, state),
+        "draft": lambda: [_draft(target, drafter, state) for _ in range(ROUNDS)],
+        "verify": verify,
+    }
+
+
+def _verified(target, drafter, state) -> list[int]:
+    """How many drafts the pass of each round takes: the fewest that it is compiled for and that hold every row's."""
+    step, found = jaxspec.jit_step(), []
+    for _ in range(ROUNDS):
+        state, info = step(target, drafter, None, state)
+        most = int(np.max(info.drafted))
+        found.append(next(length for length in drafter.lengths if length >= most))
+    return found
+
+
+@jax.jit
+def _rounds(target, drafter, state):
+    """One program, so that the state is copied once and not in every round."""
+    once = lambda _, state: jaxspec.step(target, drafter, None, state)[0]  # noqa: E731
+    return jax.lax.fori_loop(0, ROUNDS, once, state).length
+
+
+@jax.jit
+def _draft(target, drafter, state):
+    """The drafts alone: what the drafter would remember of them is left out."""
+    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    draws = default_verifier(drafter).draws(state.keys, state.length)
+    if not drafter.deterministic and len(drafter.lengths) == 1:
+        draws = draws.shared(drafter.k + 1, target.vocab_size)
+    return drafter.propose(draws, state.drafter_state, context)[0].tokens
+
+
+def _feed_traced(target, tokens, cache, capture):
+    return jnp.argmax(target(tokens, cache, capture=capture).logits, axis=-1)
+
+
+_feed = jax.jit(_feed_traced, static_argnames="capture")

@@ -1,0 +1,138 @@
+"""A whole run: every setting, one batch after the other, into a file of records."""
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from jaxspec.bench.speed.cases import load_cases
+from jaxspec.bench.speed.groups import Group, groups, is_asked, prompt_of
+from jaxspec.bench.speed.measure import Measurement
+from jaxspec.bench.speed.meters import energy_meter, peak_memory
+from jaxspec.bench.speed.results import Results
+from jaxspec.bench.speed.rounds import split_rounds
+from jaxspec.bench.speed.setting import Setting
+from jaxspec.bench.speed.summary import Summary, summarize
+from jaxspec.model import LanguageModel
+from jaxspec.training.prompts import Conversation
+from jaxspec.weights import load
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run's header, its records, and what follows from them."""
+
+    header: dict[str, Any]
+    records: list[dict[str, Any]]
+    summaries: list[Summary]
+
+
+def run(
+    setting: Setting,
+    questions: Sequence[Conversation],
+    *,
+    command: str,
+    path: Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Finished:
+    """Measures what a file of records does not have yet.
+
+    Args:
+      setting: what to measure.
+      questions: on what.
+      command: what the user typed, for the header.
+      path: the file; `None` keeps nothing.
+      resume: go on with the file.
+      quiet: show no progress.
+
+    Raises:
+      ValueError: setting, models, questions and file do not fit each other.
+      OSError: a model cannot be read, or the file not written.
+      FloatingPointError: the target's logits were not finite.
+    """
+    target = load(setting.model, dtype=setting.dtype)
+    if target.tokenizer is None:
+        raise ValueError(f"{setting.model} has no tokenizer, so it cannot be asked questions; pass a model with one")
+    if not any(is_asked(question, turn) for question in questions for turn in range(len(question.turns))):
+        raise ValueError("every question has its answers already, so there is nothing to measure; leave answers out")
+    cases = load_cases(setting, target)
+    energy = energy_meter(jax.devices()[0].platform)
+    header = {
+        "setting": setting.described(questions),
+        "machine": _machine(target, energy and energy.source),
+        "cases": {case.label: {"name": case.name, "k": case.drafter.k} for case in cases},
+        "command": command,
+    }
+    results = Results(path, header, resume=resume)
+    measurement = Measurement(target, cases, questions, setting, energy)
+    units = list(_units(setting, questions, measurement))
+    before = None
+    with tqdm(total=len(units), desc="bench", unit="batch", disable=quiet) as bar:
+        for name, measure in units:
+            if not results.has(name):
+                if before != name[:2]:
+                    measurement.forget_programs()
+                before = name[:2]
+                results.add(name, measure())
+            bar.update()
+    finished = Finished(header, results.records, summarize(results.records))
+    if not finished.summaries:
+        raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
+    results.finish([dataclasses.asdict(one) for one in finished.summaries])
+    return finished
+
+
+_Unit = tuple[tuple[int, float, int | str], Callable[[], list[dict[str, Any]]]]
+
+
+def _units(setting: Setting, questions: Sequence[Conversation], measurement: Measurement) -> Iterator[_Unit]:
+    """What is measured at once, and what measures it: batches of questions, then rounds."""
+    for batch in setting.batches:
+        for temperature in setting.temperatures:
+            labels = {"batch": batch, "temperature": temperature}
+            rows = groups(questions, batch)
+            for index, group in enumerate(rows):
+                turns = lambda group=group, labels=labels: [  # noqa: E731
+                    {"kind": "turn", **labels, **record} for record in measurement.turns(group, labels["temperature"])
+                ]
+                yield (batch, temperature, index), turns
+            if setting.split_rounds:
+                split = lambda group=rows[0], labels=labels: [  # noqa: E731
+                    {"kind": "rounds", **labels, "cases": _split(measurement, group, labels["temperature"])}
+                ]
+                yield (batch, temperature, "rounds"), split
+
+
+def _split(measurement: Measurement, group: Group, temperature: float) -> dict[str, Any]:
+    tokenizer = measurement.target.tokenizer
+    rows = [measurement.questions[index] for index in group.members]
+    turns = [min(len(row.answers), len(row.turns) - 1) for row in rows]
+    prompts = [prompt_of(tokenizer, row, turn, {}) for row, turn in zip(rows, turns, strict=True)]
+    cases = list(measurement.cases)
+    return split_rounds(measurement.target, cases, prompts, temperature, repeats=measurement.setting.repeats)
+
+
+def _machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
+        "dtype": target.dtype.name,
+        "jaxspec": _version(),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "energy": energy,
+        "peak_memory_of": peak_memory()[1],
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("jaxspec-decode")
+    except importlib.metadata.PackageNotFoundError:
+        return "of a checkout"

@@ -1,0 +1,81 @@
+"""What one run measures."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.sampling import Greedy, Policy, Sampling
+from jaxspec.training.prompts import Conversation, read_prompts
+
+_OUR_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The options of a run.
+
+    Attributes:
+      model: the target's name.
+      drafters: names as `jaxspec.load_drafter` takes them.
+      lengths: numbers of drafted tokens a round; none is each drafter's own.
+      batches: numbers of requests that are decoded together.
+      temperatures: 0 is greedy decoding.
+      max_new_tokens: the most tokens of an answer.
+      repeats: how often each answer is timed.
+      seed: of the draws at temperatures above 0.
+      dtype: of weights and activations; `None` is what `load` chooses.
+      split_rounds: whether a round's draft and verification are timed apart, too.
+    """
+
+    model: str
+    drafters: tuple[str, ...]
+    lengths: tuple[int, ...] = ()
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    max_new_tokens: int = 128
+    repeats: int = 3
+    seed: int = 0
+    dtype: str | None = None
+    split_rounds: bool = False
+
+    def __post_init__(self):
+        if not self.drafters:
+            raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
+        if "none" in self.drafters:
+            raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
+        for name in ("drafters", "lengths", "batches", "temperatures"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+        whole = {"k": self.lengths, "batch": self.batches}
+        whole |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
+        for name, values in whole.items():
+            for value in values:
+                if value < 1:
+                    raise ValueError(f"{name} must be at least 1, got {value}")
+        for value in self.temperatures:
+            if not 0 <= value < math.inf:
+                raise ValueError(f"temperature must be at least 0, got {value}")
+
+    def described(self, questions: Sequence[Conversation]) -> dict[str, Any]:
+        """The options and the questions, for JSON: two runs with the same can be one."""
+        options = dataclasses.asdict(self)
+        del options["split_rounds"]  # that only measures more
+        return json.loads(json.dumps(options)) | {
+            "questions": len(questions),
+            "questions_sha256": hashlib.sha256(repr(list(questions)).encode()).hexdigest(),
+        }
+
+
+def policy_at(temperature: float) -> Policy:
+    """How tokens are drawn."""
+    return Greedy() if temperature == 0 else Sampling(temperature=temperature)
+
+
+def our_prompts() -> list[Conversation]:
+    """Our own questions, five for each of Spec-Bench's tasks."""
+    return read_prompts([_OUR_PROMPTS])

@@ -1,0 +1,103 @@
+"""`jaxspec bench`: from options to tables, files and pictures."""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxspec.bench.speed import plots as pictures
+from jaxspec.bench.speed.run import Finished
+from jaxspec.bench.speed.run import run as measure
+from jaxspec.bench.speed.setting import Setting
+from jaxspec.bench.speed.tables import markdown, notes, tables
+from jaxspec.bench.speed.verdict import verdicts
+from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.training.files import write_text
+from jaxspec.training.prompts import Conversation
+
+_WIDTH = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where results are written; `None` is nowhere.
+
+    Attributes:
+      records: JSON lines.
+      markdown: the tables.
+      plots: a folder for pictures.
+      without_plots: whether pictures were wanted along with all else, and cannot be drawn.
+    """
+
+    records: Path | None
+    markdown: Path | None
+    plots: Path | None
+    without_plots: bool
+
+    @classmethod
+    def parse(cls, records: str | None, markdown: str | None, plots: str | None, out: str | None, resume: bool) -> Self:
+        """From the command's options; a folder for all of them gives way to each one's own.
+
+        Raises:
+          ValueError: there is nothing to resume from.
+          ImportError: pictures are asked for by themselves and cannot be drawn.
+        """
+        folder = None if out is None else Path(out)
+        if resume and records is None and folder is None:
+            raise ValueError("--resume goes on with a file of JSON lines; pass --json FILE or --out DIR too")
+        if plots is not None:
+            pictures.check_matplotlib()
+        without_plots = folder is not None and plots is None and not pictures.has_matplotlib()
+        found = {"results.jsonl": records, "results.md": markdown, "plots": plots}
+        paths = {
+            name: Path(given) if given is not None else None if folder is None else folder / name
+            for name, given in found.items()
+        }
+        drawn = None if without_plots else paths["plots"]
+        return cls(paths["results.jsonl"], paths["results.md"], drawn, without_plots)
+
+    def make_folders(self) -> None:
+        """Those that files are written to."""
+        for path in (self.records, self.markdown):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def run(setting: Setting, questions: Sequence[Conversation], outputs: Outputs, *, resume: bool, quiet: bool) -> None:
+    """Measures, prints tables on stdout, and writes what was asked for."""
+    enable_compilation_cache()
+    outputs.make_folders()
+    command = f"jaxspec {shlex.join(sys.argv[1:])}"
+    finished = measure(setting, questions, command=command, path=outputs.records, resume=resume, quiet=quiet)
+    _print(finished)
+    if outputs.markdown is not None:
+        write_text(outputs.markdown, markdown(finished.header, finished.records, finished.summaries))
+    if outputs.plots is not None:
+        pictures.plot(outputs.plots, finished.summaries, finished.records, finished.header["cases"])
+    if outputs.without_plots:
+        typer.echo("no plots: they need matplotlib, which is not installed; `pip install matplotlib`", err=True)
+
+
+def _print(finished: Finished) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:  # what reads it has no edge to wrap at
+        console = Console(highlight=False, width=_WIDTH)
+    for table in tables(finished.summaries):
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title, title_justify="left", title_style="bold")
+        for index, column in enumerate(table.columns):
+            shown.add_column(column, justify="right" if index else "left", no_wrap=not index)
+        for row in table.rows:
+            shown.add_row(*map(Text, row))
+        console.print(shown)
+    for note in notes(finished.header, finished.records):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+    for faster, text in verdicts(finished.summaries):
+        console.print(Text(text, style="bold green" if faster else "bold yellow"), soft_wrap=True)
