@@ -91,7 +91,8 @@ def _print(finished: Finished) -> None:
     if not console.is_terminal:  # what reads it has no edge to wrap at
         console = Console(highlight=False, width=_WIDTH)
     for table in tables(finished.summaries):
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title, title_justify="left", title_style="bold")
+        console.print(Text(table.title, style="bold"), soft_wrap=True)  # a table's own title has its width
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if index else "left", no_wrap=not index)
         for row in table.rows:

@@ -107,7 +107,7 @@ def test_a_batch_takes_as_many_rounds_as_its_last_row():
 
 def test_waiting_times():
     plain = [[_repeat(float(seconds), [8], [8])] for seconds in range(1, 102)]
-    records = [_turn(index, "qa", one, one, hundred=index) for index, one in enumerate(plain)]
+    records = [_turn(index, "qa", one, one, hundred=float(index)) for index, one in enumerate(plain)]
     one = _of(records)
     assert (one.latency_median, one.latency_p99) == (51.0, 100.0)
     assert one.requests_per_second.median == pytest.approx(101 / sum(range(1, 102)))

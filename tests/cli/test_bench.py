@@ -139,6 +139,7 @@ def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
         return turns(self, group, temperature)
 
     monkeypatch.setattr(Measurement, "turns", counted)
+    monkeypatch.setattr(Measurement, "forget_programs", lambda _: None)  # the same are needed again
     whole = (folder / "out" / "results.jsonl").read_text().splitlines()
     path = tmp_path / "r.jsonl"
     path.write_text("".join(f"{line}\n" for line in whole[:3]))  # the header, and one question of two turns
@@ -189,7 +190,7 @@ def test_without_matplotlib(folder, finished, tmp_path, monkeypatch):
         (("-t", "-1"), "temperature must be at least 0, got -1"),
         (("-t", "1", "-t", "1"), "temperatures must differ from each other"),
         (("--count", "0"), "the number of questions must be at least 1, got 0"),
-        (("-d", "smollm"), "unknown drafter 'smollm'"),
+        (("-d", "smollm"), "unknown model 'smollm'"),
         (("--questions", "no-such-file.jsonl"), "no-such-file.jsonl"),
         (("-n", "600"), "no question fits the model's context"),
     ],

@@ -60,7 +60,7 @@ def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
         sampling=policy_at(temperature),
         max_new_tokens=ROUNDS * (drafter.k + 1),
     )
-    widths = _verified(target, drafter, state)
+    widths = _verified(drafter.lengths, _rounds(target, drafter, state))
     last = state.tokens[:, :1]
 
     def verify():
@@ -73,21 +73,20 @@ def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
     }
 
 
-def _verified(target, drafter, state) -> list[int]:
-    """How many drafts the pass of each round takes: the fewest that it is compiled for and that hold every row's."""
-    step, found = jaxspec.jit_step(), []
-    for _ in range(ROUNDS):
-        state, info = step(target, drafter, None, state)
-        most = int(np.max(info.drafted))
-        found.append(next(length for length in drafter.lengths if length >= most))
-    return found
-
-
 @jax.jit
 def _rounds(target, drafter, state):
-    """One program, so that the state is copied once and not in every round."""
-    once = lambda _, state: jaxspec.step(target, drafter, None, state)[0]  # noqa: E731
-    return jax.lax.fori_loop(0, ROUNDS, once, state).length
+    """How many drafts each row submitted in each round; one program, so that the state is copied only once."""
+
+    def once(state, _):
+        state, info = jaxspec.step(target, drafter, None, state)
+        return state, info.drafted
+
+    return jax.lax.scan(once, state, length=ROUNDS)[1]
+
+
+def _verified(lengths: tuple[int, ...], drafted) -> list[int]:
+    """How many drafts the pass of each round takes: the fewest that it is compiled for and that hold every row's."""
+    return [next(length for length in lengths if length >= most) for most in np.max(drafted, axis=1).tolist()]
 
 
 @jax.jit
