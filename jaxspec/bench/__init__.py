@@ -5,4 +5,6 @@ python -m jaxspec.bench round       one round against its parts timed alone
 python -m jaxspec.bench capacity    a large cache, little used, against a small one
 python -m jaxspec.bench compile     the first call for a shape, and the second
 python -m jaxspec.bench speculate   speculative decoding against plain decoding
+
+`jaxspec bench`, whose parts are in `speed`, measures speculative against plain decoding on questions of six tasks.
 """

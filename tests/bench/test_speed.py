@@ -134,27 +134,30 @@ def test_speed_ups_are_taken_repeat_by_repeat():
     assert (found[OTHER].prefill_seconds, found[OTHER].first_token_seconds) == (2.0, 2.5)
 
 
-def test_a_hundred_tokens_are_timed_where_there_are_as_many():
-    question = [Conversation(("the sea",), category="qa"), Conversation(("a",), category="qa")]
-    numbers = iter(range(1, 1000))
+def test_a_hundred_tokens_are_timed_after_all_repeats():
     measurement = _measurement(
-        questions=question,
-        cases=CASES[:1],
-        setting=dataclasses.replace(SETTING, repeats=1),
-        clock=Clock(map(float, numbers)),
+        cases=CASES[:1], setting=dataclasses.replace(SETTING, repeats=1), clock=Clock(map(float, range(1, 9)))
     )
-    for group in groups(question, 1):
-        (record,) = measurement.turns(group, 0.0)
-        (repeat,) = record["cases"][PLAIN]["repeats"]
-        hundred = record["cases"][PLAIN]["hundred_tokens_seconds"]
-        assert hundred == (repeat["seconds"] + 1 if repeat["tokens"][0] >= 100 else None)
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    (repeat,) = record["cases"][PLAIN]["repeats"]
+    assert repeat["tokens"] == [104] and repeat["seconds"] == 6.0  # three calls warmed up
+    assert record["cases"][PLAIN]["hundred_tokens_seconds"] == 7.0
+
+
+def test_a_hundred_tokens_are_timed_where_every_row_has_as_many():
+    called = []
+    records = {PLAIN: {"repeats": [{"tokens": [104, 99]}]}, OTHER: {"repeats": [{"tokens": [104, 100]}]}}
+    call = lambda case, *_, most, **__: called.append((case.label, most))
+    _measurement(clock=Clock([3.0]))._time_a_hundred(records, call, jax.random.key(0))
+    assert called == [(OTHER, 100)]
+    assert [records[label]["hundred_tokens_seconds"] for label in (PLAIN, OTHER)] == [None, 3.0]
 
 
 def test_a_text_without_room_is_left_out_and_so_are_its_later_turns():
     long = Conversation(("word " * 600, "hello"), category="writing")
     measurement = _measurement(questions=[long], cases=CASES[:1])
     records = list(measurement.turns(groups([long], 1)[0], 0.0))
-    assert [(one["questions"], one["left_out"], one["cases"]) for one in records] == [([], [0], {}), ([], [], {})]
+    assert [(one["questions"], one["left_out"], one["cases"]) for one in records] == [([], [0], {})]
 
 
 def test_energy_is_that_of_the_whole_answer():

@@ -183,6 +183,7 @@ def test_without_matplotlib(folder, finished, tmp_path, monkeypatch):
         (("--resume",), "--resume goes on with a file"),
         (("-d", "none"), "plain decoding is always measured"),
         (("-d", "ngram"), "drafters must differ from each other, got ngram, ngram"),
+        (("-d", "auto"), "the drafters ngram, auto are ngram, ngram"),
         (("-k", "0"), "k must be at least 1, got 0"),
         (("--batch", "0"), "batch must be at least 1, got 0"),
         (("-n", "0"), "max_new_tokens must be at least 1, got 0"),
@@ -200,6 +201,13 @@ def test_mistakes_are_one_line(folder, arguments, said):
     assert result.exit_code == 2 and result.stdout == ""
     assert result.stderr.startswith("error: ") and said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_questions_of_ours_need_no_file(folder):
+    words = ["bench", "-m", folder / "model", "-n", "512", "--quiet"]
+    result = typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
+    # They were read: there is just no room for them.
+    assert result.exit_code == 2 and "no question fits the model's context" in result.stderr
 
 
 def test_questions_that_are_answered_already(folder, tmp_path):

@@ -7,6 +7,7 @@ from jaxspec.bench.speed.setting import Setting
 from jaxspec.drafters import Drafter, NoDrafter
 from jaxspec.drafters.named import load_drafter
 from jaxspec.model import LanguageModel
+from jaxspec.weights import zoo
 
 PLAIN = "plain"
 
@@ -34,22 +35,31 @@ def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
       OSError: a drafter cannot be read or downloaded.
     """
     cases = [Case(PLAIN, PLAIN, NoDrafter())]
-    for name in setting.drafters:
+    for name in _in_full(setting):
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype)
         # The same weights at every length.
         drafters = [dataclasses.replace(loaded, k=k, schedule=None) for k in setting.lengths] or [loaded]
         for drafter in drafters:
             drafter.check(target)
-            cases.append(Case(f"{_short(name)}, k={drafter.k}", name, drafter))
+            cases.append(Case(f"{_short(name, setting.model)}, k={drafter.k}", name, drafter))
     labels = [case.label for case in cases]
     if len(set(labels)) < len(labels):
         raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
     return cases
 
 
-def _short(name: str) -> str:
-    """Of a folder or a file its own name."""
-    return Path(name).name if Path(name).exists() else name
+def _in_full(setting: Setting) -> list[str]:
+    """The drafters' names, "auto" looked up."""
+    names = [str(zoo.draft_name(name, setting.model)) for name in setting.drafters]
+    if len(set(names)) < len(names):
+        given, found = ", ".join(setting.drafters), ", ".join(names)
+        raise ValueError(f"the drafters {given} are {found} for {setting.model}; name each once")
+    return names
+
+
+def _short(name: str, model: str) -> str:
+    """Of a folder or a file its own name; of what ships with the model, without the model's."""
+    return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
 
 
 def longest_text(target: LanguageModel, cases: list[Case]) -> int | None:

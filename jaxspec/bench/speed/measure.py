@@ -68,6 +68,8 @@ class Measurement:
             left_out = {row for row in asked if self._widest is not None and len(prompts[row]) > self._widest}
             gone |= left_out
             live = {row: prompts[row] for row in asked if row not in left_out}
+            if not asked:
+                continue
             record = {
                 "task": group.task,
                 "turn": turn,
@@ -88,9 +90,7 @@ class Measurement:
         live = list(prompts)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
         budget = np.array([self.setting.max_new_tokens if row in prompts else 0 for row in range(rows)], np.int32)
-        call = functools.partial(
-            self._call, tokens=tokens, length=length, policy=policy_at(temperature), live=live, budget=budget
-        )
+        call = functools.partial(self._call, tokens=tokens, length=length, policy=policy_at(temperature), budget=budget)
         shape = (*tokens.shape, temperature)
         records: dict[str, Any] = {case.label: {"repeats": []} for case in self.cases}
         parts = {"prompt": 0, "first": 1, "all": self.setting.max_new_tokens}
@@ -126,7 +126,7 @@ class Measurement:
         for label, seconds in interleave(calls, repeats=1, warm_up=0, clock=self.clock).seconds.items():
             records[label]["hundred_tokens_seconds"] = seconds[0]
 
-    def _call(self, case: Case, into: "_Timed", *, tokens, length, policy, live, budget, most: int, key) -> Generation:
+    def _call(self, case: Case, into: "_Timed", *, tokens, length, policy, budget, most: int, key) -> Generation:
         before = None if self.energy is None else self.energy.read()
         result = _generate(
             self.target,

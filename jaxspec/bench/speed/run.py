@@ -74,8 +74,9 @@ def run(
     units = list(_units(setting, questions, measurement))
     before = None
     with tqdm(total=len(units), desc="bench", unit="batch", disable=quiet) as bar:
-        for name, measure in units:
+        for name, what, measure in units:
             if not results.has(name):
+                bar.set_postfix_str(f"{what} (new shapes compile first)")
                 if before != name[:2]:
                     measurement.forget_programs()
                 before = name[:2]
@@ -88,11 +89,11 @@ def run(
     return finished
 
 
-_Unit = tuple[tuple[int, float, int | str], Callable[[], list[dict[str, Any]]]]
+_Unit = tuple[tuple[int, float, int | str], str, Callable[[], list[dict[str, Any]]]]
 
 
 def _units(setting: Setting, questions: Sequence[Conversation], measurement: Measurement) -> Iterator[_Unit]:
-    """What is measured at once, and what measures it: batches of questions, then rounds."""
+    """What is measured at once, how a person calls it, and what measures it: batches of questions, then rounds."""
     for batch in setting.batches:
         for temperature in setting.temperatures:
             labels = {"batch": batch, "temperature": temperature}
@@ -101,12 +102,12 @@ def _units(setting: Setting, questions: Sequence[Conversation], measurement: Mea
                 turns = lambda group=group, labels=labels: [  # noqa: E731
                     {"kind": "turn", **labels, **record} for record in measurement.turns(group, labels["temperature"])
                 ]
-                yield (batch, temperature, index), turns
+                yield (batch, temperature, index), f"batch {batch}, temperature {temperature:g}, {group.task}", turns
             if setting.split_rounds:
                 split = lambda group=rows[0], labels=labels: [  # noqa: E731
                     {"kind": "rounds", **labels, "cases": _split(measurement, group, labels["temperature"])}
                 ]
-                yield (batch, temperature, "rounds"), split
+                yield (batch, temperature, "rounds"), f"batch {batch}, temperature {temperature:g}, rounds", split
 
 
 def _split(measurement: Measurement, group: Group, temperature: float) -> dict[str, Any]:
