@@ -73,6 +73,9 @@ PLAYERS = {
 
 # These take the same paths through the loop as others above.
 MORE = {
+    "two models, recursive",
+    "likeliest tree, default",
+    "drawn tree, traversal",
     "model, traversal",
     "greedy model, default",
     "ngram, default",

@@ -57,10 +57,11 @@ PLAYERS = {
     "adaptive": BlockVerifier(),
     "ngram, adaptive": jaxspec.TokenVerifier(),
 }
+MORE = ("entropy", "ngram, adaptive")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "entropy" else name for name in PLAYERS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in PLAYERS]
 )
 def test_the_joint_law_of_four_tokens(name):
     result = generate(DRAFTERS[name], verifier=PLAYERS[name])

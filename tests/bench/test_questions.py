@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 import jaxspec
 from jaxspec.bench.questions import ask
@@ -17,6 +18,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_answer_is_counted_under_its_task():
     found = ask(TARGET, jaxspec.NGramDrafter(k=2), QUESTIONS, policy=jaxspec.Greedy(), max_new_tokens=12)
     assert set(found) == {"multi-turn", "qa"}

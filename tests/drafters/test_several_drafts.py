@@ -28,6 +28,7 @@ def test_it_drafts_as_a_tree_of_chains_does(distinct):
     np.testing.assert_array_equal(found.stats.accepted_at, expected.stats.accepted_at)
 
 
+@pytest.mark.slow
 def test_more_drafts_are_accepted_more():
     prompt = jnp.zeros((400, 1), jnp.int32)
     options = {"max_new_tokens": 12, "sampling": jaxspec.Sampling(), "key": jax.random.key(0)}
