@@ -34,7 +34,13 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module", params=[*DRAFTERS, *(pytest.param(name, marks=pytest.mark.slow) for name in HEADS)])
+QUICK = ("plain", "ngram", "model", "tree")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in (DRAFTERS | HEADS) if name not in QUICK)],
+)
 def program(request):
     prompt = jnp.zeros((BATCH, 4), jnp.int32)
     run = jax.jit(

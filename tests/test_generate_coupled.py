@@ -75,6 +75,7 @@ def test_other_keys_give_other_texts(plain):
     assert (np.asarray(other.tokens) != np.asarray(plain.tokens)).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_a_transformer_too():
     target, draft = tiny.transformer(0), tiny.transformer(1)
     plain = generate(None, target=target)

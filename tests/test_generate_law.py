@@ -73,6 +73,8 @@ PLAYERS = {
 
 # These take the same paths through the loop as others above.
 MORE = {
+    "dynamic tree, default",
+    "three different drafts, recursive",
     "two models, recursive",
     "likeliest tree, default",
     "drawn tree, traversal",

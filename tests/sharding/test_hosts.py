@@ -132,6 +132,7 @@ def alone(path: pathlib.Path, *words) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, monkeypatch):
     """Processes that were given no seed share one, and only the first prints."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
