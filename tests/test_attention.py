@@ -54,6 +54,24 @@ def test_it_is_a_softmax_over_what_is_seen(monkeypatch, block, window):
     np.testing.assert_allclose(out, by_hand(queries, fresh, history, window), atol=1e-5)
 
 
+def test_a_cpu_visits_fewer_slots_at_once_where_rows_are_many(monkeypatch):
+    assert [attention._cpu_block(rows) for rows in (1, 16, 32, 64, 128, 1000)] == [256, 256, 128, 64, 32, 32]
+    monkeypatch.setattr(attention, "_MOST_PAIRS", 48)
+    monkeypatch.setattr(attention, "_LEAST_SLOTS", 4)
+    visits = []
+
+    def recorded(*arguments, block, **options):
+        visits.append(block)
+        return over_history(*arguments, block=block, **options)
+
+    over_history = attention._over_history
+    monkeypatch.setattr(attention, "_over_history", recorded)
+    queries, fresh, history = problem()
+    out = attend(queries, fresh, history, scale=SCALE, window=None)
+    assert 16 in visits  # three rows and 16 slots are 48 pairs
+    np.testing.assert_allclose(out, by_hand(queries, fresh, history, None), atol=1e-5)
+
+
 def test_accelerators_visit_more_slots_at_once_where_rows_are_few():
     blocks = [attention._accelerator_block(rows) for rows in (1, 5, 16, 64, 128, 10_000)]
     assert blocks == [2048, 2048, 1024, 256, 256, 256]

@@ -66,6 +66,7 @@ def plot(
 
 
 def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
+    import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -76,7 +77,10 @@ def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, axis="y")
-    figure.savefig(file)
+    partial = file.with_name(f".{file.name}.partial")
+    with matplotlib.rc_context({"svg.hashsalt": "jaxspec"}):  # the same figures give the same file
+        figure.savefig(partial, format="svg", metadata={"Date": None})
+    partial.replace(file)
 
 
 def _by_task(axes, drafted: Sequence[Summary]) -> None:
