@@ -42,6 +42,7 @@ class EagleRecipe(Recipe):
     Attributes:
       capture: the target's states that it reads: low, middle and high (section 3.1).
       draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      num_kv_heads: of the layer; `None` is the target's.
       mlp_width: of the layer; `None` is the target's.
       steps: drafts that each place unrolls.
       decay: step `k` weighs `decay ** k`.
@@ -52,6 +53,7 @@ class EagleRecipe(Recipe):
 
     capture: tuple[int, ...]
     draft_vocabulary: int | None = 4096
+    num_kv_heads: int | None = None
     mlp_width: int | None = None
     steps: int = 5
     decay: float = 0.8
@@ -132,7 +134,7 @@ class EagleRecipe(Recipe):
             num_layers=1,
             width=config.width,
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=self.num_kv_heads or config.num_kv_heads,
             head_dim=config.head_dim,
             mlp_width=self.mlp_width or config.mlp_width,
             context_length=config.context_length,

@@ -108,6 +108,16 @@ def test_what_is_saved_drafts_as_what_was_trained(trained):
     assert abs(int(found.stats.accepted[0]) - int(kept.stats.accepted[0])) <= 2  # bfloat16
 
 
+def test_its_layer_may_have_key_value_heads_of_its_own(tmp_path):
+    config = TARGET.module.config
+    assert config.num_heads != config.num_kv_heads
+    one = recipe(num_kv_heads=config.num_heads)
+    params = one.init(jax.random.key(0), TARGET, COUNTS)
+    one.save(params, TARGET, COUNTS, tmp_path / "head")
+    kept = jaxspec.load_head(tmp_path / "head", TARGET).module.config
+    assert (kept.num_heads, kept.num_kv_heads) == (config.num_heads, config.num_heads)
+
+
 def test_a_draft_vocabulary_is_kept():
     one = recipe(draft_vocabulary=5)
     params = one.init(jax.random.key(0), TARGET, COUNTS)
