@@ -11,7 +11,7 @@ from typing import Protocol, Self, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from jaxspec.pytree import register_dataclass
 
@@ -81,14 +81,22 @@ class KVCache:
     def capacity(self) -> int:
         return self.keys.shape[3]
 
+    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
+        """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
+        return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
+
+    def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
+        """Fresh keys or values as they will be read back: here as they are."""
+        return x
+
     def append(self, entries: Entries) -> Self:
         """Writes each row's entries at its own length.
 
         The caller leaves room: a row needs `length + t <= capacity`.
         """
         return type(self)(
-            _write(self.keys, entries.keys, self.length),
-            _write(self.values, entries.values, self.length),
+            write(self.keys, entries.keys, self.length),
+            write(self.values, entries.values, self.length),
             self.length + entries.keys.shape[3],
         )
 
@@ -103,7 +111,16 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
     return jnp.pad(x, widths)
 
 
-def _write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
+def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, ""], count: int) -> Array:
+    """`count` slots of a layer, of every row, `[b, g, count, d]`."""
+    _, batch, heads, _, width = buffer.shape
+    zero = jnp.zeros((), start.dtype)
+    index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
+    return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
+
+
+def write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
+    """The buffer, with each row's fresh slots from `start` on."""
     fresh = fresh.astype(buffer.dtype)
     return jax.lax.platform_dependent(
         buffer, fresh, start, cpu=_write_row_by_row, tpu=_write_tiles, default=_write_rows

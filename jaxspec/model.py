@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache, KVCache
+from jaxspec.nn.int8_kernel import Int8Kernel
 from jaxspec.nn.transformer import Norm, embed
 from jaxspec.pytree import register_dataclass
 
@@ -116,16 +117,18 @@ class Network:
       module: static; `module.config` is a `TransformerConfig`, or has one's fields for the sizes to split.
       params: its `params` collection.
       placement: how its caches and logits are laid out over a mesh.
+      cache_type: the class of its caches.
     """
 
     module: nn.Module
     params: Any
     placement: Any
+    cache_type: type[KVCache] = KVCache
 
     def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:
         """A cache of so many of its layers, laid out as its placement says."""
         config = self.module.config
-        empty = KVCache.empty(
+        empty = self.cache_type.empty(
             layers=layers,
             batch=batch,
             heads=config.num_kv_heads,
@@ -147,12 +150,14 @@ class LanguageModel(Network):
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
       placement: how its caches and logits are laid out over a mesh; `jaxspec.shard` sets it.
+      cache_type: the class of its caches: `KVCache`, or `Int8KVCache` (`jaxspec.quantise_cache` sets it).
     """
 
     module: nn.Module = dataclasses.field(metadata={"static": True})
     params: Any
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
     placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
     def vocab_size(self) -> int:
@@ -186,6 +191,6 @@ class LanguageModel(Network):
         return Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
 
     @property
-    def head(self) -> Float[Array, "v d"]:
+    def head(self) -> Float[Array, "v d"] | Int8Kernel:
         """The output head: `jaxspec.nn.products.project(normalised, head)` are the logits."""
         return self.params["embedding" if self.module.config.tied_head else "head"]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.cache import BLOCK
+from jaxspec.cache import BLOCK, KVCache
 from jaxspec.pytree import register_dataclass
 
 _LOWEST = -1e30
@@ -45,9 +45,7 @@ class Fresh:
 class History:
     """One layer's view of the cache. Slot `i` of a row holds the token at position `i`."""
 
-    keys: Float[Array, "l b g s d"]
-    values: Float[Array, "l b g s d"]
-    length: Int[Array, "b"]
+    cache: KVCache
     layer: int = dataclasses.field(metadata={"static": True})
 
 
@@ -84,7 +82,7 @@ def attend(
     """
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
-    if history is None or history.keys.shape[3] == 0:
+    if history is None or history.cache.capacity == 0:
         state = _Partial.empty(queries)
     else:
         block = _accelerator_block(positions.size)
@@ -126,30 +124,22 @@ def _cpu_block(batch: int) -> int:
 
 
 def _over_history(queries, positions, history: History, *, scale, window, block) -> _Partial:
-    capacity = history.keys.shape[3]
+    cache, capacity = history.cache, history.cache.capacity
     block = min(block, capacity)
 
     def visit(index, state):
         # The last visit is moved back to end at the cache's end, and leaves out what was seen before.
         start = jnp.minimum(index * block, capacity - block)
         slots = start + jnp.arange(block, dtype=jnp.int32)
-        seen = ((slots[None] >= index * block) & (slots[None] < history.length[:, None]))[:, None]
+        seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
         seen = seen & _within(positions, jnp.broadcast_to(slots, (positions.shape[0], block)), window)
-        keys = _block_of(history.keys, history.layer, start, block)
-        values = _block_of(history.values, history.layer, start, block)
+        keys, values = cache.block(history.layer, start, block)
         return _accumulate(state, _scores(queries, keys, scale), values, seen)
 
-    blocks = (jnp.max(history.length) + block - 1) // block
+    blocks = (jnp.max(cache.length) + block - 1) // block
     # The name tells those who read the compiled program how often this runs.
     with jax.named_scope(f"history_by_{block}"):
         return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, _Partial.empty(queries))
-
-
-def _block_of(buffer, layer, start, block):
-    _, batch, heads, _, width = buffer.shape
-    zero = jnp.zeros((), start.dtype)
-    index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
-    return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, block, width))[0]
 
 
 def _scores(queries, keys, scale):

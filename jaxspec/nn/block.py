@@ -109,7 +109,7 @@ class BlockAttention(nn.Module):
         attended = attend(
             queries,
             Fresh(keys, values, positions, mask),
-            None if cache is None else History(cache.keys, cache.values, cache.length, self.layer),
+            None if cache is None else History(cache, self.layer),
             scale=config.score_scale,
             window=config.windows[self.layer],
         )

@@ -8,9 +8,13 @@ rows at least: a single one does not go through the matrix unit. So do bfloat16 
 which may have such a unit too: there, sixteen rows cost about what one does in float32.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from jaxspec.nn.int8_kernel import Int8Kernel
 
 # Above this many rows the product is bound by arithmetic and the library's matrix product wins.
 _MAX_FUSED_ROWS = 48
@@ -20,7 +24,7 @@ _MAX_FUSED_ROWS = 48
 _VECTOR_FIRST = jax.__version_info__ < (0, 11)
 
 
-def project(x: Array, kernel: Array) -> Array:
+def project(x: Array, kernel: Array | Int8Kernel) -> Array:
     """Contracts the last axis of `x` with that of `kernel`.
 
     Args:
@@ -30,6 +34,11 @@ def project(x: Array, kernel: Array) -> Array:
     Returns:
       `[b, t, *out]` in the dtype of `x`.
     """
+    if isinstance(kernel, Int8Kernel):
+        product = jax.lax.platform_dependent(
+            x, kernel.values, cpu=_project_int8_cpu, tpu=_project_int8_tpu, default=_contract_int8
+        )
+        return (product * kernel.scale[None, None]).astype(x.dtype)
     return jax.lax.platform_dependent(
         x,
         kernel,
@@ -72,12 +81,36 @@ def _contract_bfloat16_backward(operands, slope):
 _contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backward)
 
 
+def _contract_int8(x: Array, values: Array) -> Array:
+    """Into float32. Whole numbers up to 127 are exact in bfloat16; the compiler converts them as it reads them."""
+    last = ((x.ndim - 1,), (values.ndim - 1,))
+    return jax.lax.dot_general(x, values.astype(x.dtype), (last, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _project_int8_tpu(x: Array, values: Array) -> Array:
+    return _of_two_rows(_contract_int8, x, values)
+
+
+def _project_int8_cpu(x: Array, values: Array) -> Array:
+    batch, time, width = x.shape
+    flat_x, flat_values = x.reshape(batch * time, width), values.reshape(-1, width)
+    if batch * time <= _MAX_FUSED_ROWS:
+        flat = _multiply_and_sum(flat_x.astype(jnp.float32), flat_values)
+    else:
+        flat = _contract_int8(flat_x, flat_values)
+    return flat.reshape(batch, time, *values.shape[:-1])
+
+
 def _project_tpu(x: Array, kernel: Array) -> Array:
+    return _of_two_rows(_contract, x, kernel)
+
+
+def _of_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+    """At least: the compiler's estimate for one row is two (v5p) to six (v5e) times that for two."""
     batch, time = x.shape[:2]
     if batch * time > 1:
-        return _contract(x, kernel)
-    # The compiler's estimate for one row is two (v5p) to six (v5e) times that for two.
-    return _contract(jnp.pad(x, ((0, 0), (0, 1), (0, 0))), kernel)[:, :1]
+        return contract(x, kernel)
+    return contract(jnp.pad(x, ((0, 0), (0, 1), (0, 0))), kernel)[:, :1]
 
 
 def _project_cpu(x: Array, kernel: Array) -> Array:
@@ -102,8 +135,8 @@ def _project_cpu(x: Array, kernel: Array) -> Array:
 def _multiply_and_sum(x: Array, kernel: Array) -> Array:
     """`[rows, in]` and `[out, in]` to `[rows, out]` in one fused pass over the weights."""
     rows = x.shape[0]
-    # Row counts that are not a multiple of four leave the vector units partly idle.
-    padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
+    # Row counts that are not a multiple of four leave the vector units partly idle; a single one does not.
+    padded = jnp.pad(x, ((0, -rows % 4 if rows > 1 else 0), (0, 0)))
     # Without the barrier XLA fuses what made `x` (a norm, an activation) into this pass and
     # computes it anew for every output; and where two products read one kernel, it makes them
     # share its broadcast over the rows, gigabytes of a large vocabulary.

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.cache import Entries, KVCache
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.int8_kernel import Int8Kernel
 from jaxspec.nn.products import project
 from jaxspec.nn.rope import apply_rope
 
@@ -83,10 +84,12 @@ class Attention(nn.Module):
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
         if (rope := config.ropes[self.layer]) is not None:
             queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
+        # What is fed together must see of each other what it would see one by one.
+        keys, values = cache.rounded(keys), cache.rounded(values)
         attended = attend(
             queries,
             Fresh(*self._with_pending(pending, keys, values), positions, mask),
-            History(cache.keys, cache.values, cache.length, self.layer),
+            History(cache, self.layer),
             scale=config.score_scale,
             window=config.windows[self.layer],
         )
@@ -189,7 +192,7 @@ def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> 
     return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
 
 
-def _rows(table: Float[Array, "n width"], tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
+def _rows(table: Float[Array, "n width"] | Int8Kernel, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
     """The rows of a table, two at least.
 
     A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import DictKey
 
 from jaxspec.model import Anywhere, LanguageModel, Network
 from jaxspec.sharding.placement import Placement, automatic, put
@@ -179,8 +180,13 @@ def _piece(parts: tuple[Array, ...], index: tuple[slice, ...]) -> Array:
 
 
 def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> NamedSharding:
-    """Where the parameter at a pytree path goes."""
-    return placement.sharding(x.shape, parameter_axes(tuple(key.key for key in path), len(x.shape)))
+    """Where the parameter at a pytree path goes: an `Int8Kernel`'s values as the kernel would, its scales beside."""
+    names = tuple(key.key for key in path if isinstance(key, DictKey))
+    if len(names) == len(path):
+        return placement.sharding(x.shape, parameter_axes(names, len(x.shape)))
+    scale = path[-1].name == "scale"
+    axes = parameter_axes(names, len(x.shape) + scale)
+    return placement.sharding(x.shape, axes[:-1] if scale else axes)
 
 
 def _warn(model: Network, placement: Placement) -> None:

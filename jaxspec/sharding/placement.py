@@ -44,9 +44,8 @@ class Placement:
 
     def cache(self, cache: Any) -> Any:
         """A `KVCache`, its heads and rows split."""
-        slots = ("batch", "kv_heads", None, None)
-        keys, values = (self.constrain(x, (None, *slots)) for x in (cache.keys, cache.values))
-        return dataclasses.replace(cache, keys=keys, values=values, length=self.rows(cache.length))
+        slots = lambda x: self.constrain(x, (None, "batch", "kv_heads", None, None))  # noqa: E731
+        return jax.tree.map(lambda x: slots(x) if x.ndim == 5 else self.rows(x), cache)
 
     def logits(self, logits: Array) -> Array:
         """`[b, t, v]`, rows and vocabulary split."""
