@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.cache import KVCache
 from jaxspec.nn import attention
 from jaxspec.nn.attention import Fresh, History, attend
 
@@ -21,13 +22,13 @@ def problem():
     positions = jnp.asarray(LENGTH[:, None] + np.arange(TIME), jnp.int32)
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((TIME, TIME), jnp.bool_)), (BATCH, TIME, TIME))
     queries = draw(BATCH, TIME, HEADS, GROUP, WIDTH)
-    history = History(cache[0], cache[1], jnp.asarray(LENGTH, jnp.int32), 1)
+    history = History(KVCache(cache[0], cache[1], jnp.asarray(LENGTH, jnp.int32)), 1)
     return queries, Fresh(fresh[0], fresh[1], positions, mask), history
 
 
 def by_hand(queries, fresh, history, window):
     queries, keys, values = (np.asarray(x, np.float64) for x in (queries, fresh.keys, fresh.values))
-    old_keys, old_values = (np.asarray(x[1], np.float64) for x in (history.keys, history.values))
+    old_keys, old_values = (np.asarray(x[1], np.float64) for x in (history.cache.keys, history.cache.values))
     out = np.zeros(queries.shape)
     for row, length in enumerate(LENGTH):
         for token in range(TIME):

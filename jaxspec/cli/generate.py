@@ -30,6 +30,13 @@ class DtypeName(enum.StrEnum):
     FLOAT16 = "float16"
 
 
+class Int8Part(enum.StrEnum):
+    """What of the target may be held in int8."""
+
+    WEIGHTS = "weights"
+    CACHE = "cache"
+
+
 @reported
 def generate(
     prompts: Annotated[
@@ -78,6 +85,10 @@ def generate(
     dtype: Annotated[
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
+    int8: Annotated[
+        list[Int8Part] | None,
+        typer.Option(help="Hold these of the target in int8; repeatable. What is exact is exact relative to that."),
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +132,6 @@ def generate(
     processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
     if num_drafts != 1 and draft in ("ngram", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
-    name = verifier and verifier.value
-    job = Job(texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system)
+    name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
+    job = Job(texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system, parts)
     run(job, processes, as_json=as_json, compare=compare)

@@ -25,7 +25,7 @@ from jaxspec.verifiers import (
     TraversalVerifier,
     TreeVerifier,
 )
-from jaxspec.weights import load
+from jaxspec.weights import load, quantise_cache, quantise_weights
 
 _VERIFIERS = {
     "token": TokenVerifier,
@@ -35,6 +35,8 @@ _VERIFIERS = {
     "traversal": TraversalVerifier,
     "tree": TreeVerifier,
 }
+
+_INT8 = {"weights": quantise_weights, "cache": quantise_cache}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Job:
       dtype: of both models, or `None`.
       chat: whether the prompts are messages.
       system: the system message before each of them, or `None`.
+      int8: what of the target is held in int8: names of `_INT8`.
     """
 
     texts: list[str]
@@ -64,10 +67,13 @@ class Job:
     dtype: str | None
     chat: bool
     system: str | None
+    int8: tuple[str, ...] = ()
 
     def decoder(self, mesh: Mesh | None) -> SpeculativeDecoder:
         """Loads the models, split over the mesh if there is one."""
         target = load(self.model, dtype=self.dtype, mesh=mesh)
+        for part in self.int8:
+            target = _INT8[part](target)
         draft = load_drafter(
             self.draft,
             target,

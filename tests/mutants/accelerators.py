@@ -9,8 +9,8 @@ MUTANTS = (
     Mutant(
         "the last visit of the cache counts slots twice",
         "nn/attention.py",
-        "((slots[None] >= index * block) & (slots[None] < history.length[:, None]))",
-        "(slots[None] < history.length[:, None])",
+        "((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))",
+        "(slots[None] < cache.length[:, None])",
         (f"{_ATTENTION}::test_it_is_a_softmax_over_what_is_seen",),
     ),
     Mutant(

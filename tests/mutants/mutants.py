@@ -263,8 +263,8 @@ MUTANTS = (
     Mutant(
         "stale slots are seen",
         "nn/attention.py",
-        "& (slots[None] < history.length[:, None]))",
-        "& (slots[None] < history.length[:, None] + 1))",
+        "& (slots[None] < cache.length[:, None]))",
+        "& (slots[None] < cache.length[:, None] + 1))",
         ("tests/test_models.py::TestLlama",),
     ),
     Mutant(
