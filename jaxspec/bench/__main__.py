@@ -12,6 +12,7 @@ BENCHMARKS = {
     "speculate": "speculate.run",
     "costs": "costs.run",
     "load": "load.run",
+    "int8": "int8.run",
     "verifiers": "verifiers.run",
     "acceptance": "acceptance.run",
     "acceptance-over-k": "acceptance.run_over_k",

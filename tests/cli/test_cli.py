@@ -50,6 +50,18 @@ def _generate(folder, *arguments, stdin=None):
     return _run("generate", "-m", folder, *SHORT, *arguments, stdin=stdin)
 
 
+def test_int8_is_a_target_of_its_own(folder):
+    """It is decoded, with and without speculation alike, and is not what the float model is."""
+    texts = {
+        draft: _generate(folder, "--int8", "weights", "--int8", "cache", "-d", draft, "--json", "the sea")
+        for draft in ("ngram", "none")
+    }
+    assert all(result.exit_code == 0 for result in texts.values()), texts
+    tokens = [json.loads(result.stdout)["text"] for result in texts.values()]
+    assert tokens[0] == tokens[1]
+    assert "weights" in _generate(folder, "--int8", "everything", "the sea").stderr
+
+
 @pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"]])
 def test_help(command):
     result = _run(*command, "--help")
