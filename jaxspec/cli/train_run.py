@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
 from jaxspec.model import LanguageModel
 from jaxspec.training import Prompts, Recipe, TrainingOptions, train
+from jaxspec.training.batches import Batch
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import prompts_of
 from jaxspec.training.manifest import MANIFEST
@@ -71,6 +73,7 @@ def run(job: Job) -> None:
         job.out,
         mesh=mesh,
         validation=_prompts(job, aside, target),
+        aside=_batches(job, aside) if len(aside) else None,
         states=job.states,
         notes={"command": f"jaxspec {shlex.join(sys.argv[1:])}", "data_folders": [_told(Path(f)) for f in job.data]},
         quiet=job.quiet,
@@ -111,6 +114,12 @@ def _prompts(job: Job, aside: Dataset, target: LanguageModel) -> Prompts | None:
     rows = [prompts_of(*aside.read(index)) for index in range(len(aside))]
     rows = tuple(row for row in rows if 0 < len(row) <= room)
     return Prompts(rows, max_new_tokens=job.validation_tokens) if rows else None
+
+
+def _batches(job: Job, aside: Dataset) -> Iterator[Batch]:
+    """All of what was set aside."""
+    batches = aside.batches(batch_tokens=job.options["batch_tokens"], seed=job.options["seed"])
+    return (batches.batch(step) for step in range(batches.steps_per_epoch))
 
 
 def _told(folder: Path) -> dict[str, Any]:

@@ -31,8 +31,10 @@ from jaxspec.model import LanguageModel
 from jaxspec.nn import Rope
 from jaxspec.nn.block import BlockConfig, BlockNetwork
 from jaxspec.training.blocks import Blocks, choose_anchors
+from jaxspec.training.calibration import calibrate
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe
+from jaxspec.weights import load_head
 from jaxspec.weights.block import write_block
 
 
@@ -126,6 +128,12 @@ class BlockRecipe(Recipe):
 
     def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
         write_block(self.head(params, target), Path(path), with_head=False)
+
+    def measured(self, folder, target, batches, path) -> bool:
+        """The scales of the confidence head (`jaxspec.training.calibration`)."""
+        if self.confidence:
+            write_block(calibrate(load_head(folder, target), target, batches), path, with_head=False)
+        return self.confidence
 
     def head(self, params: Any, target: LanguageModel) -> BlockHead:
         """The head of these parameters, with its rows of the target's output head."""

@@ -8,7 +8,8 @@ machine ends with the same parameters, to the bit on CPUs, as one that did not.
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,6 +80,7 @@ def train(
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     validation: Prompts | None = None,
+    aside: Iterable[Batch] | None = None,
     states: str | os.PathLike[str] | None = None,
     notes: Mapping[str, Any] | None = None,
     quiet: bool = False,
@@ -95,6 +97,8 @@ def train(
       mesh: splits the rows of batches over its axis `data`, and the target by `rules`.
       rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimiser are split too.
       validation: prompts to measure the true mean acceptance length on.
+      aside: batches of conversations that are not in `data`. What some drafters need to know of themselves is measured
+        on them at the end: how often each of Medusa's guesses is right, for trees, and a confidence head's scales.
       states: a folder to keep the target's states in, in bfloat16, and to read them from in later epochs and other
         runs: `2 * width * (layers read + 1)` bytes a token. For a `Dataset`, on one device.
       notes: what else belongs into `training.json`, such as the command that made this run.
@@ -133,7 +137,9 @@ def train(
     with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
         state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
     params = whole(state.params)
-    _save(recipe, params, target, counts, out / "head")
+    _put(out / "head", lambda path: recipe.save(params, target, counts, path))
+    if aside is not None:
+        _measure(recipe, target, aside, out / "head")
     write_report(out, run | dict(notes or {}), spent, curve.lines)
     if not plot(out, curve.lines) and not quiet:
         print("matplotlib is not installed, so there is no loss.svg; the curve is in metrics.jsonl")
@@ -217,13 +223,23 @@ def _measured(line: dict[str, Any]) -> str:
     return f"step {line['step']}: mean acceptance length {', '.join(lengths)}"
 
 
-def _save(recipe: Recipe, params: Any, target: LanguageModel, counts: np.ndarray, folder: Path) -> None:
-    """Puts the drafter's folder there whole, in place of one that a run before may have left."""
+def _put(folder: Path, write: Callable[[Path], Any]) -> None:
+    """Puts a drafter's folder there whole, in place of one that was there before; none if nothing is written."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    recipe.save(params, target, counts, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    write(partial)
+    if partial.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+
+def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], folder: Path) -> None:
+    """What the drafter is to know of itself; one that cannot be measured stays as it is, with a warning."""
+    batches = (jax.tree.map(jnp.asarray, batch) for batch in aside)
+    try:
+        _put(folder, lambda path: recipe.measured(folder, target, batches, path))
+    except ValueError as error:
+        warnings.warn(f"{folder} says nothing of how good its guesses are: {error}", stacklevel=3)
 
 
 def _kept(folder: Path, target: LanguageModel, data: Data, mesh: Mesh | None) -> KeptStates:

@@ -34,6 +34,7 @@ from jaxspec.nn.products import project
 from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe
+from jaxspec.weights import load_head
 from jaxspec.weights.medusa import write_medusa
 
 
@@ -103,6 +104,12 @@ class MedusaRecipe(Recipe):
     def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
         blocks = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params["blocks"])
         write_medusa(self.head(params | {"blocks": blocks}, target), path)
+
+    def measured(self, folder, target, batches, path) -> bool:
+        """The tokens' ranks, for `jaxspec.tree.best_tree`."""
+        head = load_head(folder, target)
+        write_medusa(dataclasses.replace(head, accuracies=measure_accuracies(head, target, batches)), path)
+        return True
 
     def head(self, params: Any, target: LanguageModel) -> MedusaHead:
         """The head of these parameters, with its rows of the target's output head."""

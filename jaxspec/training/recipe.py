@@ -3,7 +3,8 @@
 import abc
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -77,3 +78,23 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def save(self, params: Any, target: LanguageModel, token_counts: np.ndarray, path: str | os.PathLike[str]) -> None:
         """Writes the drafter's folder, in bfloat16, as `jaxspec.load_head` reads it."""
+
+    def measured(
+        self, folder: str | os.PathLike[str], target: LanguageModel, batches: Iterable[Batch], path: Path
+    ) -> bool:
+        """Writes the drafter that `save` wrote once more, with what is to be measured on texts it was not trained on.
+
+        Args:
+          folder: what `save` wrote.
+          target: the model that it drafts for.
+          batches: of such texts.
+          path: the folder to make.
+
+        Returns:
+          Whether there was anything to measure: most drafters need nothing.
+
+        Raises:
+          ValueError: the texts' answers are too short to measure it on.
+        """
+        del folder, target, batches, path
+        return False

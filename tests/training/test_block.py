@@ -140,7 +140,8 @@ def test_a_batch_without_answers_teaches_nothing():
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "block"
     options = TrainingOptions(steps=150, batch_tokens=512, learning_rate=5e-3, log_every=50)
-    return train(recipe(draft_vocabulary=None), TARGET, Conversations(), options, out, quiet=True)
+    aside = [Conversations().batches(batch_tokens=512, seed=1, devices=1).batch(0)]
+    return train(recipe(draft_vocabulary=None), TARGET, Conversations(), options, out, aside=aside, quiet=True)
 
 
 @pytest.mark.slow
@@ -162,3 +163,4 @@ def test_what_is_saved_drafts_as_what_was_trained(trained):
     found, kept = run(head), run(recipe(draft_vocabulary=None).head(trained.params, TARGET))
     np.testing.assert_array_equal(found.tokens, kept.tokens)
     assert abs(int(found.stats.accepted[0]) - int(kept.stats.accepted[0])) <= 2  # bfloat16
+    assert head.confidence_scale is not None  # measured on what was set aside

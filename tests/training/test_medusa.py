@@ -169,6 +169,10 @@ class Written:
         return Batch(tokens, np.full(24, tokens.shape[1], np.int32), answer)
 
 
+def some_of(data):
+    return [jax.tree.map(jnp.asarray, data.batch(step)) for step in range(4)]
+
+
 @pytest.fixture(scope="module")
 def data():
     return Written(np.concatenate([PROMPTS, write(None, 41).tokens[:, :41]], axis=1).astype(np.int32))
@@ -178,7 +182,7 @@ def data():
 def trained(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "medusa"
     options = TrainingOptions(steps=150, batch_tokens=24 * 44, learning_rate=1e-2, log_every=50)
-    return train(recipe(), WRITER, data, options, out, quiet=True)
+    return train(recipe(), WRITER, data, options, out, aside=some_of(data), quiet=True)
 
 
 def test_training_helps_in_the_real_loop(trained):
@@ -196,6 +200,22 @@ def test_what_is_saved_is_what_was_trained(trained):
     np.testing.assert_array_equal(read.ids, head.ids)
     same = functools.partial(np.testing.assert_allclose, rtol=2**-8)  # bfloat16
     jax.tree.map(same, read.params, head.params)
+
+
+def test_what_is_saved_knows_how_good_its_guesses_are(trained, data):
+    """Measured on what was set aside; enough for the best tree."""
+    read = jaxspec.load_head(trained.folder, WRITER)
+    np.testing.assert_allclose(read.accuracies, measure_accuracies(read, WRITER, some_of(data)))
+    assert best_tree(read.accuracies, 8).depth > 1
+
+
+def test_answers_too_short_to_measure_on_are_told_of(trained, data):
+    """The drafter is there all the same."""
+    options = TrainingOptions(steps=150, batch_tokens=24 * 44, learning_rate=1e-2, log_every=50)
+    short = Written(data.texts[:, :4])
+    with pytest.warns(UserWarning, match="says nothing of how good its guesses are"):
+        again = train(recipe(), WRITER, data, options, trained.folder.parent, aside=some_of(short), quiet=True)
+    assert jaxspec.load_head(again.folder, WRITER).num_heads == 3
 
 
 def test_a_tree_of_what_was_measured(trained, data):
