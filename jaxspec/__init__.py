@@ -66,6 +66,7 @@ from jaxspec.verifiers import Verifier as Verifier
 from jaxspec.weights import list_models as list_models
 from jaxspec.weights import load as load
 from jaxspec.weights import load_head as load_head
+from jaxspec.weights import native_products as native_products
 from jaxspec.weights import quantise_cache as quantise_cache
 from jaxspec.weights import quantise_weights as quantise_weights
 from jaxspec.weights import save as save

@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache, KVCache
-from jaxspec.nn.int8_kernel import Int8Kernel
+from jaxspec.nn.kernels import StoredKernel
 from jaxspec.nn.transformer import Norm, embed
 from jaxspec.pytree import register_dataclass
 
@@ -191,6 +191,6 @@ class LanguageModel(Network):
         return Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
 
     @property
-    def head(self) -> Float[Array, "v d"] | Int8Kernel:
+    def head(self) -> Float[Array, "v d"] | StoredKernel:
         """The output head: `jaxspec.nn.products.project(normalised, head)` are the logits."""
         return self.params["embedding" if self.module.config.tied_head else "head"]

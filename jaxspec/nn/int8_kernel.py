@@ -9,18 +9,21 @@ activations stay as they are).
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int8
 
 from jaxspec.int8 import dequantise, quantise
+from jaxspec.nn.kernels import StoredKernel
+from jaxspec.nn.products import MOST_FUSED_ROWS, multiply_and_sum, of_two_rows
 from jaxspec.pytree import register_dataclass
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Int8Kernel:
-    """A kernel that stands where an array `[*out, in]` stood; `jaxspec.nn.products.project` multiplies with it.
+class Int8Kernel(StoredKernel):
+    """A kernel in int8.
 
     Attributes:
       values: the whole numbers.
@@ -28,7 +31,6 @@ class Int8Kernel:
       dtype: what its rows are read as.
     """
 
-    # First, because Flax compares the shape of the first leaf with the parameter's.
     values: Int8[Array, "*out in"]
     scale: Float[Array, "*out"]
     dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
@@ -40,14 +42,8 @@ class Int8Kernel:
         return cls(values, scale, jnp.dtype(kernel.dtype))
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the kernel."""
-        return self.values.shape
-
-    @property
-    def ndim(self) -> int:
-        """Of the kernel."""
-        return self.values.ndim
+    def stored(self) -> Array:
+        return self.values
 
     @property
     def nbytes(self) -> int:
@@ -55,9 +51,28 @@ class Int8Kernel:
         return self.values.nbytes + self.scale.nbytes
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
-        """Rows along the first axis, as `dtype`: of an embedding, or of a head over fewer tokens."""
         return dequantise(self.values[rows], self.scale[rows]).astype(self.dtype)
 
-    def astype(self, dtype: Any) -> Float[Array, "*out in"]:
-        """All of it as an array."""
-        return dequantise(self.values, self.scale).astype(dtype)
+    def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
+        found = jax.lax.platform_dependent(x, self.values, cpu=_cpu, tpu=_tpu, default=_contract)
+        return (found * self.scale[None, None]).astype(x.dtype)
+
+
+def _contract(x: Array, values: Array) -> Array:
+    """Into float32. Whole numbers up to 127 are exact in bfloat16; the compiler converts them as it reads them."""
+    last = ((x.ndim - 1,), (values.ndim - 1,))
+    return jax.lax.dot_general(x, values.astype(x.dtype), (last, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _tpu(x: Array, values: Array) -> Array:
+    return of_two_rows(_contract, x, values)
+
+
+def _cpu(x: Array, values: Array) -> Array:
+    batch, time, width = x.shape
+    flat_x, flat_values = x.reshape(batch * time, width), values.reshape(-1, width)
+    if batch * time <= MOST_FUSED_ROWS:
+        flat = multiply_and_sum(flat_x.astype(jnp.float32), flat_values)
+    else:
+        flat = _contract(flat_x, flat_values)
+    return flat.reshape(batch, time, *values.shape[:-1])

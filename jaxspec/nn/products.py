@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxspec.nn.int8_kernel import Int8Kernel
+from jaxspec.nn.kernels import StoredKernel
 
 # Above this many rows the product is bound by arithmetic and the library's matrix product wins.
-_MAX_FUSED_ROWS = 48
+MOST_FUSED_ROWS = 48
 
 # One row: the compiler of JAX 0.10 runs `x @ kernel.T` a fifth faster than `(kernel @ x.T).T`; that
 # of 0.12 runs it four times slower.
 _VECTOR_FIRST = jax.__version_info__ < (0, 11)
 
 
-def project(x: Array, kernel: Array | Int8Kernel) -> Array:
+def project(x: Array, kernel: Array | StoredKernel) -> Array:
     """Contracts the last axis of `x` with that of `kernel`.
 
     Args:
@@ -34,21 +34,19 @@ def project(x: Array, kernel: Array | Int8Kernel) -> Array:
     Returns:
       `[b, t, *out]` in the dtype of `x`.
     """
-    if isinstance(kernel, Int8Kernel):
-        product = jax.lax.platform_dependent(
-            x, kernel.values, cpu=_project_int8_cpu, tpu=_project_int8_tpu, default=_contract_int8
-        )
-        return (product * kernel.scale[None, None]).astype(x.dtype)
+    if isinstance(kernel, StoredKernel):
+        return kernel.product(x)
     return jax.lax.platform_dependent(
         x,
         kernel,
         cpu=_project_cpu,
         tpu=_project_tpu,
-        default=_contract,
+        default=contract,
     )
 
 
-def _contract(x: Array, kernel: Array) -> Array:
+def contract(x: Array, kernel: Array) -> Array:
+    """The plain contraction of the last axes."""
     last = ((x.ndim - 1,), (kernel.ndim - 1,))
     return jax.lax.dot_general(x, kernel, (last, ((), ()))).astype(x.dtype)
 
@@ -81,31 +79,11 @@ def _contract_bfloat16_backward(operands, slope):
 _contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backward)
 
 
-def _contract_int8(x: Array, values: Array) -> Array:
-    """Into float32. Whole numbers up to 127 are exact in bfloat16; the compiler converts them as it reads them."""
-    last = ((x.ndim - 1,), (values.ndim - 1,))
-    return jax.lax.dot_general(x, values.astype(x.dtype), (last, ((), ())), preferred_element_type=jnp.float32)
-
-
-def _project_int8_tpu(x: Array, values: Array) -> Array:
-    return _of_two_rows(_contract_int8, x, values)
-
-
-def _project_int8_cpu(x: Array, values: Array) -> Array:
-    batch, time, width = x.shape
-    flat_x, flat_values = x.reshape(batch * time, width), values.reshape(-1, width)
-    if batch * time <= _MAX_FUSED_ROWS:
-        flat = _multiply_and_sum(flat_x.astype(jnp.float32), flat_values)
-    else:
-        flat = _contract_int8(flat_x, flat_values)
-    return flat.reshape(batch, time, *values.shape[:-1])
-
-
 def _project_tpu(x: Array, kernel: Array) -> Array:
-    return _of_two_rows(_contract, x, kernel)
+    return of_two_rows(contract, x, kernel)
 
 
-def _of_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+def of_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
     """At least: the compiler's estimate for one row is two (v5p) to six (v5e) times that for two."""
     batch, time = x.shape[:2]
     if batch * time > 1:
@@ -123,20 +101,20 @@ def _project_cpu(x: Array, kernel: Array) -> Array:
         # As a vector-matrix product, one row takes eight times as long as two.
         padded = jnp.pad(flat_x, ((0, max(2 - rows, 0)), (0, 0)))
         flat = _contract_bfloat16(padded, flat_kernel)[:rows]
-    elif 1 < rows <= _MAX_FUSED_ROWS:
-        flat = _multiply_and_sum(flat_x, flat_kernel)
+    elif 1 < rows <= MOST_FUSED_ROWS:
+        flat = multiply_and_sum(flat_x, flat_kernel)
     elif rows > 1 or _VECTOR_FIRST:
-        flat = _contract(flat_x, flat_kernel)
+        flat = contract(flat_x, flat_kernel)
     else:
-        flat = _contract(flat_kernel, flat_x).T
+        flat = contract(flat_kernel, flat_x).T
     return flat.reshape(batch, time, *kernel.shape[:-1])
 
 
-def _multiply_and_sum(x: Array, kernel: Array) -> Array:
+def multiply_and_sum(x: Array, kernel: Array) -> Array:
     """`[rows, in]` and `[out, in]` to `[rows, out]` in one fused pass over the weights."""
     rows = x.shape[0]
-    # Row counts that are not a multiple of four leave the vector units partly idle; a single one does not.
-    padded = jnp.pad(x, ((0, -rows % 4 if rows > 1 else 0), (0, 0)))
+    # Row counts that are not a multiple of four leave the vector units partly idle.
+    padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
     # Without the barrier XLA fuses what made `x` (a norm, an activation) into this pass and
     # computes it anew for every output; and where two products read one kernel, it makes them
     # share its broadcast over the rows, gigabytes of a large vocabulary.

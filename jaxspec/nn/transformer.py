@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.cache import Entries, KVCache
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.int8_kernel import Int8Kernel
+from jaxspec.nn.kernels import StoredKernel
 from jaxspec.nn.products import project
 from jaxspec.nn.rope import apply_rope
 
@@ -192,7 +192,7 @@ def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> 
     return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
 
 
-def _rows(table: Float[Array, "n width"] | Int8Kernel, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
+def _rows(table: Float[Array, "n width"] | StoredKernel, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
     """The rows of a table, two at least.
 
     A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the

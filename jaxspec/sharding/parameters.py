@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey
 
 from jaxspec.model import Anywhere, LanguageModel, Network
+from jaxspec.nn.kernels import StoredKernel
 from jaxspec.sharding.placement import Placement, automatic, put
 from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
 from jaxspec.sharding.stack import ModelStack
@@ -72,6 +73,8 @@ def shard(model: Placed, mesh: Mesh, rules: Rules | None = None) -> Placed:
             f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
             "shardings with jax.device_put"
         )
+    if any(isinstance(x, StoredKernel) and not x.splits for x in jax.tree.leaves(model.params, is_leaf=_is_stored)):
+        raise TypeError("shard takes a model whose products XLA splits; pass the one that native_products was given")
     placement = Placement.on(mesh, default_rules(mesh) if rules is None else rules)
     params = jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), model.params)
     return placed(dataclasses.replace(model, params=params), placement)
@@ -187,6 +190,10 @@ def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> N
     scale = path[-1].name == "scale"
     axes = parameter_axes(names, len(x.shape) + scale)
     return placement.sharding(x.shape, axes[:-1] if scale else axes)
+
+
+def _is_stored(x: Any) -> bool:
+    return isinstance(x, StoredKernel)
 
 
 def _warn(model: Network, placement: Placement) -> None:

@@ -3,6 +3,7 @@
 from jaxspec.weights.families import transformer_config as transformer_config
 from jaxspec.weights.heads import load_head as load_head
 from jaxspec.weights.load import load as load
+from jaxspec.weights.native import native_products as native_products
 from jaxspec.weights.quantise import quantise_cache as quantise_cache
 from jaxspec.weights.quantise import quantise_weights as quantise_weights
 from jaxspec.weights.saved import save as save

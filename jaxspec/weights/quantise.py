@@ -13,8 +13,7 @@ from jaxspec.cache_int8 import Int8KVCache
 from jaxspec.model import LanguageModel
 from jaxspec.nn import Transformer
 from jaxspec.nn.int8_kernel import Int8Kernel
-
-_TABLES = ("embedding", "head")
+from jaxspec.weights.stored import is_product, stored_kernels
 
 
 def quantise_weights(model: LanguageModel) -> LanguageModel:
@@ -31,9 +30,9 @@ def quantise_weights(model: LanguageModel) -> LanguageModel:
       TypeError: the model is of another kind, or its weights are int8 already.
     """
     _check(model, "quantise_weights")
-    if is_quantised(model):
-        raise TypeError("quantise_weights takes float weights, got a model whose weights are int8 already")
-    params = jax.tree.map_with_path(lambda path, x: _rounded(x) if _is_product(path) else x, model.params)
+    if kernels := stored_kernels(model):
+        raise TypeError(f"quantise_weights takes plain float weights, got {type(kernels[0]).__name__}")
+    params = jax.tree.map_with_path(lambda path, x: _rounded(x) if is_product(path) else x, model.params)
     return dataclasses.replace(model, params=params)
 
 
@@ -53,25 +52,11 @@ def quantise_cache(model: LanguageModel) -> LanguageModel:
     return dataclasses.replace(model, cache_type=Int8KVCache)
 
 
-def is_quantised(model: LanguageModel) -> bool:
-    """Whether the weights are int8."""
-    return any(isinstance(x, Int8Kernel) for x in jax.tree.leaves(model.params, is_leaf=_is_int8))
-
-
 def _check(model: Any, name: str) -> None:
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
         kind = type(getattr(model, "module", model)).__name__
         raise TypeError(f"{name} takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
 
 
-def _is_product(path: tuple[Any, ...]) -> bool:
-    name = path[-1].key
-    return name == "kernel" or name in _TABLES
-
-
 # Traced, so that the compiler makes no float copy, and follows how the parts of a kernel lie.
 _rounded = jax.jit(Int8Kernel.of)
-
-
-def _is_int8(x: Any) -> bool:
-    return isinstance(x, Int8Kernel)

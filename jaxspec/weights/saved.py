@@ -19,7 +19,7 @@ from jaxspec.sharding import Placement, parameter_sharding, placed, put
 from jaxspec.sharding.hosts import by_first
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights.abstract import abstract_params
-from jaxspec.weights.quantise import is_quantised
+from jaxspec.weights.stored import stored_kernels
 
 MANIFEST = "jaxspec.json"
 _PARAMS, _TOKENIZER = "params", "tokenizer"
@@ -38,15 +38,15 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
       path: the folder to make; it must not exist.
 
     Raises:
-      TypeError: the module is of another class, or the weights are int8, so `load` could not rebuild it.
+      TypeError: the module is of another class, or weights are no arrays, so `load` could not rebuild it.
       ValueError: JAX runs in several processes, and each has a model of its own.
       FileExistsError: the path exists.
     """
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
         kind = type(getattr(model, "module", model)).__name__
         raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
-    if is_quantised(model):
-        raise TypeError("save takes float weights, got int8; save the model that quantise_weights was given")
+    if kernels := stored_kernels(model):
+        raise TypeError(f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before")
     if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
         raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")
     path = Path(path).absolute()

@@ -14,9 +14,9 @@ MUTANTS = (
     ),
     Mutant(
         "an int8 product has one scale for all outputs",
-        "nn/products.py",
-        "(product * kernel.scale[None, None])",
-        "(product * jnp.mean(kernel.scale))",
+        "nn/int8_kernel.py",
+        "(found * self.scale[None, None])",
+        "(found * jnp.mean(self.scale))",
         (f"{_TESTS}::test_products_are_those_of_the_rounded_kernel",),
     ),
     Mutant(

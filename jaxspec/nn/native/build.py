@@ -1,0 +1,92 @@
+"""Compiles `product.cpp` for this machine, once, and tells XLA of it."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jaxlib
+import platformdirs
+
+TARGET = "jaxspec_product"
+_SOURCE = Path(__file__).with_name("product.cpp")
+_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-shared", "-fPIC")
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 300
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C++ compiler, or it did not compile the product."""
+
+
+@functools.cache
+def register() -> None:
+    """Makes the product known to XLA under `TARGET`, compiling it first where that was not done on this machine.
+
+    The compiler is `$CXX`, or the first of c++, g++ and clang++ on the path. What it makes is kept in `$JAXSPEC_CACHE`,
+    by default the user's cache folder, for these sources, compiler, processor and version of jaxlib.
+
+    Raises:
+      NoCompilerError: there is none, or it failed; says how.
+      OSError: the cache folder cannot be written.
+    """
+    library = ctypes.cdll.LoadLibrary(str(_compiled()))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.JaxspecProduct), platform="cpu")
+
+
+def _compiled() -> Path:
+    compiler = _compiler()
+    root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
+    path = Path(root) / "native" / f"product-{_digest(compiler)}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            _run([*compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(made)])
+            os.replace(made, path)
+    return path
+
+
+def _compiler() -> list[str]:
+    """Its command."""
+    if chosen := os.environ.get("CXX"):
+        return shlex.split(chosen)
+    for name in _COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise NoCompilerError(
+        f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the path; install one, or set CXX to its command"
+    )
+
+
+def _digest(compiler: list[str]) -> str:
+    """Of all that decides what comes out: a cache folder may be shared by unlike machines."""
+    parts = (_SOURCE.read_bytes(), jaxlib.__version__, compiler, _run([*compiler, "--version"]), _processor())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What `-march=native` looks at."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    lines = {line for line in path.read_text().splitlines() if line.startswith(wanted)}
+    return f"{platform.machine()} {sorted(lines)}"
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompilerError(f"{shlex.join(command)} did not run: {error}") from error
+    if done.returncode != 0:
+        raise NoCompilerError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
