@@ -37,6 +37,15 @@ class Int8Part(enum.StrEnum):
     CACHE = "cache"
 
 
+class ProductsName(enum.StrEnum):
+    """How the target's weights are multiplied."""
+
+    AUTO = "auto"
+    XLA = "xla"
+    NATIVE = "native"
+    NATIVE_BFLOAT16 = "native-bfloat16"
+
+
 @reported
 def generate(
     prompts: Annotated[
@@ -89,6 +98,14 @@ def generate(
         list[Int8Part] | None,
         typer.Option(help="Hold these of the target in int8; repeatable. What is exact is exact relative to that."),
     ] = None,
+    products: Annotated[
+        ProductsName,
+        typer.Option(
+            help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
+            "tokens; 'native-bfloat16' rounds them to bfloat16; 'auto' is native where it can be had, in float32, else "
+            "xla."
+        ),
+    ] = ProductsName.AUTO,
     mesh: Annotated[
         str | None,
         typer.Option(
@@ -133,5 +150,7 @@ def generate(
     if num_drafts != 1 and draft in ("ngram", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
     name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
-    job = Job(texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system, parts)
+    job = Job(
+        texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system, parts, products.value
+    )
     run(job, processes, as_json=as_json, compare=compare)

@@ -1,6 +1,7 @@
 """`jaxspec generate`: from options to printed text."""
 
 import dataclasses
+import functools
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,8 @@ from jaxspec.verifiers import (
     TraversalVerifier,
     TreeVerifier,
 )
-from jaxspec.weights import load, quantise_cache, quantise_weights
+from jaxspec.weights import load, native_products, quantise_cache, quantise_weights
+from jaxspec.weights.native import native_if_possible
 
 _VERIFIERS = {
     "token": TokenVerifier,
@@ -37,6 +39,12 @@ _VERIFIERS = {
 }
 
 _INT8 = {"weights": quantise_weights, "cache": quantise_cache}
+PRODUCTS = {
+    "auto": native_if_possible,
+    "xla": lambda model: model,
+    "native": native_products,
+    "native-bfloat16": functools.partial(native_products, weights="bfloat16"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Job:
       chat: whether the prompts are messages.
       system: the system message before each of them, or `None`.
       int8: what of the target is held in int8: names of `_INT8`.
+      products: how the target is multiplied: a name of `PRODUCTS`.
     """
 
     texts: list[str]
@@ -68,12 +77,14 @@ class Job:
     chat: bool
     system: str | None
     int8: tuple[str, ...] = ()
+    products: str = "auto"
 
     def decoder(self, mesh: Mesh | None) -> SpeculativeDecoder:
         """Loads the models, split over the mesh if there is one."""
         target = load(self.model, dtype=self.dtype, mesh=mesh)
         for part in self.int8:
             target = _INT8[part](target)
+        target = PRODUCTS[self.products](target)
         draft = load_drafter(
             self.draft,
             target,

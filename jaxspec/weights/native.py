@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxspec.model import Anywhere, LanguageModel
 from jaxspec.nn import Transformer
 from jaxspec.nn.kernels import StoredKernel
-from jaxspec.nn.native import NativeKernel, register
-from jaxspec.weights.stored import is_product
+from jaxspec.nn.native import NativeKernel, NoCompilerError, register
+from jaxspec.weights.stored import is_product, stored_kernels
 
 
 def native_products(model: LanguageModel, *, weights: Any = jnp.float32) -> LanguageModel:
@@ -50,3 +50,14 @@ def native_products(model: LanguageModel, *, weights: Any = jnp.float32) -> Lang
 
     is_stored = lambda x: isinstance(x, StoredKernel)  # noqa: E731
     return dataclasses.replace(model, params=jax.tree.map_with_path(stored, model.params, is_leaf=is_stored))
+
+
+def native_if_possible(model: LanguageModel) -> LanguageModel:
+    """`native_products(model)` on one CPU device, in float32, where there is a compiler; else the model itself."""
+    plain = isinstance(model.module, Transformer) and isinstance(model.placement, Anywhere)
+    if jax.default_backend() != "cpu" or not plain or model.dtype != jnp.float32 or stored_kernels(model):
+        return model
+    try:
+        return native_products(model)
+    except (NoCompilerError, OSError):
+        return model
