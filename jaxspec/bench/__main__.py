@@ -13,6 +13,7 @@ BENCHMARKS = {
     "costs": "costs.run",
     "load": "load.run",
     "int8": "int8.run",
+    "products": "products.run",
     "verifiers": "verifiers.run",
     "acceptance": "acceptance.run",
     "acceptance-over-k": "acceptance.run_over_k",
