@@ -1,32 +1,20 @@
 """Prompt lookup: what followed the last time the text ended like this."""
 
 import dataclasses
-from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
 
 from jaxspec import checks
-from jaxspec.drafters.base import Drafter
-from jaxspec.model import Model
+from jaxspec.drafters.copying import CopyingDrafter, Guess
 from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Schedule, split
-from jaxspec.state import Proposal
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NGramDrafterState:
-    """The schedule's own state, and how many drafts each row submitted in the last round."""
-
-    schedule: Any
-    submitted: Int[Array, "b"]
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class NGramDrafter(Drafter):
+class NGramDrafter(CopyingDrafter):
     """Copies what followed the longest, then latest, earlier occurrence of the text's end.
 
     Searches the row's own tokens on the device (Saxena, prompt lookup decoding, 2023). A match
@@ -45,8 +33,6 @@ class NGramDrafter(Drafter):
     min_ngram: int = dataclasses.field(default=2, metadata={"static": True})
     schedule: Schedule | None = None
 
-    deterministic: ClassVar[bool] = True
-
     def __post_init__(self):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
@@ -60,27 +46,13 @@ class NGramDrafter(Drafter):
                 f"got min_ngram={self.min_ngram} and max_ngram={self.max_ngram}"
             )
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({0, *self.schedule.lengths}))
-
-    def check(self, target: Model) -> None:
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        batch = context.tokens.shape[0]
-        return NGramDrafterState(self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
-
-    def propose(self, draws, state: NGramDrafterState, context):
-        matched, end = find_latest_match(context.tokens, context.length, self.max_ngram)
-        tokens = _continuation(context.tokens, context.length, end, self.k)
-        count = jnp.where(matched >= self.min_ngram, self.schedule.limit(state.schedule), 0)
-        valid = jnp.arange(self.k, dtype=jnp.int32)[None] < count[:, None]
-        return Proposal(tokens, valid), NGramDrafterState(state.schedule, count)
-
-    def observe(self, state: NGramDrafterState, context, verdict, hidden):
-        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
-        return dataclasses.replace(state, schedule=schedule)
+    def guess(self, tokens, length):
+        matched, end = find_latest_match(tokens, length, self.max_ngram)
+        count = jnp.where(matched >= self.min_ngram, jnp.int32(self.k), 0)
+        # What was copied has been right `matched` times in a row: Laplace's rule of succession.
+        right = (matched + 1).astype(jnp.float32) / (matched + 2).astype(jnp.float32)
+        numbers = jnp.arange(1, self.k + 1, dtype=jnp.float32)[None]
+        return Guess(_continuation(tokens, length, end, self.k), count, right[:, None] ** numbers)
 
 
 def find_latest_match(

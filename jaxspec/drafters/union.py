@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.copying import one_hot
 from jaxspec.model import Model
 from jaxspec.pytree import register_dataclass
 from jaxspec.schedules.base import Fixed
@@ -151,7 +152,4 @@ def _check_kind(drafter: Any) -> None:
 
 def _law(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
     """The law of a chain's drafts; of certain ones, one-hot."""
-    if proposal.log_probs is not None:
-        return proposal.log_probs
-    ids = jnp.arange(vocab_size, dtype=jnp.int32)[None, None]
-    return jnp.where(ids == proposal.tokens[..., None], jnp.float32(0), -jnp.inf)
+    return one_hot(proposal.tokens, vocab_size) if proposal.log_probs is None else proposal.log_probs

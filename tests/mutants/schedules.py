@@ -110,9 +110,9 @@ MUTANTS = (
     ),
     Mutant(
         "n-grams do not ask the schedule",
-        "drafters/ngram.py",
-        "count = jnp.where(matched >= self.min_ngram, self.schedule.limit(state.schedule), 0)",
-        "count = jnp.where(matched >= self.min_ngram, self.k, 0)",
+        "drafters/copying.py",
+        ".cut(self.schedule.limit(state.schedule))",
+        ".cut(jnp.full_like(context.length, self.k))",
         ("tests/drafters/test_ngram.py::TestAdaptive::test_rounds_draft_different_numbers",),
     ),
     Mutant(

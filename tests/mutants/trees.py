@@ -178,9 +178,9 @@ MUTANTS = (
     ),
     Mutant(
         "certain drafts beside drawn ones have a soft law",
-        "drafters/union.py",
-        "jnp.where(ids == proposal.tokens[..., None], jnp.float32(0), -jnp.inf)",
-        "jnp.where(ids == proposal.tokens[..., None], jnp.float32(0), -jnp.log(jnp.float32(vocab_size)))",
+        "drafters/copying.py",
+        "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)",
+        "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.log(jnp.float32(vocab_size)))",
         (f"{_UNION}::TestModelsAndText::{_LAW}",),
     ),
     Mutant(
