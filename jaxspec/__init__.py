@@ -13,6 +13,8 @@ from jaxspec.drafters import MostLikely as MostLikely
 from jaxspec.drafters import NGramDrafter as NGramDrafter
 from jaxspec.drafters import NoDrafter as NoDrafter
 from jaxspec.drafters import ParallelDrafter as ParallelDrafter
+from jaxspec.drafters import SuffixDrafter as SuffixDrafter
+from jaxspec.drafters import TextStore as TextStore
 from jaxspec.drafters import TreeDrafter as TreeDrafter
 from jaxspec.drafters import UnionDrafter as UnionDrafter
 from jaxspec.drafters import WithoutReplacement as WithoutReplacement

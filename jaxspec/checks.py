@@ -65,6 +65,15 @@ def in_range(owner: str, **values: tuple[Any, float, float]) -> None:
             raise ValueError(f"{owner} needs {name} {bounds}, got {value}")
 
 
+def counts(owner: str, **values: Any) -> None:
+    """Raises unless each value is a static integer of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{owner} needs an integer as {name}, got {value!r}; it fixes shapes")
+        if value < 1:
+            raise ValueError(f"{owner} needs {name} of at least 1, got {value}")
+
+
 def threshold(owner: str, value: Any) -> None:
     """Raises unless a threshold is one number in [0, 1]; a traced one is not looked at."""
     if jnp.shape(value):

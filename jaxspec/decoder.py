@@ -54,9 +54,9 @@ class SpeculativeDecoder:
 
         Args:
           target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
-          draft: a `Drafter`; a model, a head, or the name of one; "ngram" (copies from the text itself); where the
-            target is a name, "auto" (the best that ships with it, else "ngram") or one of its own, such as
-            "eagle"; `None` or "none" for plain decoding.
+          draft: a `Drafter`; a model, a head, or the name of one; "ngram" or "suffix" (they copy from the text
+            itself); where the target is a name, "auto" (the best that ships with it, else "ngram") or one of its
+            own, such as "eagle"; `None` or "none" for plain decoding.
           k: drafted tokens a round, or a schedule; `None` is the default of the kind. A `Drafter` brings its own.
           num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a

@@ -62,8 +62,8 @@ def generate(
         typer.Option(
             "--draft",
             "-d",
-            help="'ngram', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
-            "--model. 'auto' is the best that ships with the model, else 'ngram'.",
+            help="'ngram', 'suffix', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a "
+            "model as for --model. 'auto' is the best that ships with the model, else 'ngram'.",
         ),
     ] = "auto",
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: of the draft]")] = None,
@@ -147,7 +147,7 @@ def generate(
     from jaxspec.cli.run import Job, run
 
     processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
-    if num_drafts != 1 and draft in ("ngram", "none"):
+    if num_drafts != 1 and draft in ("ngram", "suffix", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
     name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
     job = Job(

@@ -12,5 +12,7 @@ from jaxspec.drafters.medusa import MedusaDrafter as MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter as ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
 from jaxspec.drafters.parallel import ParallelDrafter as ParallelDrafter
+from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
+from jaxspec.drafters.text_store import TextStore as TextStore
 from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
 from jaxspec.drafters.union import UnionDrafter as UnionDrafter

@@ -1,4 +1,4 @@
-"""Drafters by name: those that ship with a model, folders of heads and of models, and "ngram"."""
+"""Drafters by name: those that ship with a model, folders of heads and of models, "ngram" and "suffix"."""
 
 import os
 from typing import Any
@@ -12,6 +12,7 @@ from jaxspec.drafters.eagle import EagleDrafter
 from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.heads.block import BlockHead
 from jaxspec.heads.eagle import EagleHead
 from jaxspec.heads.medusa import MedusaHead
@@ -67,9 +68,9 @@ def load_drafter(
     """A drafter by its name, ready for `jaxspec.generate`.
 
     Args:
-      name_or_path: "ngram" (copies from the text itself), "none"; "auto", the best one that ships with the target,
-        else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
-        a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`.
+      name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "auto", the best one that ships with
+        the target, else "ngram"; a drafter that ships with the target, such as "eagle" or
+        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`.
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, or a schedule; `None` is the default of the kind.
@@ -83,11 +84,13 @@ def load_drafter(
       OSError: it cannot be read or downloaded.
     """
     name = zoo.draft_name(name_or_path, target_name)
-    if name in ("ngram", "none"):
+    if name in ("ngram", "suffix", "none"):
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
         if name == "ngram":
             return NGramDrafter(k=DEFAULT_K if k is None else k)
+        if name == "suffix":
+            return SuffixDrafter() if k is None else SuffixDrafter(k=k)
         if k:
             raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
         return NoDrafter()

@@ -45,6 +45,7 @@ def test_without_one_the_text_itself(shipped):
     assert isinstance(load("auto", target_name=None), jaxspec.NGramDrafter)
     assert isinstance(load("auto", target_name="gemma-3-270m"), jaxspec.NGramDrafter)
     assert isinstance(load("ngram", k=3), jaxspec.NGramDrafter)
+    assert isinstance(load("suffix"), jaxspec.SuffixDrafter) and load("suffix", k=3).k == 3
     assert load("none").k == 0
 
 
@@ -59,6 +60,7 @@ def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
     [
         ("none", {"k": 2}, "nothing to draft with"),
         ("ngram", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("suffix", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("eagle", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("eagel", {}, "unknown model 'eagel'"),
     ],

@@ -1,0 +1,182 @@
+"""Suffix decoding: what has followed the text's end most often, here and in earlier outputs.
+
+text          ... x a b c ... y a b c ... z a b d ... a b        the end "a b" occurred three times
+walk          a b -> c (2 of 3) -> ...                           the most frequent token each time
+survival          2/3
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec import checks
+from jaxspec.drafters.copying import CopyingDrafter, Guess
+from jaxspec.drafters.text_store import TextStore
+from jaxspec.pytree import register_dataclass
+from jaxspec.schedules.base import Schedule, split
+from jaxspec.verifiers.base import pick
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SuffixDrafter(CopyingDrafter):
+    """Copies the most frequent continuation of the text's end, as far as its counts promise.
+
+    Suffix decoding (Oliaro et al. 2411.04975, section 3) without its trees: each round looks the end up in the row's
+    own text, and in the store apart from it. Every length of match votes with all occurrences of at least that
+    length, and from there the most frequent token is followed again and again:
+
+        survival of draft i    product of (occurrences that go on with the token) / (occurrences so far)
+        drafts                 while survival >= min_probability, at most factor * match + offset
+        score                  sum of survivals: the expected number of accepted drafts
+
+    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the
+    text. Of tokens equally frequent the one after the longest, then latest match. An occurrence that runs into the
+    end of the text goes on with what is drafted, that is periodically. Searched on the device, in a time that grows
+    with text and store; a store is one for all rows, and what lies in it moves no law.
+
+    Attributes:
+      k: the most drafted tokens a round. Give an `Adaptive` schedule in its place to draft as many as pay.
+      max_match: the longest end that is looked for.
+      candidates: how many occurrences vote at most, in the text and in the store: the longest, then latest matches.
+      factor: drafts per matched token.
+      offset: drafts besides.
+      min_probability: drafts that are less likely to survive are not submitted.
+      store: earlier outputs, or other text to copy from; `None` is the text alone.
+      schedule: how many of the `k` are drafted at most; follows from `k`.
+    """
+
+    k: int = dataclasses.field(default=8, metadata={"static": True})
+    max_match: int = dataclasses.field(default=64, metadata={"static": True})
+    candidates: int = dataclasses.field(default=32, metadata={"static": True})
+    factor: float = dataclasses.field(default=1.0, metadata={"static": True})
+    offset: float = dataclasses.field(default=0.0, metadata={"static": True})
+    min_probability: float = dataclasses.field(default=0.1, metadata={"static": True})
+    store: TextStore | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        k, schedule = split(self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        checks.follows_from_the_text("SuffixDrafter", schedule)
+        checks.counts("SuffixDrafter", max_match=self.max_match, candidates=self.candidates)
+        bounds = {"factor": (self.factor, 0, math.inf), "offset": (self.offset, -math.inf, math.inf)}
+        checks.in_range("SuffixDrafter", min_probability=(self.min_probability, 0, 1), **bounds)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """A guess may be any number of drafts long, so verification is compiled for several."""
+        return tuple(sorted({*checks.draft_lengths(self.k), *self.schedule.lengths}))
+
+    def check(self, target) -> None:
+        self.schedule.check()
+        if self.store is not None and not isinstance(self.store, TextStore):
+            raise TypeError(f"store must be a TextStore or None, got {type(self.store).__name__}; pass TextStore.empty")
+
+    def guess(self, tokens, length):
+        end = _end(tokens, length, self.max_match)
+        best = self._follow(*_in_the_text(tokens, length, end, self.candidates, self.k))
+        if self.store is None:
+            return best
+        other = self._follow(*_in_the_store(self.store, end, self.candidates, self.k))
+        better = other.expected(other.count) > best.expected(best.count)
+        return jax.tree.map(lambda a, b: jnp.where(_rows(better, a), a, b), other, best)
+
+    def _follow(self, matched: Int[Array, "b c"], following: Int[Array, "b c k"]) -> Guess:
+        """The best walk, of those that begin with all occurrences of at least each candidate's length."""
+        alive = (matched[:, None] >= matched[..., None]) & (matched[..., None] > 0)
+        total = jnp.sum(alive, axis=2, dtype=jnp.int32)
+
+        def another(carry, token: Int[Array, "b c"]):
+            alive, total, survival = carry
+            best, votes = _most_frequent(alive, token)
+            survival = survival * votes.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
+            chosen = jnp.take_along_axis(token, best, axis=1)
+            alive = alive & (token[:, None] == chosen[..., None]) & (token[:, None] >= 0)
+            return (alive, votes, survival), (chosen, survival)
+
+        start = (alive, total, jnp.ones(matched.shape, jnp.float32))
+        _, (chosen, survival) = jax.lax.scan(another, start, jnp.moveaxis(following, 2, 0))
+        chosen, survival = jnp.moveaxis(chosen, 0, 2), jnp.moveaxis(survival, 0, 2)
+        most = jnp.floor(self.factor * matched.astype(jnp.float32) + self.offset)[..., None]
+        submitted = (survival >= self.min_probability) & (survival > 0)
+        submitted = submitted & (jnp.arange(self.k, dtype=jnp.float32)[None, None] < most)
+        score = jnp.sum(jnp.where(submitted, survival, 0.0), axis=2)
+        # The first of equal scores: the longest match, for they stand in this order.
+        best = jnp.argmax(score, axis=1).astype(jnp.int32)
+        count = jnp.sum(pick(submitted, best), axis=1, dtype=jnp.int32)
+        return Guess(jnp.maximum(pick(chosen, best), 0), count, pick(survival, best))
+
+
+def match_lengths(text: Int[Array, "b n"], end: Int[Array, "b m"], considered: Bool[Array, "b n"]) -> Int[Array, "b n"]:
+    """How many tokens, up to and with each considered position of `text`, are those that end with `end[b, 0]`."""
+
+    def compare(carry):
+        back, still, matched, shifted = carry
+        still = still & (shifted == jax.lax.dynamic_slice_in_dim(end, back, 1, axis=1))
+        shifted = jnp.pad(shifted[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+        return back + 1, still, matched + still.astype(jnp.int32), shifted
+
+    # Matches are short as a rule: the loop ends with the longest.
+    going = lambda carry: (carry[0] < end.shape[1]) & jnp.any(carry[1])  # noqa: E731
+    start = (jnp.int32(0), considered, jnp.zeros(text.shape, jnp.int32), text)
+    return jax.lax.while_loop(going, compare, start)[2]
+
+
+def _end(tokens: Int[Array, "b s"], length: Int[Array, "b"], most: int) -> Int[Array, "b m"]:
+    """The last tokens of each row, the last one first; -2, which no text has, before its beginning."""
+    at = length[:, None] - 1 - jnp.arange(most, dtype=jnp.int32)[None]
+    return jnp.where(at >= 0, jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1), -2)
+
+
+def _in_the_text(tokens, length, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
+    """The longest, then latest matches in the rows' own text, and what follows each."""
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    matched, at = _longest(match_lengths(tokens, end, positions < length[:, None] - 1), candidates)
+    period = jnp.maximum(length[:, None] - 1 - at, 1)[..., None]
+    steps = jnp.arange(k, dtype=jnp.int32)[None, None] % period
+    return matched, _take(tokens, at[..., None] + 1 + steps)
+
+
+def _in_the_store(store: TextStore, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
+    """The same of the store; -1 follows the end of a text."""
+    text = store.in_a_row()
+    text = jnp.broadcast_to(text[None], (end.shape[0], *text.shape))
+    goes_on = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
+    matched, at = _longest(match_lengths(text, end, goes_on), candidates)
+    steps = 1 + jnp.arange(k, dtype=jnp.int32)[None, None]
+    # Behind the last text stands a -1, where all that runs over it ends.
+    return matched, _take(text, jnp.minimum(at[..., None] + steps, text.shape[1] - 1))
+
+
+def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"], Int[Array, "b c"]]:
+    """The `count` longest matches, of equal ones the latest, and where they are."""
+    last = matched.shape[1] - 1
+    # Of equal values `top_k` takes those that stand first. Floats, which it is fast for, hold such numbers exactly.
+    found, at = jax.lax.top_k(jnp.flip(matched, axis=1).astype(jnp.float32), min(count, last + 1))
+    return found.astype(jnp.int32), last - at.astype(jnp.int32)
+
+
+def _most_frequent(
+    alive: Bool[Array, "b w c"], token: Int[Array, "b c"]
+) -> tuple[Int[Array, "b w"], Int[Array, "b w"]]:
+    """Which candidate's token most of those alive in each walk share, the first of equal ones; and how many do."""
+    same = (token[:, :, None] == token[:, None]) & (token[:, None] >= 0)
+    # Sums of zeros and ones, which every precision of a matrix unit gets right.
+    votes = jnp.einsum("bwc,bcd->bwd", alive.astype(jnp.float32), same.astype(jnp.float32))
+    votes = jnp.where(alive, votes, 0.0)
+    return jnp.argmax(votes, axis=2).astype(jnp.int32), jnp.max(votes, axis=2).astype(jnp.int32)
+
+
+def _take(text: Int[Array, "b n"], at: Int[Array, "b c k"]) -> Int[Array, "b c k"]:
+    batch, candidates, k = at.shape
+    return jnp.take_along_axis(text, at.reshape(batch, candidates * k), axis=1).reshape(batch, candidates, k)
+
+
+def _rows(flags: Bool[Array, "b"], like: Float[Array, "..."] | Int[Array, "..."]) -> Bool[Array, "..."]:
+    return flags.reshape(-1, *(1,) * (like.ndim - 1))
