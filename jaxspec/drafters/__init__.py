@@ -6,6 +6,7 @@ from jaxspec.drafters.block import BlockDrafter as BlockDrafter
 from jaxspec.drafters.children import MostLikely as MostLikely
 from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
 from jaxspec.drafters.children import WithReplacement as WithReplacement
+from jaxspec.drafters.compose import Compose as Compose
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters.eagle import EagleDrafter as EagleDrafter
 from jaxspec.drafters.medusa import MedusaDrafter as MedusaDrafter

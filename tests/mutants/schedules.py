@@ -69,22 +69,22 @@ MUTANTS = (
     Mutant(
         "the draft's cache keeps drafts that were not kept",
         _CHAIN,
-        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
+        "held = jnp.minimum(cache.length, context.length + own)",
         "held = cache.length",
         (f"{_DRAFTER}::test_the_cache_counts_only_what_was_kept_of_its_own_drafts",),
     ),
     Mutant(
         "accepted drafts are read again in every round",
         _CHAIN,
-        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
+        "held = jnp.minimum(cache.length, context.length + own)",
         "held = jnp.minimum(cache.length, context.length)",
         (_ROUNDS,),
     ),
     Mutant(
         "rounds in which the draft model did not run count as read",
         _CHAIN,
-        "held = jnp.minimum(cache.length, context.length + verdict.accepted)",
-        "held = context.length + verdict.accepted",
+        "held = jnp.minimum(cache.length, context.length + own)",
+        "held = context.length + own",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(

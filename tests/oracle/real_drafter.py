@@ -1,0 +1,161 @@
+"""The law of several rounds through a real drafter: its own state, its own choices, the laws it reports.
+
+Every way that its drafts can be drawn is forced upon it, one a row, by noise that leaves no doubt:
+
+    round 1    propose with (0, 0), (0, 1), ... (2, 2) forced    tokens, valid, reported laws, new states
+               every end of the verifier for each of these       new texts; `observe` with each verdict
+    round 2    the same from each of them
+
+If whether a draft is submitted, or what the others' law is, hangs on a draft itself, then the chances of a round do
+not add up to 1, or the law of what is emitted is not the target's.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from jaxspec.keys import RoundDraws
+from jaxspec.pytree import register_dataclass
+from jaxspec.state import Context, Verdict
+from tests import tiny
+from tests.oracle.drafting import Drafts, chain
+from tests.oracle.rounds import Rule, extend
+from tests.oracle.tables import Table, Text, total_variation
+
+SLOTS = 24
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Forced(RoundDraws):
+    """Noise that makes the draft at each offset the token that is written there."""
+
+    tokens: jax.Array | None = None
+
+    def draft_noise(self, offset, vocab_size: int):
+        token = jax.lax.dynamic_index_in_dim(self.tokens, offset, axis=1)
+        return jnp.where(token == jnp.arange(vocab_size, dtype=jnp.int32)[None], 1e9, 0.0)
+
+
+@dataclasses.dataclass
+class Histories:
+    """Texts with the drafter's state after each (`[i, ...]`), and how likely each is."""
+
+    texts: list[Text]
+    chances: list[float]
+    state: Any
+
+
+def deviation(target, drafter, rule: Rule, prompt: Text, *, rounds: int, length: int, saw: Callable) -> float:
+    """The total variation between the first `length` new tokens and the target's law of them.
+
+    `saw(proposal, state)` is shown every round's proposals.
+    """
+    start = _context(target, [prompt])
+    histories = Histories([prompt], [1.0], jax.jit(drafter.init, static_argnums=2)(start, None, SLOTS))
+    for _ in range(rounds):
+        histories = _one_round(target, drafter, rule, histories, saw)
+    law: dict[Text, float] = {}
+    for text, chance in zip(histories.texts, histories.chances, strict=True):
+        new = text[len(prompt) :]
+        law[new] = law.get(new, 0.0) + chance
+    prefixes = (new for n in range(length) for new in itertools.product(range(target.vocab_size), repeat=n))
+    continued = Table(target.vocab_size, {new: law_after(target, prompt + new) for new in prefixes})
+    return total_variation(extend(law, continued, length), continued.text_law(length))
+
+
+def _one_round(target, drafter, rule: Rule, histories: Histories, saw: Callable) -> Histories:
+    forced = list(itertools.product(range(target.vocab_size), repeat=drafter.k))
+    rows = np.repeat(np.arange(len(histories.texts)), len(forced))
+    texts = [histories.texts[row] for row in rows]
+    tokens = np.tile(np.array(forced, np.int32), (len(histories.texts), 1))
+    proposal, state = _batched(_propose, drafter, target, texts, _take(histories.state, rows), tokens)
+    saw(proposal, state)
+    kept = _distinct(rows, proposal)
+    drafts = _drafts(target, [texts[i] for i in kept], jax.tree.map(lambda x: x[kept], proposal))
+    chances = np.bincount(rows[kept], drafts.chance)
+    np.testing.assert_allclose(chances, 1, atol=1e-5, err_msg="a draft is looked at before it is drawn")
+    ends = [
+        (i, leaf.path, leaf.chance() * share, token)
+        for i, leaves in enumerate(rule(drafts))
+        for leaf in leaves
+        for token, share in enumerate(leaf.next_law.tolist())
+        if leaf.chance() * share > 0
+    ]
+    at = np.array([kept[i] for i, *_ in ends])
+    verdict = np.array([(len(path), token) for _, path, _, token in ends], np.int32)
+    after = _batched(_observe, drafter, target, [texts[row] for row in at], _take(state, at), verdict)
+    return Histories(
+        [(*texts[row], *drafts.tokens[i, list(path)].tolist(), token) for row, (i, path, _, token) in zip(at, ends)],
+        [histories.chances[rows[row]] * drafts.chance[i] * chance for row, (i, _, chance, _) in zip(at, ends)],
+        after,
+    )
+
+
+def _distinct(rows, proposal) -> np.ndarray:
+    """One row of each proposal that a history can make: a copied one is the same whatever is forced."""
+    keys = np.column_stack([rows, np.where(proposal.valid, proposal.tokens, -1)])
+    return np.sort(np.unique(keys, axis=0, return_index=True)[1])
+
+
+def _drafts(target, texts: list[Text], proposal) -> Drafts:
+    """The proposals as the oracle takes them, with the chance of each by the laws that it reports."""
+    laws = np.exp(np.asarray(proposal.log_probs, np.float64))
+    laws = laws / laws.sum(axis=-1, keepdims=True)
+    of_tokens = np.take_along_axis(laws, proposal.tokens[..., None], axis=-1)[..., 0]
+    after = [
+        [law_after(target, (*text, *tokens[:i].tolist())) for i in range(len(tokens) + 1)]
+        for text, tokens in zip(texts, proposal.tokens, strict=True)
+    ]
+    chance = np.where(proposal.valid, of_tokens, 1).prod(axis=1)
+    parents = chain(proposal.tokens.shape[1])
+    return Drafts(parents, proposal.tokens, chance, proposal.valid, laws, np.array(after))
+
+
+def law_after(target: tiny.HistoryModel, text: Text) -> np.ndarray:
+    """The target's law after a text, remembered."""
+    return _law_after(target.a.tobytes() + target.b.tobytes(), target.vocab_size, text)
+
+
+@functools.cache
+def _law_after(weights: bytes, vocab: int, text: Text) -> np.ndarray:
+    a, b = np.frombuffer(weights, np.float32).reshape(2, vocab, vocab)
+    return tiny.history_law(tiny.HistoryModel(a, b), text)
+
+
+def _batched(function, drafter, target, texts: list[Text], state, argument: np.ndarray):
+    """`function` for all rows, of which there are a power of four so that few programs are compiled."""
+    count = len(texts)
+    fill = np.minimum(np.arange(4 ** int(np.ceil(np.log(count) / np.log(4)))), count - 1)
+    context = _context(target, [texts[i] for i in fill])
+    found = function(drafter, context, _take(state, fill), jnp.asarray(argument[fill]))
+    return jax.tree.map(lambda x: x[:count], jax.device_get(found))
+
+
+@jax.jit
+def _propose(drafter, context, state, tokens):
+    return drafter.propose(Forced(None, context.length, tokens=tokens), state, context)
+
+
+@jax.jit
+def _observe(drafter, context, state, verdict):
+    return drafter.observe(state, context, Verdict(verdict[:, 0], verdict[:, 1]), ())
+
+
+def _take(state, rows):
+    return jax.tree.map(lambda x: np.asarray(x)[rows], state)
+
+
+def _context(target, texts: list[Text]) -> Context:
+    tokens = np.zeros((len(texts), SLOTS), np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    length = jnp.array([len(text) for text in texts], jnp.int32)
+    return Context(target, None, jnp.asarray(tokens), length, jnp.zeros(len(texts), jnp.bool_), jaxspec.Sampling())
