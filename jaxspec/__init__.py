@@ -4,6 +4,7 @@ from jaxspec.adapters import from_function as from_function
 from jaxspec.adapters import from_nnx as from_nnx
 from jaxspec.decoder import SpeculativeDecoder as SpeculativeDecoder
 from jaxspec.drafters import BlockDrafter as BlockDrafter
+from jaxspec.drafters import CascadeDrafter as CascadeDrafter
 from jaxspec.drafters import Compose as Compose
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import DynamicTreeDrafter as DynamicTreeDrafter

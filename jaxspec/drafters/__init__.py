@@ -3,6 +3,7 @@
 from jaxspec.drafters.base import Drafter as Drafter
 from jaxspec.drafters.base import NoDrafter as NoDrafter
 from jaxspec.drafters.block import BlockDrafter as BlockDrafter
+from jaxspec.drafters.cascade import CascadeDrafter as CascadeDrafter
 from jaxspec.drafters.children import MostLikely as MostLikely
 from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
 from jaxspec.drafters.children import WithReplacement as WithReplacement
