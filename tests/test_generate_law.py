@@ -39,6 +39,7 @@ TARGET = tiny.history_model(2, vocab=VOCAB)
 DRAFT, OTHER = tiny.nearby(TARGET, 0.7), tiny.nearby(TARGET, 1.0, seed=4)
 MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
 NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
+SUFFIX = jaxspec.SuffixDrafter(k=2)
 CHAINS = Tree.chains(3, 2)
 SAMPLED = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement())
 LIKELIEST = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
@@ -51,6 +52,9 @@ PLAYERS = {
     "ngram, token": (NGRAM, TokenVerifier()),
     "ngram, default": (NGRAM, None),
     "ngram, tree": (NGRAM, TreeVerifier()),
+    "suffix, default": (SUFFIX, None),
+    "suffix or model, block": (jaxspec.Compose(SUFFIX, MODEL), BlockVerifier()),
+    "cascade, token": (jaxspec.CascadeDrafter(DRAFT, SUFFIX, k=2), TokenVerifier()),
     "three drafts, K-SEQ": (
         TreeDrafter(DRAFT, CHAINS, draw=WithReplacement()),
         MultiDraftVerifier(KSequence()),
@@ -82,6 +86,8 @@ MORE = {
     "greedy model, default",
     "ngram, default",
     "ngram, tree",
+    "suffix, default",
+    "cascade, token",
     "three drafts, recursive",
     "three different drafts, traversal",
     "drawn tree, tree",

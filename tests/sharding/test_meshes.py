@@ -10,7 +10,17 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from jaxspec.drafters import DynamicTreeDrafter, ModelDrafter, NGramDrafter, TreeDrafter, UnionDrafter
+from jaxspec.drafters import (
+    CascadeDrafter,
+    Compose,
+    DynamicTreeDrafter,
+    ModelDrafter,
+    NGramDrafter,
+    SuffixDrafter,
+    TextStore,
+    TreeDrafter,
+    UnionDrafter,
+)
 from jaxspec.drafters import WithoutReplacement as Drawn
 from jaxspec.request import prepare
 from jaxspec.sharding import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules, shard, shard_players
@@ -45,6 +55,8 @@ MESHES = [(2, 4), (4, 2), (8, 1), (1, 8)]
 def drafters(draft):
     """Of every kind, with the verifiers that they run with."""
     drawn = TreeDrafter(draft, TREE, draw=Drawn())
+    store = TextStore.empty(2, 16).add(jnp.asarray(PROMPT[:2], jnp.int32), jnp.array([6, 3], jnp.int32))
+    suffix = SuffixDrafter(k=3, store=store)
     return {
         "plain": (None, CoupledVerifier()),
         "model, block": (ModelDrafter(draft, k=3), BlockVerifier()),
@@ -53,6 +65,9 @@ def drafters(draft):
         "model, relaxed": (ModelDrafter(draft, k=3), RelaxedVerifier(Typical())),
         "adaptive, block": (ModelDrafter(draft, k=jaxspec.EntropyStop(3)), BlockVerifier()),
         "n-gram, token": (NGramDrafter(k=3, min_ngram=1), TokenVerifier()),
+        "suffix, token": (suffix, TokenVerifier()),
+        "suffix or model, block": (Compose(suffix, ModelDrafter(draft, k=2)), BlockVerifier()),
+        "cascade, block": (CascadeDrafter(draft, NGramDrafter(k=2, min_ngram=1), k=3), BlockVerifier()),
         "drafts, K-SEQ": (ModelDrafter(draft, k=2, num_drafts=2, distinct=False), MultiDraftVerifier(KSequence())),
         "drawn tree, recursive": (drawn, MultiDraftVerifier()),
         "drawn tree, traversal": (drawn, TraversalVerifier()),
