@@ -184,6 +184,19 @@ class Tokenizer:
             return bytes([int(match[1], 16)])
         return token.replace("▁", " ").encode()
 
+    def is_special(self, index: int) -> bool:
+        """Whether a token is no part of any text, such as one that ends a turn."""
+        added = self._added.get(int(index))
+        return added is not None and added.special
+
+    def is_byte_token(self, index: int) -> bool:
+        """Whether a token is SentencePiece's `<0x0A>` or the like, for a byte that other tokens may spell too."""
+        return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(int(index)) or "") is not None
+
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """Whether both have the same tokens by the same ids."""
+        return self is other or self._backend.get_vocab() == other._backend.get_vocab()
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
