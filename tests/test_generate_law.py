@@ -31,7 +31,7 @@ from jaxspec.verifiers import (
     TraversalVerifier,
     TreeVerifier,
 )
-from tests import tiny
+from tests import tiny, token_maps
 from tests.oracle.statistics import FALSE_ALARM, independence, same_law
 
 VOCAB, ROWS, LENGTH, TESTS = 4, 40_000, 3, 100
@@ -40,6 +40,11 @@ DRAFT, OTHER = tiny.nearby(TARGET, 0.7), tiny.nearby(TARGET, 1.0, seed=4)
 MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
 NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SUFFIX = jaxspec.SuffixDrafter(k=2)
+# Token 2 is none of this draft's, which reads it as two.
+SHARED = {0: 2, 1: 0, 3: 1}
+UNLIKE = jaxspec.IntersectionDrafter(
+    token_maps.nearby(TARGET, SHARED, 5), token_maps.made([[2], [0], [3, 4], [1]], SHARED, [], 5), k=2
+)
 CHAINS = Tree.chains(3, 2)
 SAMPLED = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement())
 LIKELIEST = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
@@ -49,6 +54,8 @@ PLAYERS = {
     "model, coupled": (MODEL, CoupledVerifier()),
     "model, traversal": (MODEL, TraversalVerifier()),
     "greedy model, default": (jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Greedy()), None),
+    "model of another vocabulary, default": (UNLIKE, None),
+    "model of another vocabulary, coupled": (UNLIKE, CoupledVerifier()),
     "ngram, token": (NGRAM, TokenVerifier()),
     "ngram, default": (NGRAM, None),
     "ngram, tree": (NGRAM, TreeVerifier()),
@@ -77,6 +84,7 @@ PLAYERS = {
 
 # These take the same paths through the loop as others above.
 MORE = {
+    "model of another vocabulary, coupled",
     "dynamic tree, default",
     "three different drafts, recursive",
     "two models, recursive",

@@ -56,6 +56,13 @@ def _recite(follows, tokens):
     return jnp.broadcast_to(logits[None], (*tokens.shape, VOCAB))
 
 
+def recite_ids(ids: list[int]) -> jaxspec.Model:
+    """A model that says `ids[i + 1]` after position `i`, whatever it is given, and 0 after the last."""
+    padded = np.zeros(128, np.int32)
+    padded[: len(ids) - 1] = ids[1:]
+    return jaxspec.from_function(_recite, jnp.asarray(padded), vocab_size=VOCAB)
+
+
 def reciter(tokenizer: Tokenizer, prompt: str, text: str) -> jaxspec.Model:
     """A model that continues `prompt` with `text`, whatever else it is given, and then ends."""
     before = len(tokenizer.encode(prompt)) - 1

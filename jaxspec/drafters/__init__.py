@@ -10,11 +10,13 @@ from jaxspec.drafters.children import WithReplacement as WithReplacement
 from jaxspec.drafters.compose import Compose as Compose
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters.eagle import EagleDrafter as EagleDrafter
+from jaxspec.drafters.intersection import IntersectionDrafter as IntersectionDrafter
 from jaxspec.drafters.medusa import MedusaDrafter as MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter as ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
 from jaxspec.drafters.parallel import ParallelDrafter as ParallelDrafter
 from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
 from jaxspec.drafters.text_store import TextStore as TextStore
+from jaxspec.drafters.token_map import TokenMap as TokenMap
 from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
 from jaxspec.drafters.union import UnionDrafter as UnionDrafter

@@ -104,6 +104,12 @@ class Draft(abc.ABC):
         """
 
 
+def check_is_model(name: str, model: Any) -> None:
+    """Raises `TypeError` if what drafter `name` was given is no model."""
+    if isinstance(model, type) or not isinstance(model, Model):
+        raise TypeError(f"{name} needs a Model, got {type(model).__name__}; jaxspec.load makes one")
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft(Draft):
@@ -120,8 +126,7 @@ class ModelDraft(Draft):
         return self.model.context_length
 
     def check(self, name, target):
-        if isinstance(self.model, type) or not isinstance(self.model, Model):
-            raise TypeError(f"{name} needs a Model, got {type(self.model).__name__}; jaxspec.load makes one")
+        check_is_model(name, self.model)
         checks.same_vocabulary(draft=self.model.vocab_size, target=target.vocab_size)
 
     def init(self, context, prefilled, slots):

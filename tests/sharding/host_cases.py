@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from tests import text_models, tiny
+from tests import text_models, tiny, token_maps
 
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))
@@ -110,9 +110,29 @@ def saved(folder, mesh):
     return jaxspec.generate(jaxspec.load(path, mesh=mesh), None, PROMPT, key=key(), **SAMPLED)
 
 
+def another_vocabulary(folder, mesh):
+    """The map between the vocabularies is whole on each process's own device."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    draft = tiny.wide_transformer(1, vocab=40)
+    token_map = token_maps.made([[token % 40] for token in range(64)], {token: token for token in range(40)}, [3], 40)
+    unlike = jaxspec.IntersectionDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), token_map, k=2)
+    return jaxspec.generate(target, unlike, PROMPT, key=key(), **SAMPLED)
+
+
 CASES = {
     case.__name__: case
-    for case in (plain, drafted, greedy, inside_jit, streamed, by_steps, a_split_prompt, split_by_hand, saved)
+    for case in (
+        another_vocabulary,
+        plain,
+        drafted,
+        greedy,
+        inside_jit,
+        streamed,
+        by_steps,
+        a_split_prompt,
+        split_by_hand,
+        saved,
+    )
 }
 
 
