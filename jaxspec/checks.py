@@ -125,7 +125,7 @@ def same_vocabulary(*, draft: int, target: int) -> None:
     if draft != target:
         raise ValueError(
             f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
-            f"{target}; pass a draft model trained with the target's tokenizer"
+            f"{target}; pass a draft model trained with the target's tokenizer, or IntersectionDrafter with any other"
         )
 
 

@@ -56,7 +56,8 @@ class SpeculativeDecoder:
           target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
           draft: a `Drafter`; a model, a head, or the name of one; "ngram" or "suffix" (they copy from the text
             itself); where the target is a name, "auto" (the best that ships with it, else "ngram") or one of its
-            own, such as "eagle"; `None` or "none" for plain decoding.
+            own, such as "eagle"; `None` or "none" for plain decoding. A model of another tokenizer drafts the tokens
+            that both have.
           k: drafted tokens a round, or a schedule; `None` is the default of the kind. A `Drafter` brings its own.
           num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
@@ -69,7 +70,7 @@ class SpeculativeDecoder:
           OSError: if a model cannot be read or downloaded.
         """
         self.target = _as_model(target, "target")
-        self.drafter = _as_drafter(draft, self.target, target, k, num_drafts)
+        self.drafter = _as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
         self.drafter.check(self.target)
         self.verifier = default_verifier(self.drafter) if verifier is None else verifier
         if not isinstance(self.verifier, Verifier):
@@ -191,7 +192,9 @@ def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
     return value
 
 
-def _as_drafter(draft: Any, target: Model, target_name: Any, k: int | Schedule | None, num_drafts: int) -> Drafter:
+def _as_drafter(
+    draft: Any, target: Model, target_name: Any, k: int | Schedule | None, num_drafts: int, tokenizer: Tokenizer | None
+) -> Drafter:
     if isinstance(draft, Drafter):
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
@@ -200,8 +203,8 @@ def _as_drafter(draft: Any, target: Model, target_name: Any, k: int | Schedule |
         return draft
     draft = "none" if draft is None else draft
     if not isinstance(draft, str | os.PathLike):
-        return drafter_of(draft, k, num_drafts)
+        return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
     if k is not None and not isinstance(k, Schedule):
         checks.draft_length(k)
     name = target_name if isinstance(target_name, str) else None
-    return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts)
+    return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

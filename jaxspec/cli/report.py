@@ -9,6 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from jaxspec.cli.compare import Comparison, Difference
+from jaxspec.drafters import TokenMap
 from jaxspec.text_result import TextResult
 
 _HEADER_WIDTH = 60
@@ -19,6 +20,13 @@ def header(row: int, prompt: str) -> str:
     """One line that names a prompt of a batch."""
     line = " ".join(prompt.split())
     return f"[{row + 1}] {line if len(line) <= _HEADER_WIDTH else line[: _HEADER_WIDTH - 3] + '...'}"
+
+
+def vocabulary_line(token_map: TokenMap) -> Text:
+    """What a draft of another tokenizer can guess."""
+    shared, size = token_map.shared(), token_map.target_vocab_size
+    line = f"the draft has another tokenizer: it guesses the {shared:,} of {size:,} tokens that both have"
+    return Text(f"{line} ({shared / size:.0%})", style="dim")
 
 
 def summary_line(results: list[TextResult], *, drafts: bool) -> Text:

@@ -13,8 +13,9 @@ from rich.console import Console
 from jaxspec.cli.compare import Comparison, compare_results
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
-from jaxspec.cli.report import comparison_lines, header, json_line, summary_line
+from jaxspec.cli.report import comparison_lines, header, json_line, summary_line, vocabulary_line
 from jaxspec.decoder import SpeculativeDecoder
+from jaxspec.drafters import IntersectionDrafter
 from jaxspec.drafters.named import load_drafter
 from jaxspec.text_result import TextResult
 from jaxspec.text_stream import TextStream
@@ -120,6 +121,8 @@ def run(job: Job, processes: Processes, *, as_json: bool, compare: bool) -> None
 def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
     console = Console(stderr=True, highlight=False)
     decoder = job.decoder(mesh)
+    if isinstance(decoder.drafter, IntersectionDrafter):
+        console.print(vocabulary_line(decoder.drafter.token_map), soft_wrap=True)
     plain = SpeculativeDecoder(decoder.target, tokenizer=decoder.tokenizer)
     if compare:
         with console.status("compiling both ways of decoding ..."):

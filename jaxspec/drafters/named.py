@@ -9,16 +9,19 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.block import BlockDrafter
 from jaxspec.drafters.eagle import EagleDrafter
+from jaxspec.drafters.intersection import IntersectionDrafter
 from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
+from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads.block import BlockHead
 from jaxspec.heads.eagle import EagleHead
 from jaxspec.heads.medusa import MedusaHead
 from jaxspec.model import LanguageModel, Model
 from jaxspec.schedules import Schedule
 from jaxspec.sharding import Rules
+from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights import load, zoo
 from jaxspec.weights.heads import is_head, load_head
 
@@ -27,13 +30,23 @@ DEFAULT_K = 4
 _OF_HEADS = {EagleHead: EagleDrafter, BlockHead: BlockDrafter, MedusaHead: MedusaDrafter}
 
 
-def drafter_of(draft: Any, k: int | Schedule | None = None, num_drafts: int = 1) -> Drafter:
+def drafter_of(
+    draft: Any,
+    k: int | Schedule | None = None,
+    num_drafts: int = 1,
+    *,
+    target: Any = None,
+    tokenizer: Tokenizer | None = None,
+) -> Drafter:
     """A chain of drafts from a model or a head.
 
     Args:
       draft: a `Model`, or what `jaxspec.load_head` gives.
       k: drafted tokens a round, or a schedule; `None` is the default of the kind.
       num_drafts: how many chains of a draft model compete in each round.
+      target: the model to draft for. A draft model of another tokenizer drafts the tokens that both have; `None`
+        takes it to have the target's.
+      tokenizer: the target's; `None` is the one it brings.
 
     Raises:
       TypeError: it is neither.
@@ -51,7 +64,28 @@ def drafter_of(draft: Any, k: int | Schedule | None = None, num_drafts: int = 1)
             f"draft must be a model, a head or the name of one, got {type(draft).__name__}; jaxspec.load, "
             "jaxspec.load_head, jaxspec.from_function and jaxspec.from_nnx make one"
         )
-    return ModelDrafter(draft, k=DEFAULT_K if k is None else k, num_drafts=num_drafts)
+    k = DEFAULT_K if k is None else k
+    token_map = _token_map(draft, target, tokenizer or getattr(target, "tokenizer", None))
+    if token_map is None:
+        return ModelDrafter(draft, k=k, num_drafts=num_drafts)
+    if num_drafts != 1:
+        raise ValueError(
+            f"num_drafts is {num_drafts}, but this draft model has another tokenizer than its target, and then draws "
+            "one draft a round; leave num_drafts out"
+        )
+    return IntersectionDrafter(draft, token_map, k=k)
+
+
+def _token_map(draft: Model, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
+    """How a draft model reads the target's tokens, if its vocabulary is another; as far as tokenizers tell."""
+    other = getattr(draft, "tokenizer", None)
+    if tokenizer is None or other is None:
+        return None
+    sizes = {"target_size": target.vocab_size, "draft_size": draft.vocab_size}
+    if target.vocab_size == draft.vocab_size and tokenizer.has_tokens_of(other):
+        return None
+    token_map = TokenMap.between(tokenizer, other, **sizes)
+    return None if token_map.keeps_ids() else token_map
 
 
 def load_drafter(
@@ -61,6 +95,7 @@ def load_drafter(
     target_name: str | None = None,
     k: int | Schedule | None = None,
     num_drafts: int = 1,
+    tokenizer: Tokenizer | None = None,
     dtype: Any = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
@@ -70,11 +105,13 @@ def load_drafter(
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "auto", the best one that ships with
         the target, else "ngram"; a drafter that ships with the target, such as "eagle" or
-        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`.
+        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
+        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, or a schedule; `None` is the default of the kind.
       num_drafts: how many chains of a draft model compete in each round.
+      tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations; `None` is what `load` chooses.
       mesh: splits models and heads over devices.
       rules: how.
@@ -96,4 +133,5 @@ def load_drafter(
         return NoDrafter()
     if is_head(name):
         return drafter_of(load_head(name, target, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
-    return drafter_of(load(name, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
+    draft = load(name, dtype=dtype, mesh=mesh, rules=rules)
+    return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)

@@ -89,6 +89,17 @@ def test_plain_decoding_prints_the_same(folder):
     assert "acceptance" not in result.stderr
 
 
+def test_a_draft_of_another_tokenizer(folder, tmp_path):
+    """It is used, and what it can guess is said."""
+    tokenizer = text_models.sentencepiece()
+    save(dataclasses.replace(tiny.transformer(4, vocab=tokenizer.vocab_size), tokenizer=tokenizer), tmp_path / "draft")
+    result = _generate(folder, "hello", "--draft", tmp_path / "draft", "-k", "2")
+    assert result.stdout == _generate(folder, "hello", "--draft", "none").stdout
+    assert "the draft has another tokenizer: it guesses the" in result.stderr
+    result = _generate(folder, "hello", "--draft", tmp_path / "draft", "--num-drafts", "2")
+    assert result.exit_code != 0 and "leave num_drafts out" in result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
 def test_over_all_devices(folder):

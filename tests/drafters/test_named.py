@@ -1,5 +1,6 @@
 """Drafters by name, and of what they are handed."""
 
+import dataclasses
 import shutil
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import jaxspec
 from jaxspec.drafters.named import drafter_of
 from jaxspec.weights import zoo
 from jaxspec.weights.eagle import write_eagle
-from tests import tiny
+from tests import text_models, tiny
 from tests.drafters.test_eagle import HEAD, TARGET
 
 
@@ -75,3 +76,23 @@ def test_what_is_no_draft():
         drafter_of(3)
     found = jaxspec.generate(TARGET, drafter_of(HEAD), jnp.asarray([[1, 2, 3]]), max_new_tokens=4)
     assert found.length.tolist() == [4]
+
+
+def test_a_draft_model_of_another_tokenizer_guesses_what_both_have():
+    own, other = text_models.byte_level(), text_models.sentencepiece()
+    target = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=own)
+    draft = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB), tokenizer=other)
+    # Equally many tokens are not the same tokens.
+    found = drafter_of(draft, 3, target=target)
+    assert isinstance(found, jaxspec.IntersectionDrafter) and found.k == 3
+    assert 0 < found.token_map.shared() < own.vocab_size
+    assert isinstance(drafter_of(dataclasses.replace(draft, tokenizer=own), target=target), jaxspec.ModelDrafter)
+    decoder = jaxspec.SpeculativeDecoder(target, draft)
+    plain = jaxspec.SpeculativeDecoder(target)
+    options = {"max_new_tokens": 8, "temperature": 0}
+    assert decoder.generate("the sea", **options).text == plain.generate("the sea", **options).text
+    with pytest.raises(ValueError, match="has another tokenizer than its target"):
+        drafter_of(draft, target=target, num_drafts=2)
+    # A padded vocabulary of the same tokens is another shape, and every token is shared.
+    padded = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB + 2), tokenizer=own)
+    assert drafter_of(padded, target=target).token_map.shared() == own.vocab_size
