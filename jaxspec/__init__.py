@@ -51,6 +51,7 @@ from jaxspec.state import RoundInfo as RoundInfo
 from jaxspec.state import Status as Status
 from jaxspec.state import StopReason as StopReason
 from jaxspec.state import Verdict as Verdict
+from jaxspec.string_match import StringMatch as StringMatch
 from jaxspec.text_request import TextOptions as TextOptions
 from jaxspec.text_result import TextResult as TextResult
 from jaxspec.text_stream import TextStream as TextStream

@@ -21,7 +21,7 @@ LAYERS = (
     {"verifiers", "drafters"},
     {"request", "round"},
     {"fold", "generate"},
-    {"decoder", "text", "text_request", "text_result", "text_stream"},
+    {"decoder", "string_match", "text", "text_request", "text_result", "text_stream"},
     {"cli", "bench", "training", "__main__"},
 )
 # `model` names flax.linen.Module as the type of its static field.

@@ -6,6 +6,8 @@ _MAP = "drafters/token_map.py"
 _DRAFTER = "drafters/intersection.py"
 _MAP_TESTS = "tests/drafters/test_token_map.py"
 _DRAFTER_TESTS = "tests/drafters/test_intersection.py"
+_STRINGS = "string_match.py"
+_STRINGS_TESTS = "tests/test_string_match.py"
 _LAW = f"{_DRAFTER_TESTS}::TestIntersection::test_the_reported_law_is_that_of_the_drafts"
 _READ = f"{_DRAFTER_TESTS}::test_the_text_is_read_once_however_it_comes"
 _ROOM = f"{_DRAFTER_TESTS}::test_rows_without_room_go_on_without_drafts"
@@ -88,5 +90,26 @@ MUTANTS = (
         "columns[index] = other\n",
         "pass\n",
         (f"{_MAP_TESTS}::test_special_tokens_are_no_text",),
+    ),
+    Mutant(
+        "the draft's cache keeps what its text no longer says",
+        _STRINGS,
+        "jnp.minimum(state.kept.length, held)",
+        "state.kept.length",
+        (f"{_STRINGS_TESTS}::test_the_cache_is_rolled_back_to_what_is_still_so",),
+    ),
+    Mutant(
+        "the beginning of a cut character is drafted again",
+        _STRINGS,
+        "data.removeprefix(missing)",
+        "data",
+        (f"{_STRINGS_TESTS}::test_what_the_draft_writes_after_a_cut_character",),
+    ),
+    Mutant(
+        "a text goes on behind the draft's special tokens",
+        _STRINGS,
+        "kept = drafts[: next(special, len(drafts))]",
+        "kept = drafts",
+        (f"{_STRINGS_TESTS}::test_a_draft_ends_before_a_special_token",),
     ),
 )
