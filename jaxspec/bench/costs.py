@@ -75,11 +75,10 @@ def measure_costs(
     # The text repeats itself, so that n-grams are always found.
     prompt = np.tile(np.arange(text, dtype=np.int32) % 4, (batch, 1))
     options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (lengths[-1] + 1)}
-    repeat = jax.jit(_repeat_round, static_argnames="count")
 
     def rounds(drafter: Drafter | None):
         state = jaxspec.init(target, drafter, prompt, **options)
-        return lambda: repeat(target, drafter, verifier, state, count=ROUNDS).length
+        return lambda: repeat_round(target, drafter, verifier, state, count=ROUNDS).length
 
     cases = {"plain": rounds(None)}
     for length in lengths:
@@ -89,7 +88,8 @@ def measure_costs(
     return tuple(round(samples.ratio(str(length), "plain")[1], 3) for length in lengths)
 
 
-def _repeat_round(target, drafter, verifier, start, *, count: int):
+@functools.partial(jax.jit, static_argnames="count")
+def repeat_round(target, drafter, verifier, start, *, count: int):
     """The same round `count` times over: each begins with the text and the caches of `start`."""
 
     def once(_, state):

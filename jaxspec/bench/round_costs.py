@@ -4,11 +4,9 @@ import dataclasses
 import math
 from collections import Counter
 
-import jax
-
 from jaxspec.bench.ahead_of_time import Case, Compiled
 from jaxspec.bench.hlo import Instruction, Program, Step
-from jaxspec.model import LanguageModel
+from jaxspec.bench.workload import pass_bytes
 
 # A copy, or a gathered array, below this is no weight and no cache.
 _LARGE = 2**20
@@ -93,19 +91,9 @@ def trips(case: Case, loop: Instruction) -> int:
 def least_bytes(case: Case, compiled: Compiled) -> float:
     """Each weight once a pass and the live cache, split evenly over all devices."""
     passes = case.k if compiled.draft is not None else 0
-    total = _pass_bytes(compiled.target, case)
-    total += passes * _pass_bytes(compiled.draft, case) if passes else 0
+    total = pass_bytes(compiled.target, case.batch, case.context)
+    total += passes * pass_bytes(compiled.draft, case.batch, case.context) if passes else 0
     return total / compiled.devices
-
-
-def _pass_bytes(model: LanguageModel, case: Case) -> int:
-    config = model.module.config
-    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(model.params))
-    if not config.tied_head:  # of an embedding that is no head too, only a few rows are read
-        embedding = model.params["embedding"]
-        weights -= math.prod(embedding.shape) * embedding.dtype.itemsize
-    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    return weights + case.batch * case.context * slot
 
 
 def _is_large_copy(step: Step) -> bool:

@@ -1,6 +1,7 @@
 """What the benchmarks run on: the default model, a prompt, and a cheap draft of the same shape."""
 
 import dataclasses
+import math
 import platform
 
 import jax
@@ -84,8 +85,16 @@ def filled_cache(model: LanguageModel, capacity: int, used: int):
 
 def weight_bytes(model: LanguageModel) -> int:
     """Bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
-    unread = 0 if model.module.config.tied_head else model.params["embedding"].nbytes
-    return sum(x.nbytes for x in jax.tree.leaves(model.params)) - unread
+    size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731 (parameters may be shapes alone)
+    unread = 0 if model.module.config.tied_head else size(model.params["embedding"])
+    return sum(map(size, jax.tree.leaves(model.params))) - unread
+
+
+def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
+    """Bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
+    config = model.module.config
+    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    return weight_bytes(model) + batch * context * slot
 
 
 def show_machine() -> None:

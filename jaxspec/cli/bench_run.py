@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Self
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from jaxspec.bench.speed import plots as pictures
 from jaxspec.bench.speed.run import Finished
@@ -20,10 +16,9 @@ from jaxspec.bench.speed.setting import Setting
 from jaxspec.bench.speed.tables import markdown, notes, tables
 from jaxspec.bench.speed.verdict import verdicts
 from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.cli.printer import Printer
 from jaxspec.training.files import write_text
 from jaxspec.training.prompts import Conversation
-
-_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +82,10 @@ def run(setting: Setting, questions: Sequence[Conversation], outputs: Outputs, *
 
 
 def _print(finished: Finished) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:  # what reads it has no edge to wrap at
-        console = Console(highlight=False, width=_WIDTH)
+    printer = Printer()
     for table in tables(finished.summaries):
-        console.print(Text(table.title, style="bold"), soft_wrap=True)  # a table's own title has its width
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if index else "left", no_wrap=not index)
-        for row in table.rows:
-            shown.add_row(*map(Text, row))
-        console.print(shown)
+        printer.table(table)
     for note in notes(finished.header, finished.records):
-        console.print(Text(note, style="dim"), soft_wrap=True)
+        printer.note(note)
     for faster, text in verdicts(finished.summaries):
-        console.print(Text(text, style="bold green" if faster else "bold yellow"), soft_wrap=True)
+        printer.verdict(text, good=faster)

@@ -1,6 +1,7 @@
 """What is timed: plain decoding, and each drafter at each number of drafts."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.bench.speed.setting import Setting
@@ -39,13 +40,27 @@ def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype)
         # The same weights at every length.
         drafters = [dataclasses.replace(loaded, k=k, schedule=None) for k in setting.lengths] or [loaded]
-        for drafter in drafters:
-            drafter.check(target)
-            cases.append(Case(f"{_short(name, setting.model)}, k={drafter.k}", name, drafter))
+        cases += [_case(name, setting, drafter, target) for drafter in drafters]
     labels = [case.label for case in cases]
     if len(set(labels)) < len(labels):
         raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
     return cases
+
+
+def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:
+    """The same, and each drafter that drafts several tokens also at half as many, before it."""
+    found = []
+    for case in cases:
+        if case.drafter.k > 1:
+            half = dataclasses.replace(case.drafter, k=case.drafter.k // 2, schedule=None)
+            found.append(_case(case.name, setting, half, target))
+        found.append(case)
+    return found
+
+
+def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) -> Case:
+    drafter.check(target)
+    return Case(f"{_short(name, setting.model)}, k={drafter.k}", name, drafter)
 
 
 def _in_full(setting: Setting) -> list[str]:
@@ -62,7 +77,13 @@ def _short(name: str, model: str) -> str:
     return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
 
 
-def longest_text(target: LanguageModel, cases: list[Case]) -> int | None:
+def longest_text(target: LanguageModel, cases: Sequence[Case]) -> int | None:
     """The most tokens that all models have room for; `None` if there is no bound."""
     contexts = (target.context_length, *(case.drafter.context_length for case in cases))
     return min((length for length in contexts if length is not None), default=None)
+
+
+def widest_prompt(target: LanguageModel, cases: Sequence[Case], new_tokens: int) -> int | None:
+    """The most tokens of a prompt that leaves room for `new_tokens` in all models; `None` if there is no bound."""
+    longest = longest_text(target, cases)
+    return None if longest is None else longest - new_tokens

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxspec
 from jaxspec.bench.questions import padded
-from jaxspec.bench.speed.cases import PLAIN, Case, longest_text
-from jaxspec.bench.speed.groups import Group, is_asked, prompt_of
+from jaxspec.bench.speed.cases import PLAIN, Case, widest_prompt
+from jaxspec.bench.speed.dialogue import Answers, Prompts, counts_of, dialogue, generate, tokens_of, turn_key
+from jaxspec.bench.speed.groups import Group
 from jaxspec.bench.speed.meters import EnergyMeter, peak_memory
 from jaxspec.bench.speed.setting import Setting, policy_at
 from jaxspec.bench.timing import interleave
@@ -45,8 +45,7 @@ class Measurement:
 
     def __post_init__(self):
         self._compiled: set[tuple[float, ...]] = set()
-        longest = longest_text(self.target, list(self.cases))
-        self._widest = None if longest is None else longest - self.setting.max_new_tokens
+        self._widest = widest_prompt(self.target, self.cases, self.setting.max_new_tokens)
 
     def forget_programs(self) -> None:
         """Makes room where other programs come next: each takes much memory."""
@@ -59,33 +58,15 @@ class Measurement:
         All cases answer the same text: the answers before a turn are those of plain decoding's first repeat. A row
         whose text has no room in some model's context is left out, which the record says.
         """
-        rows = [self.questions[index] for index in group.members]
-        said: list[dict[int, str]] = [{} for _ in rows]
-        gone: set[int] = set()
-        for turn in range(max(len(row.turns) for row in rows)):
-            asked = [row for row, one in enumerate(rows) if is_asked(one, turn) and row not in gone]
-            prompts = {row: prompt_of(self.target.tokenizer, rows[row], turn, said[row]) for row in asked}
-            left_out = {row for row in asked if self._widest is not None and len(prompts[row]) > self._widest}
-            gone |= left_out
-            live = {row: prompts[row] for row in asked if row not in left_out}
-            if not asked:
-                continue
-            record = {
-                "task": group.task,
-                "turn": turn,
-                "questions": [group.members[row] for row in live],
-                "left_out": [group.members[row] for row in sorted(left_out)],
-                "prompt_tokens": [len(prompt) for prompt in live.values()],
-                "cases": {},
-            }
-            if live:
-                key = jax.random.fold_in(jax.random.key(self.setting.seed), 1000 * turn + group.members[0])
-                record["cases"], answers = self._time(live, len(rows), temperature, key)
-                for row, tokens in answers.items():
-                    said[row][turn] = self.target.tokenizer.decode(tokens)
+
+        def answer(turn: int, prompts: Prompts) -> tuple[dict[str, Any], Answers]:
+            key = turn_key(self.setting.seed, group, turn)
+            return self._time(prompts, len(group.members), temperature, key)
+
+        for record in dialogue(self.target.tokenizer, self.questions, group, self._widest, answer):
             yield record | {"peak_memory_bytes": peak_memory()[0]}
 
-    def _time(self, prompts: dict[int, list[int]], rows: int, temperature: float, key):
+    def _time(self, prompts: Prompts, rows: int, temperature: float, key):
         """Each case's repeats; and plain decoding's first answers, as token ids by row."""
         live = list(prompts)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
@@ -109,7 +90,7 @@ class Measurement:
                 seconds = [samples.seconds[f"{part} {case.label}"][0] for part in parts]
                 records[case.label]["repeats"].append(done[case.label].record(seconds, live))
             if repeat == 0:
-                answers = done[PLAIN].answers(live)
+                answers = tokens_of(done[PLAIN].result, live)
         self._time_a_hundred(records, call, key)
         return records, answers
 
@@ -128,7 +109,7 @@ class Measurement:
 
     def _call(self, case: Case, into: "_Timed", *, tokens, length, policy, budget, most: int, key) -> Generation:
         before = None if self.energy is None else self.energy.read()
-        result = _generate(
+        result = generate(
             self.target,
             case.drafter,
             tokens,
@@ -154,36 +135,10 @@ class _Timed:
 
     def record(self, seconds: list[float], live: list[int]) -> dict[str, Any]:
         """Times, and counts of token ids, for JSON; `seconds` are of the prompt alone, of one token, and of all."""
-        self.result.raise_for_status()
-        stats = jax.device_get(self.result.stats)
-        of_rows = {name: getattr(stats, name)[live].tolist() for name in ("rounds", "drafted", "accepted")}
-        of_places = {name: getattr(stats, name)[live].sum(0).tolist() for name in ("drafted_at", "accepted_at")}
         return {
             "prefill_seconds": seconds[0],
             "first_token_seconds": seconds[1],
             "seconds": seconds[2],
             "joules": self.joules,
-            "tokens": np.asarray(self.result.length)[live].tolist(),
-            **of_rows,
-            **of_places,
+            **counts_of(self.result, live),
         }
-
-    def answers(self, live: list[int]) -> dict[int, list[int]]:
-        tokens, length = jax.device_get((self.result.tokens, self.result.length))
-        return {row: tokens[row, : length[row]].tolist() for row in live}
-
-
-@functools.partial(jax.jit, static_argnames="new_tokens")
-def _generate(target, drafter, tokens, length, budget, key, policy, *, new_tokens: int) -> Generation:
-    """One program for every budget up to `new_tokens`: 0 is the prompt alone."""
-    return jaxspec.generate(
-        target,
-        drafter,
-        tokens,
-        prompt_length=length,
-        key=key,
-        sampling=policy,
-        max_new_tokens=budget,
-        stop_tokens=target.tokenizer.eos_token_ids,
-        capacity=tokens.shape[1] + new_tokens,
-    )

@@ -64,11 +64,11 @@ def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
     last = state.tokens[:, :1]
 
     def verify():
-        return [_feed(target, jnp.tile(last, (1, width + 1)), state.cache, drafter.capture) for width in widths]
+        return [feed(target, jnp.tile(last, (1, width + 1)), state.cache, drafter.capture) for width in widths]
 
     return {
         "round": lambda: _rounds(target, drafter, state),
-        "draft": lambda: [_draft(target, drafter, state) for _ in range(ROUNDS)],
+        "draft": lambda: [draft_once(target, drafter, state) for _ in range(ROUNDS)],
         "verify": verify,
     }
 
@@ -90,7 +90,7 @@ def _verified(lengths: tuple[int, ...], drafted) -> list[int]:
 
 
 @jax.jit
-def _draft(target, drafter, state):
+def draft_once(target, drafter, state):
     """The drafts alone: what the drafter would remember of them is left out."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     draws = default_verifier(drafter).draws(state.keys, state.length)
@@ -99,8 +99,8 @@ def _draft(target, drafter, state):
     return drafter.propose(draws, state.drafter_state, context)[0].tokens
 
 
-def _feed_traced(target, tokens, cache, capture):
+def _feed(target, tokens, cache, capture):
     return jnp.argmax(target(tokens, cache, capture=capture).logits, axis=-1)
 
 
-_feed = jax.jit(_feed_traced, static_argnames="capture")
+feed = jax.jit(_feed, static_argnames="capture")

@@ -57,15 +57,12 @@ def run(
       FloatingPointError: the target's logits were not finite.
     """
     target = load(setting.model, dtype=setting.dtype)
-    if target.tokenizer is None:
-        raise ValueError(f"{setting.model} has no tokenizer, so it cannot be asked questions; pass a model with one")
-    if not any(is_asked(question, turn) for question in questions for turn in range(len(question.turns))):
-        raise ValueError("every question has its answers already, so there is nothing to measure; leave answers out")
+    check_askable(setting.model, target, questions)
     cases = load_cases(setting, target)
     energy = energy_meter(jax.devices()[0].platform)
     header = {
         "setting": setting.described(questions),
-        "machine": _machine(target, energy and energy.source),
+        "machine": machine(target, energy and energy.source),
         "cases": {case.label: {"name": case.name, "k": case.drafter.k} for case in cases},
         "command": command,
     }
@@ -87,6 +84,14 @@ def run(
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
     results.finish([dataclasses.asdict(one) for one in finished.summaries])
     return finished
+
+
+def check_askable(name: str, target: LanguageModel, questions: Sequence[Conversation]) -> None:
+    """Raises `ValueError` unless the model can be asked, and there is something to ask."""
+    if target.tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so it cannot be asked questions; pass a model with one")
+    if not any(is_asked(question, turn) for question in questions for turn in range(len(question.turns))):
+        raise ValueError("every question has its answers already, so there is nothing to measure; leave answers out")
 
 
 _Unit = tuple[tuple[int, float, int | str], str, Callable[[], list[dict[str, Any]]]]
@@ -119,7 +124,8 @@ def _split(measurement: Measurement, group: Group, temperature: float) -> dict[s
     return split_rounds(measurement.target, cases, prompts, temperature, repeats=measurement.setting.repeats)
 
 
-def _machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
+def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
+    """Where figures come from, for JSON; `energy` is what counts it."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
