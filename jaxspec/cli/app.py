@@ -10,6 +10,7 @@ from jaxspec.cli.compile_report import compile_report
 from jaxspec.cli.data import data
 from jaxspec.cli.generate import generate
 from jaxspec.cli.models import models
+from jaxspec.cli.plan import plan
 from jaxspec.cli.train import train
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(models)
 app.command()(data)
 app.add_typer(train, name="train")
 app.command()(bench)
+app.command()(plan)
 app.command()(compile_report)
 
 

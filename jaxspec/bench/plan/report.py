@@ -1,0 +1,140 @@
+"""A plan as rows of text, and for JSON."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxspec.bench.plan.costs import StepCosts
+from jaxspec.bench.plan.plan import Plan
+from jaxspec.bench.plan.recommendation import Recommendation
+from jaxspec.bench.speed.tables import Table
+
+_NOTHING = "-"
+
+
+def tables(plan: Plan) -> Iterator[Table]:
+    """The roofline, what is kept, what it costs and gains at each batch, and the check."""
+    yield _roofline(plan)
+    yield _acceptance(plan)
+    for costs in plan.costs:
+        yield _costs(plan, costs)
+    yield _checks(plan)
+
+
+def notes(plan: Plan) -> list[str]:
+    """What a reader of the tables must know."""
+    machine, setting = plan.machine, plan.setting
+    temperature, repeats = setting["temperatures"][0], setting["repeats"]
+    verifiers = sorted({one.verifier for one in plan.recommendations if one.verifier is not None})
+    told = [
+        f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
+        f"{setting['model']}, {machine['dtype']}",
+        f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, temperature "
+        f"{temperature:g}; {repeats} repeat{'s' if repeats > 1 else ''} of the check, in turn with plain decoding",
+    ]
+    if verifiers:
+        why = "at temperature 0 all keep the same drafts" if temperature == 0 else "of those that fit it keeps the most"
+        told.append(f"verifier: {', '.join(verifiers)}, the default; {why}")
+    return told
+
+
+def command(plan: Plan, one: Recommendation) -> str:
+    """What to type for a recommendation."""
+    drafting = f"--draft {one.drafter} -k {one.k}" if one.speculate else "--draft none"
+    temperature = plan.setting["temperatures"][0]
+    sampled = f" --temperature {temperature:g}" if temperature else ""
+    return f"jaxspec generate --model {plan.setting['model']} {drafting}{sampled}"
+
+
+def as_record(plan: Plan, typed: str) -> dict[str, Any]:
+    """All of it, for JSON.
+
+    Args:
+      plan: the plan.
+      typed: the command that made it.
+    """
+    record = dataclasses.asdict(plan) | {"command": typed}
+    record["rooflines"] = [dataclasses.asdict(one) | {"share": one.share} for one in plan.rooflines]
+    record["predictions"] = [dataclasses.asdict(one) | {"speedup": one.speedup} for one in plan.predictions]
+    for row, one in zip(record["recommendations"], plan.recommendations, strict=True):
+        row["predicted"]["speedup"] = one.predicted.speedup
+        row["command"] = command(plan, one)
+    return record
+
+
+def _roofline(plan: Plan) -> Table:
+    columns = ("batch", "read, MB", "GFLOP", "at least, ms", "took, ms", "of the limit", "bound by")
+    rows = tuple(
+        (
+            str(one.batch),
+            f"{one.bytes / 1e6:.0f}",
+            f"{one.operations / 1e9:.2f}",
+            f"{one.least_seconds * 1e3:.2f}",
+            f"{one.seconds * 1e3:.2f}",
+            f"{one.share:.0%}",
+            "memory" if one.by_memory else "arithmetic",
+        )
+        for one in plan.rooflines
+    )
+    device, text = plan.device, plan.costs[0].text
+    title = (
+        f"a step of plain decoding after {text} tokens, on a device that reads {_rate(device.bandwidth, 'B')} and "
+        f"computes {_rate(device.peak, 'FLOP')}"
+    )
+    return Table(title, columns, rows)
+
+
+def _rate(value: float, unit: str) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "G")):
+        if value >= size:
+            return f"{value / size:.1f} {letter}{unit}/s"
+    return f"{value / 1e6:.1f} M{unit}/s"
+
+
+def _acceptance(plan: Plan) -> Table:
+    places = max(one.k for one in plan.acceptances)
+    columns = ("", "rounds", "that draft", *(f"keep {place}" for place in range(1, places + 1)), "tokens a round")
+    rows = []
+    for one in plan.acceptances:
+        together = one.together
+        kept = [f"{share:.0%}" for share in one.kept_at] + [_NOTHING] * (places - one.k)
+        figures = (str(together.rounds), f"{together.drafting:.0%}", *kept, f"{together.tokens / together.rounds:.2f}")
+        rows.append((one.case, *figures))
+    return Table("what is kept: the share of rounds that keep so many drafts or more", columns, tuple(rows))
+
+
+def _costs(plan: Plan, costs: StepCosts) -> Table:
+    columns = ("", "draft, ms", "each, ms", "verify, ms", "round, ms", "plain steps", "tokens", "speed-up")
+    rows = []
+    for one in (row for row in plan.predictions if row.batch == costs.batch):
+        cost = costs.rounds[one.case]
+        milliseconds = [f"{steps * costs.plain_seconds * 1e3:.2f}" for steps in (cost.draft, cost.draft / one.k)]
+        milliseconds += [f"{steps * costs.plain_seconds * 1e3:.2f}" for steps in (cost.verify, cost.round)]
+        rows.append((one.case, *milliseconds, f"{one.round_cost:.2f}", f"{one.round_gain:.2f}", f"{one.speedup:.2f}"))
+    title = (
+        f"predicted, batch {costs.batch}: tokens of a round and its time in plain steps, of "
+        f"{costs.plain_seconds * 1e3:.2f} ms each"
+    )
+    return Table(title, columns, tuple(rows))
+
+
+def _checks(plan: Plan) -> Table:
+    columns = ("", "tokens a round", "plain steps a round", "speed-up, decoding", "whole answers")
+    rows = []
+    for one in plan.recommendations:
+        predicted, measured = one.predicted, one.measured
+        decoding = measured.decode_speedup
+        rows.append(
+            (
+                f"{one.case}, batch {one.batch}",
+                f"{predicted.round_gain:.2f} / {measured.round_gain:.2f}",
+                f"{predicted.round_cost:.2f} / {_number(measured.round_cost)}",
+                f"{predicted.speedup:.2f} / {_number(None if decoding is None else decoding.median)}",
+                f"{measured.speedup.median:.2f} ({measured.speedup.low:.2f}-{measured.speedup.high:.2f})",
+            )
+        )
+    return Table("the best case of each batch, predicted / measured", columns, tuple(rows))
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.2f}"

@@ -1,0 +1,115 @@
+"""How fast a decoding step could be at most: its bytes and operations, and what the device was seen to do a second.
+
+The roofline model: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.bench.plain import PROBE_BYTES, bandwidth_probe
+from jaxspec.bench.timing import interleave
+from jaxspec.bench.workload import pass_bytes
+from jaxspec.model import LanguageModel
+
+_PASSES = 16
+_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+# A product that takes this long is no longer about how calls begin.
+_LONG_ENOUGH = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What one device was seen to do, by programs that do nothing else.
+
+    Attributes:
+      bandwidth: bytes read in a second, by vector-matrix products over half a GiB.
+      peak: floating-point operations a second, by square matrix products: the best size and dtype that was tried.
+    """
+
+    bandwidth: float
+    peak: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """One step of plain decoding against what its device could do.
+
+    Attributes:
+      batch: rows.
+      bytes: what the step must read: each weight once, and each row's cached text.
+      operations: its floating-point operations.
+      least_seconds: the time that the slower of the two needs at least.
+      seconds: the time it took.
+      by_memory: whether it is the bytes that need that time, and not the operations.
+    """
+
+    batch: int
+    bytes: int
+    operations: float
+    least_seconds: float
+    seconds: float
+    by_memory: bool
+
+    @property
+    def share(self) -> float:
+        """The part of the step's time that nothing could save."""
+        return self.least_seconds / self.seconds
+
+
+def measure_device(dtype: Any, *, repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> Device:
+    """Measures bandwidth and peak of JAX's default device.
+
+    Args:
+      dtype: the model's; products of float32 are tried too, which some processors are faster at.
+      repeats: turns that count.
+      clock: tells the time in seconds.
+    """
+    seconds = interleave({"read": bandwidth_probe(_PASSES)}, repeats=repeats, clock=clock).median("read")
+    dtypes = dict.fromkeys([jnp.dtype(dtype), jnp.dtype(jnp.float32)])
+    peak = max(_peak(one, repeats, clock) for one in dtypes)
+    return Device(bandwidth=PROBE_BYTES * _PASSES / seconds, peak=peak)
+
+
+def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
+    """The best rate over sizes that grow until one takes long."""
+    product = jax.jit(lambda matrix: matrix @ matrix)
+    best = 0.0
+    for size in _SIZES:
+        matrix = jnp.full((size, size), 1.0 / size, dtype)
+        call = lambda matrix=matrix: product(matrix)  # noqa: E731
+        seconds = statistics.median(interleave({"product": call}, repeats=repeats, clock=clock).seconds["product"])
+        best = max(best, 2.0 * size**3 / seconds)
+        if seconds >= _LONG_ENOUGH:
+            break
+    return best
+
+
+def roofline(model: LanguageModel, device: Device, *, batch: int, text: int, seconds: float) -> Roofline:
+    """Sets a measured step of plain decoding against its device.
+
+    Args:
+      model: the target.
+      device: as measured.
+      batch: rows.
+      text: cached tokens of each row.
+      seconds: what the step took.
+    """
+    size, operations = pass_bytes(model, batch, text), pass_operations(model, batch, text)
+    reading, computing = size / device.bandwidth, operations / device.peak
+    return Roofline(batch, size, operations, max(reading, computing), seconds, reading >= computing)
+
+
+def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
+    """Floating-point operations of a pass over one token of each row: its matrices, and attention to `text` tokens."""
+    config = model.module.config
+    matrices = sum(x.size for x in jax.tree.leaves(model.params) if x.ndim > 1)
+    if not config.tied_head:  # an embedding that is no head too is only looked up
+        matrices -= model.params["embedding"].size
+    attention = 2 * config.num_layers * config.num_heads * config.head_dim * text
+    return 2.0 * batch * (matrices + attention)
