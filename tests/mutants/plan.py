@@ -1,0 +1,97 @@
+"""Faults of `jaxspec plan`: predictions that are not of what is run, and recommendations that nothing supports."""
+
+from tests.mutants.mutants import Mutant
+
+_PREDICTION, _RECOMMENDATION = "bench/plan/prediction.py", "bench/plan/recommendation.py"
+_ACCEPTANCE, _COSTS, _ROOFLINE = "bench/plan/acceptance.py", "bench/plan/costs.py", "bench/plan/roofline.py"
+_TESTS, _MEASURED = "tests/bench/test_plan.py", "tests/bench/test_plan_measured.py"
+_BATCH = f"{_TESTS}::test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does"
+_WHY = f"{_TESTS}::test_recommendations_say_why"
+_STATES = f"{_MEASURED}::test_rounds_are_timed_with_all_drafts_and_with_none"
+
+MUTANTS = (
+    Mutant(
+        "a plan's batch ends with its first row",
+        _PREDICTION,
+        "took = max(one.rounds_at(k) for one in rows)",
+        "took = min(one.rounds_at(k) for one in rows)",
+        (_BATCH,),
+    ),
+    Mutant(
+        "a plan takes the rounds without drafts for those with",
+        _PREDICTION,
+        "return silent * cost.idle + (1.0 - silent) * cost.round",
+        "return silent * cost.round + (1.0 - silent) * cost.idle",
+        (f"{_TESTS}::test_rounds_without_drafts_take_less",),
+    ),
+    Mutant(
+        "a plan takes a question that fills a batch for another one",
+        _PREDICTION,
+        "math.prod(1.0 - one.drafting for one in different)",
+        "math.prod(1.0 - one.drafting for one in rows)",
+        (_BATCH,),
+    ),
+    Mutant(
+        "a plan forgets the bonus token",
+        _ACCEPTANCE,
+        "(self.rounds + sum(self.accepted_at)) / (self.rounds + sum(self.accepted_at[:k]))",
+        "sum(self.accepted_at) / sum(self.accepted_at[:k])",
+        (f"{_TESTS}::test_for_one_row_it_is_the_theorem",),
+    ),
+    Mutant(
+        "a plan of fewer drafts counts them all",
+        _ACCEPTANCE,
+        "sum(self.accepted_at[:k])",
+        "sum(self.accepted_at[:])",
+        (f"{_TESTS}::test_of_fewer_drafts_the_first_ones_count",),
+    ),
+    Mutant(
+        "a plan times rounds without drafts on a text that has some",
+        _COSTS,
+        "ending[:, -1] = 1",
+        "ending[:, -1] = 0",
+        (_STATES,),
+    ),
+    Mutant(
+        "a plan times rounds with drafts on a text that has none",
+        _COSTS,
+        "np.arange(text, dtype=np.int32) % 4",
+        "np.arange(text, dtype=np.int32)",
+        (_STATES,),
+    ),
+    Mutant(
+        "a plan times eight rounds for one",
+        _COSTS,
+        'samples.median(f"round {PLAIN}") / ROUNDS',
+        'samples.median(f"round {PLAIN}")',
+        (_STATES,),
+    ),
+    Mutant(
+        "a plan recommends what it predicted and not what was measured",
+        _RECOMMENDATION,
+        "speculate = measured.speedup.median > 1",
+        "speculate = predicted.speedup > 1",
+        (_WHY,),
+    ),
+    Mutant(
+        "the roof is the lower of what reading and computing need",
+        _ROOFLINE,
+        "max(reading, computing)",
+        "min(reading, computing)",
+        (f"{_TESTS}::test_a_roof_is_the_slower_of_reading_and_computing",),
+    ),
+    Mutant(
+        "an embedding that is looked up counts as multiplied",
+        _ROOFLINE,
+        'matrices -= model.params["embedding"].size',
+        "matrices -= 0",
+        (f"{_TESTS}::test_operations_and_bytes_of_a_step",),
+    ),
+    Mutant(
+        "speculation is said to stop below a batch where it pays",
+        _RECOMMENDATION,
+        "last = paying[-1]",
+        "last = paying[0]",
+        (f"{_TESTS}::test_crossover",),
+    ),
+)
