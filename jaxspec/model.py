@@ -13,8 +13,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Cache, KVCache
+from jaxspec.nn import partial as passes
 from jaxspec.nn.kernels import StoredKernel
-from jaxspec.nn.transformer import Norm, embed
+from jaxspec.nn.partial import Partial as Partial
+from jaxspec.nn.transformer import Norm, Transformer, embed
 from jaxspec.pytree import register_dataclass
 
 
@@ -181,6 +183,49 @@ class LanguageModel(Network):
             options["pending"] = pending
         logits, entries, hidden = self.module.apply({"params": self.params}, tokens, cache, **options)
         return ModelOutput(self.placement.logits(logits), entries, hidden)
+
+    def begin(
+        self,
+        tokens: Int[Array, "b t"],
+        cache: KVCache,
+        layers: int,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        pending: Any = None,
+    ) -> tuple[Float[Array, "b t v"], Partial]:
+        """A pass that stops after its first `layers`, which a `jaxspec.nn.Transformer` can.
+
+        Returns:
+          What final norm and head make of the state there, `[b, t, v]` float32, and what `resume` takes.
+        """
+        options = {"mask": mask, "positions": positions, "pending": pending}
+        logits, partial = passes.begin(self.module, self.params, tokens, cache, layers, **options)
+        return self.placement.logits(logits), partial
+
+    def resume(
+        self,
+        partial: Partial,
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t t"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        capture: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """What a call would return for the tokens that `partial` was begun with, by running only the other layers.
+
+        Raises:
+          ValueError: `capture` names states, which are gone.
+        """
+        if capture:
+            raise ValueError(f"a resumed pass has no captured states, got capture={capture}; run it from the start")
+        logits, entries = passes.resume(self.module, self.params, partial, cache, mask=mask, positions=positions)
+        return ModelOutput(self.placement.logits(logits), entries)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it has `begin` and `resume`."""
+        return isinstance(self.module, Transformer)
 
     def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """What enters the first layer, learned positions left out: for drafters that share the embedding."""

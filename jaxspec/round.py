@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters.base import Drafter
-from jaxspec.model import Model
+from jaxspec.model import Model, ModelOutput
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
@@ -88,9 +88,7 @@ def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Propos
 
 def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
     k = drafter.k
-    last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-    fed = jnp.concatenate([last, proposal.tokens], axis=1)
-    output = context.target(fed, context.cache, capture=drafter.capture, **_tree_options(proposal, context.length))
+    output = _target_pass(drafter, proposal, context)
     verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)
@@ -114,6 +112,15 @@ def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Contex
         entries.pad(k + 1),
         tuple(pad(x) for x in hidden),
     )
+
+
+def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
+    """The target over the last committed token and the drafts; what drafting ran of it is not run again."""
+    options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
+    if proposal.partial is not None:
+        return context.target.resume(proposal.partial, context.cache, **options)
+    last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+    return context.target(jnp.concatenate([last, proposal.tokens], axis=1), context.cache, **options)
 
 
 def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Array]:

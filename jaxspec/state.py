@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from jaxspec.cache import Cache
 from jaxspec.metrics import Stats
-from jaxspec.model import Model
+from jaxspec.model import Model, Partial
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
 from jaxspec.tree import depths
@@ -73,6 +73,8 @@ class Proposal:
         materialised).
       parents: each node's parent, -1 for the last committed token; `None` is a chain.
       depth: the most nodes along one path of a tree, static.
+      partial: the target's pass over the last committed token and the drafts, where drafting began
+        it; verification then runs its other layers alone. `None` is a pass from the start.
     """
 
     tokens: Int[Array, "b n"]
@@ -80,14 +82,17 @@ class Proposal:
     log_probs: Float[Array, "b n v"] | None = None
     parents: Int[Array, "b n"] | None = None
     depth: int | None = dataclasses.field(default=None, metadata={"static": True})
+    partial: Partial | None = None
 
     def first(self, count: int) -> "Proposal":
         """The same proposal cut to its first `count` drafts."""
+        partial = None if self.partial is None else self.partial.first(count + 1)
         if count == 0:
-            return Proposal(self.tokens[:, :0], self.valid[:, :0])
+            return Proposal(self.tokens[:, :0], self.valid[:, :0], partial=partial)
         cut = lambda x: None if x is None else x[:, :count]  # noqa: E731
         depth = None if self.depth is None else min(self.depth, count)
-        return Proposal(self.tokens[:, :count], self.valid[:, :count], cut(self.log_probs), cut(self.parents), depth)
+        laws, parents = cut(self.log_probs), cut(self.parents)
+        return Proposal(self.tokens[:, :count], self.valid[:, :count], laws, parents, depth, partial)
 
     def longest(self) -> Int[Array, "b"]:
         """How many drafts each row submits along its longest path."""
