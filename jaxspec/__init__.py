@@ -9,6 +9,7 @@ from jaxspec.drafters import Compose as Compose
 from jaxspec.drafters import Drafter as Drafter
 from jaxspec.drafters import DynamicTreeDrafter as DynamicTreeDrafter
 from jaxspec.drafters import EagleDrafter as EagleDrafter
+from jaxspec.drafters import EarlyExitDrafter as EarlyExitDrafter
 from jaxspec.drafters import IntersectionDrafter as IntersectionDrafter
 from jaxspec.drafters import MedusaDrafter as MedusaDrafter
 from jaxspec.drafters import ModelDrafter as ModelDrafter
@@ -16,6 +17,8 @@ from jaxspec.drafters import MostLikely as MostLikely
 from jaxspec.drafters import NGramDrafter as NGramDrafter
 from jaxspec.drafters import NoDrafter as NoDrafter
 from jaxspec.drafters import ParallelDrafter as ParallelDrafter
+from jaxspec.drafters import SkippingDrafter as SkippingDrafter
+from jaxspec.drafters import SparseCacheDrafter as SparseCacheDrafter
 from jaxspec.drafters import SuffixDrafter as SuffixDrafter
 from jaxspec.drafters import TextStore as TextStore
 from jaxspec.drafters import TokenMap as TokenMap

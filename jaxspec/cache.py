@@ -64,11 +64,15 @@ class Entries:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds."""
+    """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds.
+
+    `positions` are those of the slots' tokens, where a slot's number is not: after `ends`.
+    """
 
     keys: Float[Array, "l b g s d"]
     values: Float[Array, "l b g s d"]
     length: Int[Array, "b"]
+    positions: Int[Array, "b s"] | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype) -> Self:
@@ -94,15 +98,42 @@ class KVCache:
 
         The caller leaves room: a row needs `length + t <= capacity`.
         """
-        return type(self)(
-            write(self.keys, entries.keys, self.length),
-            write(self.values, entries.values, self.length),
-            self.length + entries.keys.shape[3],
+        return dataclasses.replace(
+            self,
+            keys=write(self.keys, entries.keys, self.length),
+            values=write(self.values, entries.values, self.length),
+            length=self.length + entries.keys.shape[3],
         )
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
         """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""
         return dataclasses.replace(self, length=length)
+
+    def ends(self, first: int, last: int, room: int) -> Self:
+        """A small cache of each row's first and last tokens, with `room` for more behind them.
+
+        Keys carry their position already. With `first=2, last=3, room=2`:
+
+            row 0   a b c d e f g h    ->   a b f g h . .    positions 0 1 5 6 7 8 9
+            row 1   a b c . . . . .    ->   a b c . . . .    positions 0 1 2 3 4 5 6
+        """
+        held = min(first + last, self.capacity)
+        first = min(first, held)
+        left_out = jnp.maximum(self.length - held, 0)
+        slots = -(-(held + room) // _TILE) * _TILE
+        window = jax.vmap(
+            lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, held - first, axis=2), in_axes=(1, 0), out_axes=1
+        )
+
+        def take(x):
+            both = jnp.concatenate([x[:, :, :, :first], window(x, first + left_out)], axis=3)
+            return _pad_axis(both, 3, slots)
+
+        numbers = jnp.arange(slots, dtype=jnp.int32)[None]
+        positions = numbers + jnp.where(numbers < first, 0, left_out[:, None])
+        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kept = {name: take(x) for name, x in kept.items() if getattr(x, "ndim", 0) == self.keys.ndim}
+        return dataclasses.replace(self, **kept, length=jnp.minimum(self.length, held), positions=positions)
 
 
 def _pad_axis(x: Array, axis: int, count: int) -> Array:

@@ -119,8 +119,7 @@ def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> Mode
     options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
     if proposal.partial is not None:
         return context.target.resume(proposal.partial, context.cache, **options)
-    last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-    return context.target(jnp.concatenate([last, proposal.tokens], axis=1), context.cache, **options)
+    return context.target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
 
 
 def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Array]:

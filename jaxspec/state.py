@@ -136,6 +136,11 @@ class Context:
     done: Bool[Array, "b"]
     sampling: Policy
 
+    @property
+    def last(self) -> Int[Array, "b 1"]:
+        """Each row's last committed token, which the target's cache does not hold."""
+        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)
+
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -195,9 +195,9 @@ def _checked(parents: Any) -> tuple[int, ...]:
 
 
 def positive(name: str, value: Any) -> None:
-    """Raises unless a number that fixes a tree's shape is an integer of at least 1."""
+    """Raises unless a number that fixes the shape of a round is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a tree")
+        raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a round")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
 

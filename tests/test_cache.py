@@ -44,6 +44,22 @@ def test_truncation_moves_the_length_and_nothing_else():
     assert rolled.length.tolist() == [1, 4]
 
 
+@pytest.mark.parametrize(("first", "last"), [(2, 3), (2, 2 * BLOCK)], ids=["some", "all"])
+def test_the_ends_of_each_row(first, last):
+    """What lies between is left out, and what is shorter is whole; more goes behind at its own position."""
+    length = [8, 3, 0, 5, BLOCK]
+    numbers = jnp.broadcast_to(jnp.arange(BLOCK, dtype=jnp.float32)[:, None], (2, 5, 1, BLOCK, 2))
+    cache = empty(5).append(Entries(numbers, -numbers)).truncate(jnp.asarray(length, jnp.int32))
+    ends = cache.ends(first, last, room=2)
+    longer = ends.append(entries(5, 2, 7.0))
+    for row, count in enumerate(length):
+        kept = [at for at in range(count) if at < first or at >= count - last]
+        assert int(ends.length[row]) == len(kept)
+        np.testing.assert_array_equal(longer.keys[1, row, 0, : len(kept) + 2, 0], [*kept, 7, 7])
+        np.testing.assert_array_equal(longer.values[0, row, 0, : len(kept), 1], np.negative(kept))
+        assert longer.positions[row, : len(kept) + 2].tolist() == [*kept, count, count + 1]
+
+
 def test_padded_entries_begin_with_the_same_ones():
     padded = entries(1, 2, 3.0).pad(5)
     assert padded.keys.shape[3] == 5

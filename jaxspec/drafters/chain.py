@@ -75,10 +75,8 @@ class Chain:
         """As of `Drafter`."""
         # The cache holds the text and the drafts that were fed; those of them that were kept are
         # the text's now. Of a row that submitted none, others' drafts may have been kept.
-        cache = self.draft.cache(state.kept)
         own = jnp.minimum(verdict.accepted, state.submitted)
-        held = jnp.minimum(cache.length, context.length + own)
-        kept = self.draft.put(state.kept, cache.truncate(held))
+        kept = self.draft.truncate(state.kept, context.length + own)
         kept = self.draft.observe(kept, context, verdict, hidden)
         schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
         return ChainState(kept, schedule, state.submitted)

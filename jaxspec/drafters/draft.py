@@ -96,6 +96,11 @@ class Draft(abc.ABC):
     def put(self, kept: Any, cache: Cache) -> Any:
         """The same with another cache."""
 
+    def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:
+        """The same with a cache of at most `length` tokens a row."""
+        cache = self.cache(kept)
+        return self.put(kept, cache.truncate(jnp.minimum(cache.length, length)))
+
     @abc.abstractmethod
     def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         """Takes in a round's outcome; `context` is the one before it.
@@ -162,3 +167,35 @@ class ModelDraft(Draft):
 
     def observe(self, kept, context, verdict, hidden):
         return kept
+
+
+class SelfDraft(Draft):
+    """The target, drafting for itself from its own cache: nothing but that is kept between rounds.
+
+    A round begins with `catch_up`, which makes what it works on out of nothing.
+
+    Attributes:
+      target: the model that `Context` has too.
+    """
+
+    target: Model
+    context_length: None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    def init(self, context, prefilled, slots):
+        return ()
+
+    def cache(self, kept):
+        return kept
+
+    def put(self, kept, cache):
+        return cache
+
+    def truncate(self, kept, length):
+        return ()
+
+    def observe(self, kept, context, verdict, hidden):
+        return ()

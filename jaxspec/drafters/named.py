@@ -1,4 +1,4 @@
-"""Drafters by name: those that ship with a model, folders of heads and of models, "ngram" and "suffix"."""
+"""Drafters by name: those that ship with a model, folders of heads and of models, and those that need neither."""
 
 import os
 from typing import Any
@@ -9,10 +9,12 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.block import BlockDrafter
 from jaxspec.drafters.eagle import EagleDrafter
+from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.drafters.intersection import IntersectionDrafter
 from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.sparse_cache import SparseCacheDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads.block import BlockHead
@@ -103,10 +105,11 @@ def load_drafter(
     """A drafter by its name, ready for `jaxspec.generate`.
 
     Args:
-      name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "auto", the best one that ships with
-        the target, else "ngram"; a drafter that ships with the target, such as "eagle" or
-        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
-        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`).
+      name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the target's
+        layers); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the target,
+        else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or a
+        head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
+        the tokens that both have (`IntersectionDrafter`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, or a schedule; `None` is the default of the kind.
@@ -121,13 +124,11 @@ def load_drafter(
       OSError: it cannot be read or downloaded.
     """
     name = zoo.draft_name(name_or_path, target_name)
-    if name in ("ngram", "suffix", "none"):
+    if name in _ALONE or name == "none":
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
-        if name == "ngram":
-            return NGramDrafter(k=DEFAULT_K if k is None else k)
-        if name == "suffix":
-            return SuffixDrafter() if k is None else SuffixDrafter(k=k)
+        if name in _ALONE:
+            return _ALONE[name](target, k)
         if k:
             raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
         return NoDrafter()
@@ -135,3 +136,24 @@ def load_drafter(
         return drafter_of(load_head(name, target, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
     draft = load(name, dtype=dtype, mesh=mesh, rules=rules)
     return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
+
+
+def _ngram(target: Model, k: int | Schedule | None) -> Drafter:
+    return NGramDrafter(k=DEFAULT_K if k is None else k)
+
+
+def _suffix(target: Model, k: int | Schedule | None) -> Drafter:
+    return SuffixDrafter() if k is None else SuffixDrafter(k=k)
+
+
+def _early_exit(target: Model, k: int | Schedule | None) -> Drafter:
+    EarlyExitDrafter(1).check(target)  # it has layers to count
+    return EarlyExitDrafter(max(1, target.module.config.num_layers // 4), k=DEFAULT_K if k is None else k)
+
+
+def _sparse_cache(target: Model, k: int | Schedule | None) -> Drafter:
+    return SparseCacheDrafter(k=DEFAULT_K if k is None else k)
+
+
+# Drafters that need no weights of their own.
+_ALONE = {"ngram": _ngram, "suffix": _suffix, "early-exit": _early_exit, "sparse-cache": _sparse_cache}

@@ -43,7 +43,7 @@ class Fresh:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One layer's view of the cache. Slot `i` of a row holds the token at position `i`."""
+    """One layer's view of the cache. Slot `i` of a row holds the token at position `i`, or at `cache.positions[b, i]`."""
 
     cache: KVCache
     layer: int = dataclasses.field(metadata={"static": True})
@@ -132,7 +132,10 @@ def _over_history(queries, positions, history: History, *, scale, window, block)
         start = jnp.minimum(index * block, capacity - block)
         slots = start + jnp.arange(block, dtype=jnp.int32)
         seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
-        seen = seen & _within(positions, jnp.broadcast_to(slots, (positions.shape[0], block)), window)
+        key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
+        if cache.positions is not None:
+            key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
+        seen = seen & _within(positions, key_positions, window)
         keys, values = cache.block(history.layer, start, block)
         return _accumulate(state, _scores(queries, keys, scale), values, seen)
 

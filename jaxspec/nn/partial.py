@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.cache import Entries, KVCache
+from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.products import project
 from jaxspec.nn.transformer import Block, Norm, Transformer, embed, entries_of, of_chain
 from jaxspec.pytree import register_dataclass
@@ -59,13 +60,10 @@ def begin(
     pending: Entries | None,
 ) -> tuple[Float[Array, "b t v"], Partial]:
     """Runs the first `layers` and gives the logits of an exit there; other arguments as of `Transformer`."""
-    config = module.config
     mask, positions = of_chain(mask, positions, cache, tokens.shape)
-    x = embed(config, params, tokens)
-    if config.learned_positions:
-        x = x + params["position_embedding"][positions[:, -tokens.shape[1] :]]
+    x = enter(module.config, params, tokens, positions)
     x, entries = _run(module, params, range(layers), x, cache, pending, positions, mask)
-    return _logits(module, params, x), Partial(x, entries)
+    return leave(module, params, x), Partial(x, entries)
 
 
 def resume(
@@ -83,7 +81,7 @@ def resume(
     x, entries = _run(module, params, others, partial.hidden, cache, None, positions, mask)
     # The others' entries wait for every read of the cache, and so does what is joined to them.
     entries = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=0), partial.entries, entries)
-    return _logits(module, params, x), entries
+    return leave(module, params, x), entries
 
 
 def _run(module, params, layers: range, x, cache, pending, positions, mask):
@@ -95,7 +93,18 @@ def _run(module, params, layers: range, x, cache, pending, positions, mask):
     return x, entries_of(entries, x)
 
 
-def _logits(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+def enter(
+    config: TransformerConfig, params: Any, tokens: Int[Array, "b t"], positions: Int[Array, "b u"]
+) -> Float[Array, "b t d"]:
+    """What the first layer is given; the last `t` positions are the tokens'."""
+    x = embed(config, params, tokens)
+    if config.learned_positions:
+        x = x + params["position_embedding"][positions[:, -tokens.shape[1] :]]
+    return x
+
+
+def leave(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+    """What final norm and head make of a state."""
     head = params["embedding" if module.config.tied_head else "head"]
     normalised = Norm(module.config).apply({"params": params["final_norm"]}, x)
     return project(normalised, head).astype(jnp.float32)

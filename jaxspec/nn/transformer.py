@@ -124,25 +124,41 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream.
+
+    `attends` and `feeds` say which of the two there is; without attention there are no entries.
+    """
 
     config: TransformerConfig
     layer: int
     dtype: Any
+    attends: bool = True
+    feeds: bool = True
 
     @nn.compact
     def __call__(self, x, cache, pending, positions, mask):
+        entry = None
+        if self.attends:
+            x, entry = self._attend(x, cache, pending, positions, mask)
+        return self._feed(x) if self.feeds else x, entry
+
+    @nn.nowrap
+    def _attend(self, x, cache, pending, positions, mask):
         config = self.config
         attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
             Norm(config, name="attention_norm")(x), cache, pending, positions, mask
         )
         if config.post_norms:
             attended = Norm(config, name="attention_post_norm")(attended)
-        x = x + attended
+        return x + attended, entry
+
+    @nn.nowrap
+    def _feed(self, x):
+        config = self.config
         fed = MLP(config, self.dtype, name="mlp")(Norm(config, name="mlp_norm")(x))
         if config.post_norms:
             fed = Norm(config, name="mlp_post_norm")(fed)
-        return x + fed, entry
+        return x + fed
 
 
 class Transformer(nn.Module):
@@ -210,6 +226,8 @@ def of_chain(
     batch, time = shape
     if positions is None:
         positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+        if cache.positions is not None:
+            positions = jnp.take_along_axis(cache.positions, positions, axis=1)
     if mask is None:
         mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
     return mask, positions

@@ -50,6 +50,15 @@ def test_without_one_the_text_itself(shipped):
     assert load("none").k == 0
 
 
+def test_the_target_itself(shipped):
+    deep = tiny.transformer(layers=9)
+    drafter = jaxspec.load_drafter("early-exit", deep)
+    assert drafter.layers == 2 and drafter.k == 4
+    assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.SparseCacheDrafter)
+    with pytest.raises(ValueError, match="of a target of 1"):
+        jaxspec.load_drafter("early-exit", tiny.transformer())
+
+
 def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
     copied = shutil.copytree(shipped / "distilled", tmp_path / "copied")
     drafter = load(copied, k=3, num_drafts=2)

@@ -6,6 +6,7 @@ from tests.mutants import (
     block_drafter,
     copying,
     eagle,
+    early_exit,
     int8,
     intersection,
     medusa,
@@ -16,6 +17,8 @@ from tests.mutants import (
     relaxed,
     schedules,
     sharding,
+    skipping,
+    sparse_cache,
     training,
     trees,
 )
@@ -29,6 +32,7 @@ MUTANTS = (
     *eagle.MUTANTS,
     *int8.MUTANTS,
     *intersection.MUTANTS,
+    *early_exit.MUTANTS,
     *medusa.MUTANTS,
     *multi_draft.MUTANTS,
     *parallel.MUTANTS,
@@ -36,6 +40,8 @@ MUTANTS = (
     *relaxed.MUTANTS,
     *schedules.MUTANTS,
     *sharding.MUTANTS,
+    *skipping.MUTANTS,
+    *sparse_cache.MUTANTS,
     *training.MUTANTS,
     *trees.MUTANTS,
 )

@@ -1,0 +1,157 @@
+"""The target's own first layers as drafter: what they compute of a draft, verification does not compute again.
+
+text       a  b  c  d  e             e is committed and unfed; the target's cache holds a b c d
+drafting   e -> x -> y -> z          the first layers alone, over the first layers of that cache
+           e  x  y  z                their keys, values and states wait outside the cache
+verify     [e x y z]                 the other layers alone
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec import checks
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.chain import Chain
+from jaxspec.drafters.draft import SelfDraft, Window
+from jaxspec.model import LanguageModel, Model, ModelOutput, Partial
+from jaxspec.pytree import register_dataclass
+from jaxspec.sampling import Policy
+from jaxspec.schedules.base import Schedule, split
+from jaxspec.state import Context
+from jaxspec.tree import positive
+from jaxspec.verifiers.base import Draws
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """What went through the first layers in a round: the last committed token, then drafts.
+
+    Attributes:
+      partial: their pass, with room for a round's.
+      count: how many they are; what lies beyond is stale.
+    """
+
+    partial: Partial
+    count: Int[Array, ""]
+
+    def append(self, fresh: Partial) -> Self:
+        """These and one more token a row."""
+        return type(self)(self.partial.put(fresh, self.count), self.count + 1)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EarlyExitDraft(SelfDraft):
+    """The first layers of `target`, its final norm and its head, as a draft of up to `k` tokens."""
+
+    target: LanguageModel
+    layers: int = dataclasses.field(metadata={"static": True})
+    k: int = dataclasses.field(metadata={"static": True})
+
+    def check(self, name, target):
+        if not (isinstance(target, LanguageModel) and target.resumes):
+            raise TypeError(
+                f"{name} stops and resumes the passes of a LanguageModel over a jaxspec.nn.Transformer, got a target "
+                f"of type {type(target).__name__}; load the target with jaxspec.load, or pass another drafter"
+            )
+        most = target.module.config.num_layers - 1
+        if not 1 <= self.layers <= most:
+            raise ValueError(
+                f"{name} needs at least one layer to draft with and one to verify with, got layers={self.layers} of a "
+                f"target of {most + 1}; pass layers between 1 and {most}"
+            )
+
+    def catch_up(self, kept, context, begins):
+        shape = (context.length.shape[0], self.k + 1)
+        whole = jax.ShapeDtypeStruct(shape, jnp.int32)
+        _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, context.cache, self.layers), whole)
+        return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
+
+    def first(self, kept, context):
+        logits, partial = self.feed(context, context.last, kept)
+        return Window(logits[:, 0], kept, partial, ()), kept.append(partial)
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        logits, partial = self.feed(context, tokens, cache)
+        return ModelOutput(logits, partial)
+
+    def feed(self, context: Context, tokens: Int[Array, "b 1"], fed: Fed) -> tuple[Float[Array, "b 1 v"], Partial]:
+        """Runs the first layers over one more token, which sees the text and what was fed."""
+        room = jnp.arange(self.k + 1, dtype=jnp.int32)
+        mask = jnp.pad(room < fed.count, (0, 1), constant_values=True)
+        offsets = jnp.append(room, fed.count)
+        return self.target.begin(
+            tokens,
+            context.cache,
+            self.layers,
+            mask=jnp.broadcast_to(mask, (tokens.shape[0], 1, self.k + 2)),
+            positions=context.length[:, None] - 1 + offsets[None],
+            pending=fed.partial.entries,
+        )
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EarlyExitDrafter(Drafter):
+    """Draws a chain of tokens from the target's first layers, through its own final norm and head.
+
+    Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
+    layers' keys and values of the text are the target's, and verification goes on from what they computed of the
+    drafts. A round of `k` drafts costs `k + 1` passes of the first layers over one token and one pass of the
+    others over `k + 1`. Only targets that were trained to exit early guess well so.
+
+    Attributes:
+      layers: how many of the target's layers draft.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
+        own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    layers: int = dataclasses.field(metadata={"static": True})
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        k, schedule = split(self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        positive("layers", self.layers)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.schedule.lengths
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
+        EarlyExitDraft(target, self.layers, self.k).check(type(self).__name__, target)
+        self.schedule.check()
+
+    def init(self, context, prefilled, slots):
+        return self._chain(context).init(context, prefilled, slots)
+
+    def propose(self, draws: Draws, state: Any, context: Context):
+        proposal, state = self._chain(context).propose(draws, state, context)
+        if self.k == 0:
+            return proposal, state
+        fed, draft = state.kept, self._chain(context).draft
+        # The drafts that were drawn before the last one have been fed; with it verification has all it reads.
+        tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
+        newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
+        with jax.named_scope("last_draft"):
+            fed = fed.append(draft.feed(context, newest, fed)[1])
+        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, kept=())
+
+    def observe(self, state, context: Context, verdict, hidden):
+        return self._chain(context).observe(state, context, verdict, hidden)
+
+    def _chain(self, context: Context) -> Chain:
+        return Chain(EarlyExitDraft(context.target, self.layers, self.k), self.k, self.sampling, self.schedule)

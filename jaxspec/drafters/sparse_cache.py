@@ -1,0 +1,112 @@
+"""The target as its own drafter, over a few keys of a long text.
+
+    text        a b c d e f g h i j      j is committed and unfed
+    drafting    a b . . . . g h i        the first tokens and the last ones: all that j and its drafts see
+    verify      a b c d e f g h i        everything, for [j and its drafts]
+
+Every draft costs a pass over all weights: it pays where reading the cache is what takes time, with long texts
+and many rows. Keys of drafts are made from less than the target sees, so verification's take their place.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxspec import checks
+from jaxspec.cache import KVCache
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.chain import Chain
+from jaxspec.drafters.draft import SelfDraft, Window
+from jaxspec.model import Model, ModelOutput
+from jaxspec.pytree import register_dataclass
+from jaxspec.sampling import Policy
+from jaxspec.schedules.base import Schedule, split
+from jaxspec.state import Context
+from jaxspec.tree import positive
+from jaxspec.verifiers.base import Draws
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SparseCacheDraft(SelfDraft):
+    """`target` over the first `sinks` and the last `window` tokens of its own cache, for up to `k` drafts."""
+
+    target: Model
+    sinks: int = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})
+    k: int = dataclasses.field(metadata={"static": True})
+
+    def check(self, name, target):
+        cache = jax.eval_shape(lambda: target.init_cache(1, 1))
+        if not isinstance(cache, KVCache):
+            raise TypeError(
+                f"{name} takes some tokens out of a jaxspec.cache.KVCache, got a target that keeps a "
+                f"{type(cache).__name__}; load the target with jaxspec.load, or pass another drafter"
+            )
+
+    def catch_up(self, kept, context, begins):
+        return context.cache.ends(self.sinks, self.window, self.k)
+
+    def first(self, kept, context):
+        output = self.target(context.last, kept)
+        return Window(output.logits[:, 0], kept, output.entries, ()), kept.append(output.entries)
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        return self.target(tokens, cache, **tree)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SparseCacheDrafter(Drafter):
+    """Draws a chain of tokens from the target itself, which sees the first and the last tokens of the text alone.
+
+    Chen et al. 2408.11049 (MagicDec); Sun et al. 2404.11912 (TriForce), section 4. Which tokens
+    are seen is StreamingLLM's choice (Xiao et al. 2309.17453): attention sinks and a recent window, here each at
+    its own position. There is no second model, and between rounds no second cache.
+
+    Attributes:
+      sinks: how many of the first tokens are seen.
+      window: how many of the last ones, besides the unfed one and drafts.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
+        own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    sinks: int = dataclasses.field(default=4, metadata={"static": True})
+    window: int = dataclasses.field(default=508, metadata={"static": True})
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        k, schedule = split(self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        positive("sinks", self.sinks)
+        positive("window", self.window)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.schedule.lengths
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
+        self._chain(target).draft.check(type(self).__name__, target)
+        self.schedule.check()
+
+    def init(self, context, prefilled, slots):
+        return self._chain(context.target).init(context, prefilled, slots)
+
+    def propose(self, draws: Draws, state: Any, context: Context):
+        proposal, state = self._chain(context.target).propose(draws, state, context)
+        return proposal, dataclasses.replace(state, kept=())
+
+    def observe(self, state, context: Context, verdict, hidden):
+        return self._chain(context.target).observe(state, context, verdict, hidden)
+
+    def _chain(self, target: Model) -> Chain:
+        draft = SparseCacheDraft(target, self.sinks, self.window, self.k)
+        return Chain(draft, self.k, self.sampling, self.schedule)

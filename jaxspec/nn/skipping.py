@@ -1,0 +1,44 @@
+"""A pass over a decoder without some of its blocks."""
+
+import dataclasses
+from typing import Any
+
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.cache import Entries, KVCache
+from jaxspec.nn.partial import enter, leave
+from jaxspec.nn.transformer import Block, Transformer, entries_of, of_chain
+
+
+def run_without(
+    module: Transformer,
+    params: Any,
+    attention: tuple[int, ...],
+    mlp: tuple[int, ...],
+    tokens: Int[Array, "b t"],
+    cache: KVCache,
+    *,
+    mask: Bool[Array, "b t u"] | None,
+    positions: Int[Array, "b u"] | None,
+    pending: Entries | None,
+) -> tuple[Float[Array, "b t v"], Entries]:
+    """Leaves out the attention and the MLP of some layers; the cache has those layers that attend, and no others."""
+    config = module.config
+    mask, positions = of_chain(mask, positions, cache, tokens.shape)
+    x = enter(config, params, tokens, positions)
+    attending = [layer for layer in range(config.num_layers) if layer not in attention]
+    # Among the layers of the cache each has its own rotary embedding and window.
+    of_cache = dataclasses.replace(
+        config,
+        num_layers=len(attending),
+        ropes=tuple(config.ropes[layer] for layer in attending),
+        windows=tuple(config.windows[layer] for layer in attending),
+    )
+    entries = []
+    for layer in range(config.num_layers):
+        attends, feeds = layer in attending, layer not in mlp
+        block = Block(of_cache, len(entries), module.dtype, attends=attends, feeds=feeds)
+        x, entry = block.apply({"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask)
+        entries += [entry] if attends else []
+    return leave(module, params, x), entries_of(entries, x)

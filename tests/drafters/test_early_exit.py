@@ -1,0 +1,140 @@
+"""`EarlyExitDrafter`: the law of the first layers, and passes that stop and are resumed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.cache import Entries
+from jaxspec.model import Partial
+from jaxspec.nn import Transformer
+from jaxspec.schedules import Adaptive
+from tests import tiny
+from tests.contracts import DrafterContract
+from tests.schedules import ScheduledContract
+
+LAYERS = 3
+
+
+def first_layers(model, layers) -> jaxspec.LanguageModel:
+    """The first layers under the model's own norm and head: a smaller model, which keeps its own cache."""
+    config = model.module.config
+    config = dataclasses.replace(
+        config, num_layers=layers, ropes=config.ropes[:layers], windows=config.windows[:layers]
+    )
+    late = {f"layer_{layer}" for layer in range(layers, LAYERS)}
+    params = {name: part for name, part in model.params.items() if name not in late}
+    return jaxspec.LanguageModel(Transformer(config), params)
+
+
+class EarlyExitContract(DrafterContract):
+    def guess(self, text, offset):
+        return tiny.transformer_law(first_layers(self.target, self.drafter.layers), text)
+
+
+class TestTwoLayers(EarlyExitContract):
+    target = tiny.transformer(1, layers=LAYERS)
+    drafter = jaxspec.EarlyExitDrafter(2, k=3)
+
+
+@pytest.mark.slow
+class TestOneLayer(EarlyExitContract):
+    """Learned positions, and a window that the drafts outgrow."""
+
+    target = tiny.transformer(1, layers=LAYERS, ropes=(None,) * LAYERS, windows=(2, None, 3), tied_head=False)
+    drafter = jaxspec.EarlyExitDrafter(1, k=2)
+
+
+class TestAdaptive(ScheduledContract, EarlyExitContract):
+    """Lengths that move every few rounds, down to none."""
+
+    target = TestTwoLayers.target
+    drafter = jaxspec.EarlyExitDrafter(2, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    remembers = True
+
+
+TEXTS = np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 9))
+
+
+@jax.jit(static_argnames="layers")
+def whole_and_resumed(model, tokens, cache, layers, options):
+    _, partial = model.begin(tokens, cache, layers, **options)
+    assert partial.layers == layers
+    return model(tokens, cache, **options), model.resume(partial, cache, **options)
+
+
+def test_a_resumed_pass_is_the_whole_one():
+    """Chains and trees, and where it stopped does not matter."""
+    model = tiny.transformer(2, layers=LAYERS, windows=(None, 2, None))
+    tokens, empty = jnp.asarray(TEXTS, jnp.int32), model.init_cache(2, 16)
+    history = jax.jit(lambda tokens: model(tokens, empty).entries)(tokens[:, :5])
+    cache = empty.append(history).truncate(jnp.array([5, 3], jnp.int32))
+    # The last two follow the first.
+    mask = jnp.asarray(np.broadcast_to(np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool), (2, 3, 3)))
+    positions = cache.length[:, None] + jnp.array([[0, 1, 1]], jnp.int32)
+    for layers, options in ((1, {}), (2, {"mask": mask, "positions": positions})):
+        expected, found = whole_and_resumed(model, tokens[:, 5:8], cache, layers, options)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+
+
+def test_a_resumed_pass_has_no_states_to_give():
+    model = tiny.transformer(2, layers=LAYERS)
+    partial = Partial(jnp.zeros((1, 1, 16)), Entries(*[jnp.zeros((1, 1, 1, 1, 8))] * 2))
+    with pytest.raises(ValueError, match="no captured states, got capture="):
+        model.resume(partial, model.init_cache(1, 8), capture=(1,))
+
+
+def test_verification_runs_the_other_layers_alone(monkeypatch):
+    """And the first ones run once over every token: `k + 1` a round, however many drafts are kept."""
+    target, drafter = TestTwoLayers.target, TestTwoLayers.drafter
+    resumed, begun = [], []
+    resume, begin = jaxspec.LanguageModel.resume, jaxspec.LanguageModel.begin
+
+    def counting_resume(self, partial: Partial, cache, **options):
+        resumed.append((partial.layers, partial.hidden.shape[1]))
+        return resume(self, partial, cache, **options)
+
+    def counting_begin(self, tokens, cache, layers, **options):
+        jax.debug.callback(lambda width=tokens.shape[1]: begun.append((layers, width)))
+        return begin(self, tokens, cache, layers, **options)
+
+    def refuse(self, *args, **options):
+        raise AssertionError("all layers were run")
+
+    prompt = jnp.asarray(TEXTS, jnp.int32)
+    state = jaxspec.init(target, drafter, prompt, max_new_tokens=30)
+    monkeypatch.setattr(jaxspec.LanguageModel, "resume", counting_resume)
+    monkeypatch.setattr(jaxspec.LanguageModel, "begin", counting_begin)
+    monkeypatch.setattr(jaxspec.LanguageModel, "__call__", refuse)
+    state, _ = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))(state)
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    assert resumed == [(2, 4)]
+    assert begun == [(2, 1)] * 4
+
+
+def test_it_keeps_nothing_between_rounds():
+    state = jaxspec.init(TestTwoLayers.target, TestTwoLayers.drafter, jnp.asarray(TEXTS), max_new_tokens=5)
+    assert jax.tree.leaves(state.drafter_state.kept) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "target", "error", "message"),
+    [
+        (3, TestTwoLayers.target, ValueError, "got layers=3 of a target of 3; pass layers between 1 and 2"),
+        (1, tiny.transformer(), ValueError, "got layers=1 of a target of 1"),
+        (1, tiny.history_model(vocab=tiny.VOCAB), TypeError, "got a target of type HistoryModel"),
+    ],
+)
+def test_targets_that_do_not_fit(layers, target, error, message):
+    with pytest.raises(error, match=message):
+        jaxspec.generate(target, jaxspec.EarlyExitDrafter(layers), jnp.asarray(TEXTS), max_new_tokens=3)
+
+
+@pytest.mark.parametrize(("layers", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_layers_are_a_number_of_them(layers, error):
+    with pytest.raises(error, match="layers must be"):
+        jaxspec.EarlyExitDrafter(layers)

@@ -1,0 +1,38 @@
+"""Faults of a cache of which drafts see a part: which part, and where its tokens stand."""
+
+from tests.mutants.mutants import Mutant
+
+_TESTS = "tests/drafters/test_sparse_cache.py"
+_LAW = f"{_TESTS}::TestSparseCache::test_the_reported_law_is_that_of_the_drafts"
+_ENDS = "tests/test_cache.py::test_the_ends_of_each_row"
+
+MUTANTS = (
+    Mutant(
+        "the window ends before the newest token",
+        "cache.py",
+        "window(x, first + left_out)",
+        "window(x, first + left_out - 1)",
+        (_ENDS,),
+    ),
+    Mutant(
+        "the window's tokens stand right behind the first ones",
+        "cache.py",
+        "jnp.where(numbers < first, 0, left_out[:, None])",
+        "jnp.where(numbers < first, 0, 0 * left_out[:, None])",
+        (_ENDS, _LAW),
+    ),
+    Mutant(
+        "tokens behind a part of the text stand where their slots do",
+        "nn/transformer.py",
+        "positions = jnp.take_along_axis(cache.positions, positions, axis=1)",
+        "positions = positions + 0",
+        (_LAW,),
+    ),
+    Mutant(
+        "attention takes slots for positions",
+        "nn/attention.py",
+        "if history.positions is not None:",
+        "if history.positions is None and history.length.ndim == 0:",
+        (_LAW,),
+    ),
+)
