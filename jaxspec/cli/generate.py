@@ -62,9 +62,9 @@ def generate(
         typer.Option(
             "--draft",
             "-d",
-            help="'ngram', 'suffix', 'early-exit', 'sparse-cache', 'none', a drafter that ships with the model, such as "
-            "'eagle', a folder, or a model as for --model, with the same tokenizer or another. 'auto' is the best that "
-            "ships with the model, else 'ngram'.",
+            help="'ngram', 'suffix', 'early-exit', 'sparse-cache', 'none', a drafter that ships with the model, such "
+            "as 'eagle', a folder, or a model as for --model, with the same tokenizer or another. 'auto' is the best "
+            "that ships with the model, else 'ngram'.",
         ),
     ] = "auto",
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: of the draft]")] = None,

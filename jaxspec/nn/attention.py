@@ -43,7 +43,7 @@ class Fresh:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One layer's view of the cache. Slot `i` of a row holds the token at position `i`, or at `cache.positions[b, i]`."""
+    """One layer's view of the cache. Slot `i` holds a row's token at position `i`, or `cache.positions[b, i]`."""
 
     cache: KVCache
     layer: int = dataclasses.field(metadata={"static": True})
