@@ -107,8 +107,8 @@ def load_drafter(
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
         target's layers); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the
-        target, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or a
-        head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
+        target, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
+        a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
         the tokens that both have (`IntersectionDrafter`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.

@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "attention takes slots for positions",
         "nn/attention.py",
-        "if history.positions is not None:",
-        "if history.positions is None and history.length.ndim == 0:",
+        "if cache.positions is not None:",
+        "if cache.positions is None and cache.length.ndim == 0:",
         (_LAW,),
     ),
 )
