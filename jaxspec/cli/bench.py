@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName
+from jaxspec.cli.generate import DtypeName, ProductsName
 
 
 @reported
@@ -49,6 +49,9 @@ def bench(
     dtype: Annotated[
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
+    products: Annotated[
+        ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
+    ] = ProductsName.AUTO,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
@@ -82,6 +85,7 @@ def bench(
         repeats=repeats,
         seed=seed,
         dtype=dtype and dtype.value,
+        products=products.value,
         split_rounds=outputs.plots is not None,
     )
     asked = evenly(our_prompts() if questions is None else read_prompts([questions]), count)

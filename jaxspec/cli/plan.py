@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName
+from jaxspec.cli.generate import DtypeName, ProductsName
 
 
 @reported
@@ -57,6 +57,9 @@ def plan(
     dtype: Annotated[
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
+    products: Annotated[
+        ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
+    ] = ProductsName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predicts what drafters would gain here, checks it with a run, and recommends one of them or none.
@@ -81,6 +84,7 @@ def plan(
         repeats=repeats,
         seed=seed,
         dtype=dtype and dtype.value,
+        products=products.value,
     )
     asked = evenly(our_prompts() if questions is None else read_prompts([questions]), count)
     enable_compilation_cache()

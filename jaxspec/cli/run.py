@@ -1,7 +1,6 @@
 """`jaxspec generate`: from options to printed text."""
 
 import dataclasses
-import functools
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -27,8 +26,8 @@ from jaxspec.verifiers import (
     TraversalVerifier,
     TreeVerifier,
 )
-from jaxspec.weights import load, native_products, quantise_cache, quantise_weights
-from jaxspec.weights.native import native_if_possible
+from jaxspec.weights import load, quantise_cache, quantise_weights
+from jaxspec.weights.native import PRODUCTS
 
 _VERIFIERS = {
     "token": TokenVerifier,
@@ -40,12 +39,6 @@ _VERIFIERS = {
 }
 
 _INT8 = {"weights": quantise_weights, "cache": quantise_cache}
-PRODUCTS = {
-    "auto": native_if_possible,
-    "xla": lambda model: model,
-    "native": native_products,
-    "native-bfloat16": functools.partial(native_products, weights="bfloat16"),
-}
 
 
 @dataclasses.dataclass(frozen=True)

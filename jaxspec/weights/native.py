@@ -1,6 +1,9 @@
 """Products of our own on a CPU."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,3 +64,24 @@ def native_if_possible(model: LanguageModel) -> LanguageModel:
         return native_products(model)
     except (NoCompilerError, OSError):
         return model
+
+
+# By name, for commands.
+PRODUCTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
+    {
+        "auto": native_if_possible,
+        "xla": lambda model: model,
+        "native": native_products,
+        "native-bfloat16": functools.partial(native_products, weights=jnp.bfloat16),
+    }
+)
+
+
+def products_of(model: LanguageModel) -> str:
+    """The name of a model's products: "xla", "native", "native-bfloat16", or the class of its kernels."""
+    kernels = stored_kernels(model)
+    if not kernels:
+        return "xla"
+    if not isinstance(kernels[0], NativeKernel):
+        return type(kernels[0]).__name__
+    return "native" if kernels[0].values.dtype == jnp.float32 else "native-bfloat16"

@@ -17,6 +17,7 @@ HEADER = {
         "jax": "1",
         "python": "3",
         "dtype": "float32",
+        "products": "xla",
         "energy": None,
         "peak_memory_of": "process",
     },

@@ -15,7 +15,7 @@ from jaxspec.bench.speed.setting import Setting
 from jaxspec.cli import app as application
 from tests.bench.test_plan import CASE, FAST, KEPT, SLOW, acceptance, summary
 
-MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32"}
+MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32", "products": "xla"}
 GAINS = {1: FAST, 8: SLOW}
 
 

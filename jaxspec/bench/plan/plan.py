@@ -21,6 +21,7 @@ from jaxspec.bench.speed.setting import Setting
 from jaxspec.model import LanguageModel
 from jaxspec.training.prompts import Conversation
 from jaxspec.weights import load
+from jaxspec.weights.native import PRODUCTS
 
 # Turns of what takes milliseconds.
 _TURNS = 5
@@ -77,7 +78,7 @@ def make_plan(
     if len(setting.temperatures) != 1:
         raise ValueError(f"a plan is for one temperature, got {len(setting.temperatures)}; make one plan for each")
     tell("loading the models")
-    target = load(setting.model, dtype=setting.dtype)
+    target = PRODUCTS[setting.products](load(setting.model, dtype=setting.dtype))
     check_askable(setting.model, target, questions)
     cases = load_cases(setting, target)
     cases = cases if setting.lengths else [*cases[:1], *with_halves(setting, cases[1:], target)]

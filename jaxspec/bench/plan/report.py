@@ -28,7 +28,7 @@ def notes(plan: Plan) -> list[str]:
     verifiers = sorted({one.verifier for one in plan.recommendations if one.verifier is not None})
     told = [
         f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
-        f"{setting['model']}, {machine['dtype']}",
+        f"{setting['model']}, {machine['dtype']}, {machine['products']} products",
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, temperature "
         f"{temperature:g}; {repeats} repeat{'s' if repeats > 1 else ''} of the check, in turn with plain decoding",
     ]

@@ -21,6 +21,7 @@ from jaxspec.bench.speed.summary import Summary, summarize
 from jaxspec.model import LanguageModel
 from jaxspec.training.prompts import Conversation
 from jaxspec.weights import load
+from jaxspec.weights.native import PRODUCTS, products_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run(
       OSError: a model cannot be read, or the file not written.
       FloatingPointError: the target's logits were not finite.
     """
-    target = load(setting.model, dtype=setting.dtype)
+    target = PRODUCTS[setting.products](load(setting.model, dtype=setting.dtype))
     check_askable(setting.model, target, questions)
     cases = load_cases(setting, target)
     energy = energy_meter(jax.devices()[0].platform)
@@ -130,6 +131,7 @@ def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
         "dtype": target.dtype.name,
+        "products": products_of(target),
         "jaxspec": _version(),
         "jax": jax.__version__,
         "python": platform.python_version(),

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxspec.sampling import Greedy, Policy, Sampling
 from jaxspec.training.prompts import Conversation, read_prompts
+from jaxspec.weights.native import PRODUCTS
 
 _OUR_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
@@ -28,6 +29,7 @@ class Setting:
       repeats: how often each answer is timed.
       seed: of the draws at temperatures above 0.
       dtype: of weights and activations; `None` is what `load` chooses.
+      products: how the target is multiplied: a name of `jaxspec.weights.native.PRODUCTS`.
       split_rounds: whether a round's draft and verification are timed apart, too.
     """
 
@@ -40,6 +42,7 @@ class Setting:
     repeats: int = 3
     seed: int = 0
     dtype: str | None = None
+    products: str = "auto"
     split_rounds: bool = False
 
     def __post_init__(self):
@@ -47,6 +50,8 @@ class Setting:
             raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
         if "none" in self.drafters:
             raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
+        if self.products not in PRODUCTS:
+            raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, got {self.products!r}")
         for name in ("drafters", "lengths", "batches", "temperatures"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

@@ -85,7 +85,7 @@ def notes(header: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> li
     energy = machine["energy"] or "unavailable on this machine"
     told = [
         f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
-        f"{setting['model']}, {machine['dtype']}",
+        f"{setting['model']}, {machine['dtype']}, {machine['products']} products",
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, {setting['repeats']} "
         "repeats in turn with plain decoding, compilation left out, token ids counted on both sides",
         f"peak memory {peak / 1e9:.2f} GB ({machine['peak_memory_of']}, all cases together); energy: {energy}",
