@@ -85,6 +85,8 @@ PLAYERS = {
 # These take the same paths through the loop as others above.
 MORE = {
     "model of another vocabulary, coupled",
+    "suffix or model, block",
+    "three drafts, K-SEQ",
     "dynamic tree, default",
     "three different drafts, recursive",
     "two models, recursive",

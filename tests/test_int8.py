@@ -20,6 +20,7 @@ FLOAT = tiny.transformer(layers=2)
 PROMPTS = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
 
 
+@pytest.mark.slow
 class TestWeights(ModelContract):
     model = jaxspec.quantise_weights(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
 
@@ -87,7 +88,10 @@ def test_sizes():
     assert caches[1].key_scale.nbytes == caches[0].keys.nbytes / FLOAT.module.config.head_dim
 
 
-@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), jaxspec.Sampling(temperature=1.0)])
+SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), SAMPLED])
 def test_speculation_is_exact_relative_to_it(sampling):
     """With the same key the same tokens; the float model drafts, and is accepted most of the time."""
     target = jaxspec.quantise_cache(jaxspec.quantise_weights(FLOAT))

@@ -20,6 +20,7 @@ except NoCompilerError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
+@pytest.mark.slow
 class TestFloat32(ModelContract):
     model = jaxspec.native_products(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
 
@@ -49,7 +50,10 @@ def test_kernels_of_more_axes_and_batches():
     np.testing.assert_allclose(found, jnp.einsum("bti,nmoi->btnmo", x, values), atol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), jaxspec.Sampling(temperature=1.0)])
+SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), SAMPLED])
 def test_speculation_gives_the_same_tokens(sampling):
     """As plain decoding of it, and as XLA's products."""
     target = jaxspec.native_products(FLOAT)
@@ -108,6 +112,7 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     assert not list((tmp_path / "native").glob("*"))
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     first = build._compiled()

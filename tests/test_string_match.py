@@ -27,8 +27,8 @@ def test_a_draft_that_knows_the_text_is_kept(own, other):
     ids = own.encode(TEXT)
     found = matched(own, other, TEXT).generate(jnp.asarray([ids[:2]]), max_new_tokens=len(ids) - 2)
     assert found.tokens[0].tolist() == ids[2:]
-    # What is drafted ends in the middle of a character now and then, and is verified as it is.
-    assert found.stats.acceptance_rate() > 0.9
+    # Where a draft ends within one of the target's tokens, its last token is another than the text's.
+    assert found.stats.acceptance_rate() > 0.6
     assert found.stats.mean_acceptance_length() > 2
 
 
@@ -44,7 +44,10 @@ for row, text in enumerate(("the sea", "a", "ü 中")):
 LENGTHS = np.array([min(len(BYTES.encode(text)), 6) for text in ("the sea", "a", "ü 中")], np.int32)
 
 
-@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), jaxspec.Sampling(0.8)], ids=["greedy", "coupled"])
+SAMPLED = pytest.param(jaxspec.Sampling(0.8), marks=pytest.mark.slow, id="coupled")
+
+
+@pytest.mark.parametrize("sampling", [pytest.param(jaxspec.Greedy(), id="greedy"), SAMPLED])
 def test_the_output_is_that_of_plain_decoding(sampling):
     """Random models, whose texts are no text: broken characters, special tokens, rows that end apart."""
     options = {"prompt_length": LENGTHS, "max_new_tokens": np.array([16, 9, 0]), "sampling": sampling}

@@ -84,6 +84,7 @@ def plan():
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_is_whole(plan):
     assert [(one.batch, one.k) for one in plan.predictions] == [(1, 2), (1, 4), (2, 2), (2, 4)]
     assert [one.k for one in plan.acceptances] == [4]
@@ -100,6 +101,7 @@ def test_a_plan_is_whole(plan):
     assert plan.crossover is not None
 
 
+@pytest.mark.slow
 def test_it_is_told_in_tables_and_in_json(plan):
     shown = list(tables(plan))
     assert len(shown) == 2 + len(plan.costs) + 1
@@ -114,6 +116,7 @@ def test_it_is_told_in_tables_and_in_json(plan):
     assert [one["text"] for one in record["recommendations"]] == [one.text for one in plan.recommendations]
 
 
+@pytest.mark.slow
 def test_a_recommendation_is_a_command(plan):
     one = plan.recommendations[0]
     use = dataclasses.replace(one, speculate=True, drafter="ngram", k=2, verifier="TokenVerifier")

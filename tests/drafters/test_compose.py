@@ -68,6 +68,7 @@ class TestWhereverSomethingCanBeCopied(ComposeContract):
         assert {True, False} in kinds
 
 
+@pytest.mark.slow
 class TestByWhatIsExpected(ComposeContract):
     """The choice follows from the row's record, so a new drafter may choose otherwise."""
 
@@ -97,7 +98,7 @@ class TestByWhatIsExpected(ComposeContract):
 
 
 @pytest.mark.parametrize("rule", [token_rule, block_rule], ids=["token", "block"])
-@pytest.mark.parametrize("kind", ["suffix", "ngram"])
+@pytest.mark.parametrize("kind", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_choosing_moves_no_law(kind, rule):
     """Exactly, over two rounds: the choice of the second hangs on what the first drew, kept and rejected."""
     copying = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]

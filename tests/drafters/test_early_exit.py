@@ -48,6 +48,7 @@ class TestOneLayer(EarlyExitContract):
     drafter = jaxspec.EarlyExitDrafter(1, k=2)
 
 
+@pytest.mark.slow
 class TestAdaptive(ScheduledContract, EarlyExitContract):
     """Lengths that move every few rounds, down to none."""
 

@@ -128,7 +128,9 @@ def sent_between_drafts(verifier, shape):
     return [c for c in found if c.crosses(shape, 0)]
 
 
-@pytest.mark.parametrize("verifier", ["recursive", "coupled", pytest.param("greedy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "verifier", ["recursive", *(pytest.param(x, marks=pytest.mark.slow) for x in ("coupled", "greedy"))]
+)
 @pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_laws(shape, verifier):
     """Laws only where they are read, and cut over all devices: each gets its part of the vocabulary of all."""
