@@ -18,7 +18,7 @@ import jaxspec
 from jaxspec.bench.questions import Counts, ask, evenly
 from jaxspec.bench.timing import interleave, show
 from jaxspec.bench.workload import chat_prompt, show_machine
-from jaxspec.drafters import Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
+from jaxspec.drafters import Compose, Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
 from jaxspec.drafters.named import drafter_of
 from jaxspec.model import LanguageModel
 from jaxspec.sampling import Greedy, Sampling
@@ -40,9 +40,15 @@ def cases(model_name: str, target: LanguageModel) -> dict[str, Callable[[], Draf
         if zoo.find_drafter(name) is None:
             continue
         found[kind] = lambda name=name: drafter_of(load_head(name, target))
+        found[f"{kind}, or n-gram"] = lambda name=name: _beside(drafter_of(load_head(name, target)))
         for label, make in others.items():
             found[f"{kind}, {label}"] = lambda name=name, make=make: make(load_head(name, target))
     return found
+
+
+def _beside(drafter: Drafter) -> Drafter:
+    """N-grams where they promise more."""
+    return Compose(NGramDrafter(k=drafter.k), drafter)
 
 
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.block import BlockDrafter
+from jaxspec.drafters.compose import Compose
 from jaxspec.drafters.eagle import EagleDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.drafters.intersection import IntersectionDrafter
@@ -109,7 +110,8 @@ def load_drafter(
         target's layers); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the
         target, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
         a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
-        the tokens that both have (`IntersectionDrafter`).
+        the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that
+        promises more (`Compose`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, or a schedule; `None` is the default of the kind.
@@ -132,6 +134,12 @@ def load_drafter(
         if k:
             raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
         return NoDrafter()
+    copying, plus, other = str(name).partition("+")
+    if plus and copying in zoo.COPYING:
+        if num_drafts != 1 or isinstance(k, Schedule):
+            raise ValueError(f"{name} takes a number as k and one draft a round, got k={k} and num_drafts={num_drafts}")
+        drafter = load_drafter(other, target, k=k, tokenizer=tokenizer, dtype=dtype, mesh=mesh, rules=rules)
+        return Compose(_ALONE[copying](target, drafter.k), drafter)
     if is_head(name):
         return drafter_of(load_head(name, target, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
     draft = load(name, dtype=dtype, mesh=mesh, rules=rules)

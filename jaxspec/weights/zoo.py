@@ -111,6 +111,10 @@ def unknown_name(name: str) -> str:
     )
 
 
+# Drafters that copy from the text itself; "ngram+eagle" is one of them beside another drafter.
+COPYING = ("ngram", "suffix")
+
+
 def find_drafter(name: str) -> Path | None:
     """The folder of a drafter that ships with a model of the zoo, `model/drafter`, or `None`."""
     return _drafters().get(name)
@@ -122,7 +126,12 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
         return name
     if name == "auto":
         entry = None if model is None else find(model)
-        return "ngram" if entry is None or entry.drafter is None else f"{entry.name}/{entry.drafter}"
+        if entry is None or entry.drafter is None:
+            return "ngram"
+        return draft_name(entry.drafter, entry.name)
+    copying, plus, other = name.partition("+")
+    if plus and copying in COPYING:
+        return f"{copying}+{draft_name(other, model)}"
     own = f"{model}/{name}"
     return own if own in _drafters() else name
 

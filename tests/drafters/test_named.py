@@ -50,6 +50,19 @@ def test_without_one_the_text_itself(shipped):
     assert load("none").k == 0
 
 
+def test_one_beside_n_grams(shipped):
+    drafter = load("ngram+eagle", k=2)
+    assert isinstance(drafter, jaxspec.Compose) and drafter.copying == jaxspec.NGramDrafter(k=2)
+    assert isinstance(drafter.model, jaxspec.EagleDrafter) and drafter.model.k == 2
+    assert isinstance(load("suffix+distilled").copying, jaxspec.SuffixDrafter)
+    manifest = (shipped / "manifest.json").read_text()
+    (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
+    zoo._entries.cache_clear()
+    assert isinstance(load("auto"), jaxspec.Compose)
+    with pytest.raises(ValueError, match="takes a number as k and one draft a round"):
+        load("ngram+eagle", num_drafts=2)
+
+
 def test_the_target_itself(shipped):
     deep = tiny.transformer(layers=9)
     drafter = jaxspec.load_drafter("early-exit", deep)
