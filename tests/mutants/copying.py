@@ -60,13 +60,6 @@ MUTANTS = (
         (_NO_LAW,),
     ),
     Mutant(
-        "a model's cache keeps drafts that others drafted",
-        "drafters/chain.py",
-        "own = jnp.minimum(verdict.accepted, state.submitted)",
-        "own = verdict.accepted",
-        (f"{_CHOICE}::TestWhereverSomethingCanBeCopied::test_after_any_acceptance_it_drafts_as_if_it_were_new",),
-    ),
-    Mutant(
         "a model drafts where copies are submitted",
         _COMPOSE,
         "paused=copied)",
