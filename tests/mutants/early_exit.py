@@ -43,7 +43,7 @@ MUTANTS = (
         _DRAFTER,
         "dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)",
         "dynamic_slice_in_dim(tokens, fed.count - 1, 1, axis=1)",
-        (_GREEDY,),
+        (_LAW,),
     ),
     Mutant(
         "a resumed pass repeats the layer it stopped after",
