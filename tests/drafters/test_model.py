@@ -178,6 +178,19 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
         np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
 
 
+def test_where_it_submitted_nothing_none_of_its_own_drafts_are_kept():
+    """Of a row whose drafts came from elsewhere: what was fed beside the other rows' drafts is not its text."""
+    length, done = jnp.array([9, 1], jnp.int32), jnp.zeros(2, jnp.bool_)
+    drafter = jaxspec.ModelDrafter(DRAFT, k=K)
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, tiny.VOCAB, size=(2, SLOTS)), jnp.int32)
+    context = Context(None, None, tokens, length, done, jaxspec.Sampling())
+    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
+    _, state = jax.jit(drafter.propose)(draws, drafter.init(context, None, SLOTS), context)
+    state = dataclasses.replace(state, submitted=jnp.array([0, K], jnp.int32))
+    state = drafter.observe(state, context, Verdict(jnp.full(2, 1, jnp.int32), length), ())
+    assert state.kept.length.tolist() == [9, 2]
+
+
 def test_finished_rows_are_not_caught_up(monkeypatch):
     """A row that ended long ago has missed the others' whole text, and costs nothing."""
     drafter = jaxspec.ModelDrafter(DRAFT, k=K)

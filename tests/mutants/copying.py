@@ -60,6 +60,13 @@ MUTANTS = (
         (_NO_LAW,),
     ),
     Mutant(
+        "a model's cache keeps drafts that others drafted",
+        "drafters/chain.py",
+        "own = jnp.minimum(verdict.accepted, state.submitted)",
+        "own = verdict.accepted",
+        ("tests/drafters/test_model.py::test_where_it_submitted_nothing_none_of_its_own_drafts_are_kept",),
+    ),
+    Mutant(
         "a model drafts where copies are submitted",
         _COMPOSE,
         "paused=copied)",
