@@ -148,6 +148,7 @@ def open_all(cache: Path) -> dict[str, Archive]:
     Raises:
       OSError: a download failed, or gave another file than the pinned one.
     """
+    cache = cache.resolve()  # the clients run in a folder of their own
     cache.mkdir(parents=True, exist_ok=True)
     return {name: Archive(source, _fetch(source, cache)) for name, source in SOURCES.items()}
 
