@@ -1,14 +1,14 @@
 """How many tokens a round each drafter that ships with a model emits, task by task, and what drafting costs.
 
-`python -m jaxspec.bench.drafters --questions FILE`: a file of questions in Spec-Bench's format. An interrupted run goes
-on from the results in `--out`.
+`python -m jaxspec.bench.drafters --questions FILE`: a file of questions in Spec-Bench's format; ends with a table in
+Markdown. An interrupted run goes on from the results in `--out`.
 """
 
 import argparse
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jaxspec.sampling import Greedy, Sampling
 from jaxspec.training.prompts import Conversation, read_prompts
 from jaxspec.tree import best_tree
 from jaxspec.weights import load, load_head, zoo
+from jaxspec.weights.native import native_if_possible, products_of
 
 POLICIES = {"0": Greedy(), "1": Sampling(1.0)}
 ROUNDS = 24
@@ -78,12 +79,33 @@ def run(
                 found[label] = {task: vars(one) for task, one in counts.items()}
                 _write(out, {"setting": setting, "found": found})
             _show(label, {task: Counts(**one) for task, one in found[label].items()})
+    print("\n" + markdown(found))
+
+
+def markdown(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
+    """A table of tokens a round: a row for each of `found`, "NAME, temperature T", and a column for each task.
+
+    Over all tasks, rounds count and not tasks. The last column is the share of drafts that was kept.
+    """
+    tasks = sorted({task for counts in found.values() for task in counts})
+    rows = [f"| drafter | {' | '.join(tasks)} | all | kept |", "|---" * (len(tasks) + 3) + "|"]
+    for label, counts in found.items():
+        total, cells = Counts(), []
+        for task in tasks:
+            one = Counts(**counts.get(task, {}))
+            total.add(one)
+            cells.append(f"{one.mean_acceptance_length:.2f}" if one.rounds else "")
+        name = label.replace("temperature ", "T = ")
+        whole = f"**{total.mean_acceptance_length:.2f}** | {total.acceptance_rate:.0%}"
+        rows.append(f"| {name} | {' | '.join(cells)} | {whole} |")
+    return "\n".join(rows)
 
 
 def run_costs(model_name: str, dtype: str | None, names: list[str], repeats: int) -> None:
     """Prints the share of a greedy round, batch 1, that is not verification, for each drafter's own k."""
     show_machine()
-    target = load(model_name, dtype=dtype)
+    target = native_if_possible(load(model_name, dtype=dtype))
+    show("products", products_of(target))
     prompt = chat_prompt(target)
     step = jaxspec.jit_step()
     for name, make in cases(model_name, target).items():

@@ -2,16 +2,19 @@
 
     python card.py eagle --run runs/eagle --results drafters.json --hardware "2 cores of ..."
 
-`--run` is what `jaxspec train` wrote, `--results` what `python -m jaxspec.bench.drafters --questions` wrote.
+`--run` is what `jaxspec train` wrote, `--results` what `python -m jaxspec.bench.drafters --questions` wrote. Without
+`--run` the drafter that is there keeps its files, and its card has the new results.
 """
 
 import argparse
 import json
 import pathlib
 import shutil
-from collections.abc import Sequence
+
+from jaxspec.bench.drafters import markdown
 
 MODEL = pathlib.Path(__file__).resolve().parent.parent
+FILES = ("training.json", "loss.svg")
 TITLES = {
     "eagle": "EAGLE-3 head",
     "block": "block drafter (DSpark)",
@@ -22,7 +25,6 @@ LICENCES = (
     "permissive, but for passages of BoolQ (CC-BY-SA-3.0) and questions of ARC (CC-BY-SA-4.0), see the recipe; "
     "what is learned is what the target wrote after them"
 )
-TASKS = ("math_reasoning", "multi-turn", "qa", "rag", "summarization", "translation")
 CARD = """# smollm2-135m-instruct/{kind}
 
 {title} for `smollm2-135m-instruct`: `jaxspec generate --draft {kind} "..."`.
@@ -39,8 +41,8 @@ CARD = """# smollm2-135m-instruct/{kind}
 
 ![Loss and estimated acceptance](loss.svg)
 
-Mean acceptance length, tokens a round, on {questions} questions of Spec-Bench ({tokens_each} new tokens, {dtype},
-`python -m jaxspec.bench.drafters --questions ... --count {questions} --dtype {dtype}`):
+Tokens a round, and the share of drafts that was kept, on {questions} questions of Spec-Bench ({tokens_each} new tokens,
+{dtype}, `python -m jaxspec.bench.drafters --questions ... --count {questions} --dtype {dtype}`):
 
 {table}
 
@@ -56,39 +58,33 @@ The target was jaxspec's file of it (Q4_1). `training.json` has the versions, th
 
 
 def table(kind: str, found: dict) -> str:
-    """Rows of drafting and temperature, columns of tasks."""
-    rows = [f"| | {' | '.join(TASKS)} | all |", "|---" * (len(TASKS) + 2) + "|"]
+    """Its rows of what was measured, named by how it drafts."""
+    own = {}
     for label, counts in found.items():
         name, temperature = label.rsplit(", temperature ", 1)
-        if name != kind and not name.startswith(f"{kind}, "):
-            continue
-        how = name.removeprefix(kind).removeprefix(", ") or "chain"
-        cells = [f"{length(counts, [task]):.2f}" for task in TASKS] + [f"**{length(counts, TASKS):.2f}**"]
-        rows.append(f"| {how}, T = {temperature} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def length(counts: dict, tasks: Sequence[str]) -> float:
-    """Tokens a round, over all rounds of these tasks."""
-    return sum(counts[task]["emitted"] for task in tasks) / sum(counts[task]["rounds"] for task in tasks)
+        if name == kind or name.startswith(f"{kind}, "):
+            how = name.removeprefix(kind).removeprefix(", ") or "chain"
+            own[f"{how}, temperature {temperature}"] = counts
+    return markdown(own)
 
 
 def main() -> None:
     """Writes the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=TITLES)
-    parser.add_argument("--run", type=pathlib.Path, required=True)
+    parser.add_argument("--run", type=pathlib.Path)
     parser.add_argument("--results", type=pathlib.Path, required=True)
     parser.add_argument("--hardware", required=True)
     parser.add_argument("--command", action="append", default=[], help="that made the data; repeatable")
     arguments = parser.parse_args()
-    report = json.loads((arguments.run / "training.json").read_text())
     results = json.loads(arguments.results.read_text())
     folder = MODEL / arguments.kind
-    folder.mkdir(exist_ok=True)
-    for file in [*(arguments.run / "head").iterdir(), arguments.run / "training.json", arguments.run / "loss.svg"]:
-        shutil.copy(file, folder / file.name)
-        (folder / file.name).chmod(0o644)
+    if arguments.run is not None:
+        folder.mkdir(exist_ok=True)
+        for file in [*(arguments.run / "head").iterdir(), *(arguments.run / name for name in FILES)]:
+            shutil.copy(file, folder / file.name)
+            (folder / file.name).chmod(0o644)
+    report = json.loads((folder / "training.json").read_text())
     size = (folder / "model.safetensors").stat().st_size
     sets = [
         f"{data['sequences']:,} conversations at temperature {data['options']['temperature']:g}"
