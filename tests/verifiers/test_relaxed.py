@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec
-from jaxspec.drafters.base import Drafter
 from jaxspec.keys import RoundDraws
 from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal
 from jaxspec.verifiers import Lenience, Neighbourhood, RelaxedVerifier, TokenVerifier, Typical
 from jaxspec.verifiers.relaxed import chain_law, next_law
-from tests import tiny
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.rounds import deviation, emitted_law, enumerate_round
@@ -301,111 +298,3 @@ def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
 def test_bad_input_is_named(make, error, words):
     with pytest.raises(error, match=words):
         make()
-
-
-class Branches(Drafter):
-    """A tree that is certain once the last token is known: two children, each with one child."""
-
-    k = 2
-    tree = True
-    deterministic = True
-    lengths = (4,)
-
-    def init(self, context, prefilled, slots):
-        return ()
-
-    def propose(self, draws, state, context):
-        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        tokens = (last + jnp.arange(1, 5, dtype=jnp.int32)[None]) % tiny.VOCAB
-        parents = jnp.broadcast_to(jnp.array([[-1, -1, 0, 1]], jnp.int32), tokens.shape)
-        return Proposal(tokens, jnp.ones(tokens.shape, jnp.bool_), None, parents, 2), state
-
-
-jax.tree_util.register_static(Branches)
-
-
-@pytest.mark.parametrize("rule", [Lenience(0.5), Neighbourhood(NEIGHBOURS, 0.5)])
-def test_rules_for_chains_refuse_trees(rule):
-    verifier = RelaxedVerifier(rule)
-    with pytest.raises(ValueError, match=f"{type(rule).__name__} relaxes .* chain of drafts, got Branches"):
-        verifier.check(Branches())
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    tree = Proposal(tokens, tokens == 0, None, tokens - 1, 1)
-    with pytest.raises(ValueError, match="proposal that branches"):
-        verifier.verify(verifier.draws(jax.random.key(0)[None], tokens[0]), tree, jnp.zeros((1, 2, VOCAB)))
-    verifier.check(jaxspec.NGramDrafter(k=2))
-    RelaxedVerifier(Typical()).check(Branches())
-
-
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-PROMPT = jnp.asarray([[1, 2, 3, 1, 2], [2, 1, 0, 4, 2]], jnp.int32)
-RING = jnp.array([[(i + 1) % tiny.VOCAB, (i - 1) % tiny.VOCAB] for i in range(tiny.VOCAB)], jnp.int32)
-OPTIONS = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 24}
-
-
-def test_the_caller_must_agree():
-    with pytest.raises(ValueError, match="RelaxedVerifier does not keep the target's law; pass lossy=True"):
-        jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=2), PROMPT, verifier=RelaxedVerifier(Typical()), **OPTIONS)
-
-
-DRAFTERS = {
-    "model": lambda: jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.5), k=3),
-    "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
-    "tree": Branches,
-}
-PLAYERS = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
-
-
-@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
-def test_the_result_says_how_far_it_is_off(drafter, rule):
-    players = (TARGET, DRAFTERS[drafter](), PROMPT)
-    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
-    assert not result.lossless
-    assert (np.asarray(result.length) == 24).all()
-    assert 0 < result.measured_total_variation() <= 1
-    assert result.stats.deviation.dtype == jnp.float32
-
-
-@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
-def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
-    """Whatever the length, each new token counts once, so the mean is a total variation."""
-    players = (TARGET, DRAFTERS[drafter](), PROMPT)
-    whole = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
-    sums = []
-    for budget in (1, 2, 3):
-        options = OPTIONS | {"max_new_tokens": budget, "capacity": 40}
-        result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **options)
-        sums.append(np.asarray(result.stats.deviation))
-        assert (sums[-1] <= budget + 1e-6).all()
-    assert (np.diff(sums, axis=0) >= -1e-6).all() and (np.diff(sums, axis=0) <= 1 + 1e-6).all()
-    stop = {"stop_tokens": [int(whole.tokens[0, 0])], "capacity": 40}
-    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS | stop)
-    assert result.length[0] == 1
-    np.testing.assert_allclose(result.stats.deviation[0], sums[0][0], atol=1e-6)
-
-
-def test_finish_says_that_a_verifier_was_lossy():
-    options = OPTIONS | {"max_new_tokens": 4}
-    drafter, step = jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.jit_step()
-    state = jaxspec.init(TARGET, drafter, PROMPT, **options)
-    assert jaxspec.finish(state).lossless
-    state, _ = step(TARGET, drafter, RelaxedVerifier(Typical()), state, lossy=True)
-    assert not jaxspec.finish(state).lossless
-    with pytest.raises(ValueError, match="pass lossless="):
-        jax.jit(jaxspec.finish)(state)
-    assert not jax.jit(lambda state: jaxspec.finish(state, lossless=False))(state).lossless
-
-
-def test_exact_verification_measures_nothing():
-    result = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, **OPTIONS)
-    assert result.lossless
-    assert result.measured_total_variation() == 0
-
-
-def test_greedy_decoding_is_not_relaxed():
-    options = OPTIONS | {"sampling": jaxspec.Greedy()}
-    plain = jaxspec.generate(TARGET, None, PROMPT, **options)
-    verifier = RelaxedVerifier(Lenience(0.01))
-    found = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, verifier=verifier, lossy=True, **options)
-    np.testing.assert_array_equal(found.tokens, plain.tokens)
-    assert found.measured_total_variation() == 0
