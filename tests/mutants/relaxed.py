@@ -19,7 +19,7 @@ MUTANTS = (
         "metrics.py",
         "new = live[:, None] & (positions < emitted[:, None])",
         "new = live[:, None] & (positions >= 0)",
-        ("tests/verifiers/test_relaxed.py::test_what_a_budget_or_a_stop_token_cuts_is_not_measured",),
+        ("tests/verifiers/test_relaxed_generate.py::test_what_a_budget_or_a_stop_token_cuts_is_not_measured",),
     ),
     Mutant(
         "relaxed verification replaces refused drafts by draws from the target",
