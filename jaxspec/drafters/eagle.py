@@ -194,9 +194,10 @@ class EagleDraft(Draft):
 class EagleDrafter(Drafter):
     """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.
 
-    Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3). The states come from verification, so a round costs
-    no more passes of the target than any other. For trees pass the head to `DynamicTreeDrafter`
-    (EAGLE-2, 2406.16858) or `TreeDrafter`. A text of one token has no state yet: its first round drafts nothing.
+    Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3); a multi-token prediction module (DeepSeek-V3, 2412.19437) is
+    chained with itself in the same way. The states come from verification, so a round costs no more passes of the
+    target than any other. For trees pass the head to `DynamicTreeDrafter` (EAGLE-2, 2406.16858) or `TreeDrafter`. A
+    text of one token has no state yet: its first round drafts nothing.
 
     Attributes:
       head: from `jaxspec.load_head`, or trained by `jaxspec train eagle`.

@@ -1,4 +1,4 @@
-"""`EagleHead`: EAGLE's trained layer, ready to draft from."""
+"""`EagleHead`: EAGLE's trained layer, or a module that predicts further tokens, ready to draft from."""
 
 import dataclasses
 from typing import Any
@@ -16,16 +16,18 @@ from jaxspec.pytree import register_dataclass
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleHead(Network):
-    """One decoder layer over the target's states and embeddings (EAGLE, 2401.15077; EAGLE-3, 2503.01840).
+    """One decoder layer over the target's states and embeddings.
+
+    EAGLE's (2401.15077), EAGLE-3's (2503.01840), or a multi-token prediction module (DeepSeek-V3, 2412.19437).
 
     Attributes:
-      module: a `jaxspec.nn.eagle` layer.
+      module: a layer of `jaxspec.nn.eagle`, or a `jaxspec.nn.mtp.MtpLayer`.
       params: its parameters.
       ids: the draft vocabulary, rising ids of the target's; `None` is all of it.
       embedding: `[v, d]`, its own; `None` is the target's.
       vocab_size: the target's.
       capture: the target's hidden states that it reads: `i` enters layer `i`.
-      normalised: whether the target's final norm comes before the head reads a state, as in EAGLE-1.
+      normalised: whether the target's final norm comes before the head reads a state, as in EAGLE-1 and MTP.
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
     """
 

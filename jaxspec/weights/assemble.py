@@ -42,6 +42,10 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
     tensors = {name: tensor for name, tensor in tensors.items() if not _DERIVED.search(name)}
     if config.tied_head:
         tensors.pop("lm_head.weight", None)
+    if modules := checkpoint.config.get("num_nextn_predict_layers"):
+        # Modules that predict further tokens are drafted from, and no part of the model: `load_head` reads them.
+        behind = tuple(f"layers.{config.num_layers + i}." for i in range(modules))
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
     params = build_params(wanted, tensors, checkpoint.source, dtype, placement)
     model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
     return model if placement is None else placed(model, placement)

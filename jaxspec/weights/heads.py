@@ -16,12 +16,14 @@ from jaxspec.weights.eagle import is_eagle, read_eagle
 from jaxspec.weights.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.weights.load import HUB_ID, parse_dtype
 from jaxspec.weights.medusa import is_medusa, read_medusa
+from jaxspec.weights.mtp import is_mtp, read_mtp
 
 # What tells a kind by its configuration and its tensors' names, and what reads it.
 _KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
     (lambda config, tensors: is_block(config), read_block),
     (lambda config, tensors: is_eagle(tensors), read_eagle),
     (lambda config, tensors: is_medusa(config), read_medusa),
+    (lambda config, tensors: is_mtp(tensors), read_mtp),
 )
 
 
@@ -39,6 +41,7 @@ def load_head(
       name_or_path: one of, tried in this order,
         * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
         * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, our own;
+          or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
         * a repository on the model hub, `organisation/name`.
       target: the model that it was trained for; it lends what the folder has not.
       dtype: of weights and activations; `None` is the target's.
@@ -62,7 +65,7 @@ def load_head(
             return head if mesh is None else shard(head, mesh, rules)
     raise ValueError(
         f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one of "
-        "EAGLE's, DFlash's, DSpark's or Medusa's. A draft model of its own is loaded with jaxspec.load"
+        "EAGLE's, DFlash's, DSpark's, Medusa's or an MTP module. A draft model of its own is loaded with jaxspec.load"
     )
 
 

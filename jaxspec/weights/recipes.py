@@ -99,6 +99,19 @@ def first_eagle_recipes(config: TransformerConfig, *, bias: bool) -> Iterator[Re
     yield from _gated_mlp(config, ("mlp",), "layers.0.mlp")
 
 
+def mtp_recipes(config: TransformerConfig) -> Iterator[Recipe]:
+    """Every parameter of a multi-token prediction module, by their names in its layer."""
+    norm = functools.partial(_norm, build=_same)
+    for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
+        yield norm((ours, "scale"), f"{theirs}.weight", config.width)
+    yield _plain(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))
+    for ours, theirs in _LLAMA_NORMS.items():
+        yield norm(("block", ours, "scale"), f"{theirs}.weight", config.width)
+    yield from _llama_attention(config, ("block", "attention"), "self_attn", norm, config.width)
+    yield from _gated_mlp(config, ("block", "mlp"), "mlp")
+    yield _plain(("head",), "shared_head.head.weight", (config.vocab_size, config.width))
+
+
 def block_recipes(config: BlockConfig, *, ours: bool) -> Iterator[Recipe]:
     """Every parameter of a block drafter but its mask and its output head, by DSpark's names.
 

@@ -11,6 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.heads.eagle import EagleHead
 from jaxspec.nn.eagle import EagleLayer, FirstEagleLayer
+from jaxspec.nn.mtp import MtpLayer
 from jaxspec.schedules import Adaptive
 from jaxspec.tree import Tree
 from tests import tiny
@@ -52,6 +53,7 @@ def eagle_head(
 
 HEAD = eagle_head()
 SMALL = eagle_head(1, ids=[0, 2, 3, 5, 8, 9])
+MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalised=True)
 FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalised=True)
 
 
@@ -117,6 +119,14 @@ class TestFirstEagle(EagleContract):
 
     head = FIRST
     drafter = jaxspec.EagleDrafter(FIRST, k=2)
+
+
+@pytest.mark.slow
+class TestMtp(EagleContract):
+    """A multi-token prediction module chained with itself."""
+
+    head = MTP
+    drafter = jaxspec.EagleDrafter(MTP, k=3)
 
 
 @pytest.mark.slow
