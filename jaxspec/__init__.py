@@ -20,6 +20,7 @@ from jaxspec.drafters import ParallelDrafter as ParallelDrafter
 from jaxspec.drafters import SkippingDrafter as SkippingDrafter
 from jaxspec.drafters import SparseCacheDrafter as SparseCacheDrafter
 from jaxspec.drafters import SuffixDrafter as SuffixDrafter
+from jaxspec.drafters import TandemDrafter as TandemDrafter
 from jaxspec.drafters import TextStore as TextStore
 from jaxspec.drafters import TokenMap as TokenMap
 from jaxspec.drafters import TreeDrafter as TreeDrafter

@@ -19,6 +19,7 @@ from jaxspec.drafters.parallel import ParallelDrafter as ParallelDrafter
 from jaxspec.drafters.skipping import SkippingDrafter as SkippingDrafter
 from jaxspec.drafters.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
 from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
+from jaxspec.drafters.tandem import TandemDrafter as TandemDrafter
 from jaxspec.drafters.text_store import TextStore as TextStore
 from jaxspec.drafters.token_map import TokenMap as TokenMap
 from jaxspec.drafters.tree import TreeDrafter as TreeDrafter

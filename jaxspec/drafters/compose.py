@@ -82,7 +82,8 @@ class Compose(Drafter):
 
     Attributes:
       copying: `SuffixDrafter` or `NGramDrafter`.
-      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `BlockDrafter` or `MedusaDrafter`.
+      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `BlockDrafter`, `MedusaDrafter` or
+        `TandemDrafter`.
       cost: the time of a round in which the model drafts over one in which it rests.
       prior: the acceptance of each of the model's drafts that rows start from.
       rate: the weight of the newest round in what is remembered.
@@ -217,7 +218,7 @@ def _check_kinds(copying: Any, model: Any) -> None:
     if not isinstance(model, Drafter) or model.tree or not isinstance(getattr(model, "schedule", None), Schedule):
         raise TypeError(
             f"Compose needs a drafter of one chain, with a schedule, second, got {_kind(model)}; pass "
-            "ModelDrafter(model), EagleDrafter(head), BlockDrafter(head) or MedusaDrafter(head)"
+            "ModelDrafter(model), EagleDrafter(head), BlockDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
         )
     for drafter in (copying, model):
         if drafter.k == 0:

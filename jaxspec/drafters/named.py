@@ -17,10 +17,12 @@ from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.sparse_cache import SparseCacheDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
+from jaxspec.drafters.tandem import TandemDrafter
 from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads.block import BlockHead
 from jaxspec.heads.eagle import EagleHead
 from jaxspec.heads.medusa import MedusaHead
+from jaxspec.heads.tandem import TandemHead
 from jaxspec.model import LanguageModel, Model
 from jaxspec.schedules import Schedule
 from jaxspec.sharding import Rules
@@ -30,7 +32,12 @@ from jaxspec.weights.heads import is_head, load_head
 
 DEFAULT_K = 4
 # What each kind of head is drafted from by.
-_OF_HEADS = {EagleHead: EagleDrafter, BlockHead: BlockDrafter, MedusaHead: MedusaDrafter}
+_OF_HEADS = {
+    EagleHead: EagleDrafter,
+    BlockHead: BlockDrafter,
+    MedusaHead: MedusaDrafter,
+    TandemHead: TandemDrafter,
+}
 
 
 def drafter_of(

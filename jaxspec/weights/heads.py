@@ -17,9 +17,11 @@ from jaxspec.weights.huggingface import download_from_hub, read_json, read_tenso
 from jaxspec.weights.load import HUB_ID, parse_dtype
 from jaxspec.weights.medusa import is_medusa, read_medusa
 from jaxspec.weights.mtp import is_mtp, read_mtp
+from jaxspec.weights.tandem import is_tandem, read_tandem
 
 # What tells a kind by its configuration and its tensors' names, and what reads it.
 _KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
+    (lambda config, tensors: is_tandem(config), read_tandem),
     (lambda config, tensors: is_block(config), read_block),
     (lambda config, tensors: is_eagle(tensors), read_eagle),
     (lambda config, tensors: is_medusa(config), read_medusa),

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.nn import TransformerConfig
 from jaxspec.nn.block import BlockConfig
+from jaxspec.nn.tandem import TandemConfig
 
 Shape = tuple[int, ...]
 
@@ -137,6 +138,30 @@ def block_recipes(config: BlockConfig, *, ours: bool) -> Iterator[Recipe]:
         known = width + (config.markov_rank if config.confidence == "place and token" else 0)
         yield _plain(("trust", "kernel"), "confidence_head.proj.weight", (1, known))
         yield _plain(("trust", "bias"), "confidence_head.proj.bias", (1,))
+
+
+def tandem_recipes(config: TandemConfig) -> Iterator[Recipe]:
+    """Every parameter of a tandem decoder, by names of our own where Llama has none."""
+    norm, width, theirs = functools.partial(_norm, build=_same), config.width, config.target_width
+    rows = config.num_kv_heads * config.head_dim
+    by_head = functools.partial(_by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    for number in range(config.num_features):
+        yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", theirs)
+    yield _plain(("mix", "kernel"), "fc.weight", (width, config.num_features * theirs))
+    yield norm(("context_norm", "scale"), "hidden_norm.weight", width)
+    yield norm(("token_norm", "scale"), "embed_norm.weight", theirs)
+    yield _plain(("lower", "kernel"), "embed_proj.weight", (width, theirs))
+    for number in range(config.num_layers):
+        path, name = f"layer_{number}", f"layers.{number}"
+        sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
+        yield Recipe((f"inject_{number}", "key_value", "kernel"), sources, by_head)
+        for ours, public in _LLAMA_NORMS.items():
+            yield norm((path, ours, "scale"), f"{name}.{public}.weight", width)
+        yield from _llama_attention(config, (path, "attention"), f"{name}.self_attn", norm, width)
+        yield from _gated_mlp(config, (path, "mlp"), f"{name}.mlp")
+    yield _plain(("lift", "kernel"), "lm_proj.weight", (theirs, width))
+    yield norm(("final_norm", "scale"), "norm.weight", theirs)
+    yield _plain(("head",), "lm_head.weight", (config.vocab_size, theirs))
 
 
 def _llama_attention(config: TransformerConfig, path: tuple[str, ...], name: str, norm, width: int) -> Iterator[Recipe]:

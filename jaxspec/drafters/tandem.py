@@ -1,0 +1,142 @@
+"""Tandem: a chain of drafts from a small decoder that also attends to the target's states.
+
+    text        ... c  d  e          e is committed and unfed: the target's states end with d's
+    cache       ... C  D             what the decoder's layers read of the target's states
+    passes                e          -> x, then x -> y, ...: their own keys and values stand behind the context
+
+At the end of a round the own ones go, and the context of what was accepted takes their place: verification has its
+states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxspec import checks
+from jaxspec.cache import Cache
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.chain import Chain
+from jaxspec.drafters.draft import Draft, Window
+from jaxspec.heads.capture import check_capture
+from jaxspec.heads.tandem import TandemHead
+from jaxspec.model import Model, ModelOutput
+from jaxspec.pytree import register_dataclass
+from jaxspec.sampling import Policy
+from jaxspec.schedules.base import Schedule, split
+from jaxspec.state import Context
+from jaxspec.verifiers.base import Draws
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TandemDraft(Draft):
+    """A tandem decoder as something that chains and trees are drawn from. It keeps its cache and nothing else."""
+
+    head: TandemHead
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.vocab_size
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        return self.head.capture
+
+    def check(self, name, target):
+        if isinstance(self.head, type) or not isinstance(self.head, TandemHead):
+            raise TypeError(f"{name} needs a TandemHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
+        check_capture(name, target, self.head.capture, self.head.config.target_width)
+        checks.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
+
+    def init(self, context, prefilled, slots):
+        batch = context.tokens.shape[0]
+        entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
+        return self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
+
+    def catch_up(self, kept, context, begins):
+        return kept
+
+    def first(self, kept, context):
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        output = self.next(context, last, (), kept)
+        cache = kept.append(output.entries)
+        return Window(output.logits[:, 0], cache, output.entries, ()), cache
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        states, entries = self.head(context.target.embed(tokens), cache, **tree)
+        return ModelOutput(self.head.logits(states), entries)
+
+    def cache(self, kept) -> Cache:
+        return kept
+
+    def put(self, kept, cache):
+        return cache
+
+    def observe(self, kept, context, verdict, hidden):
+        known = context.length - 1
+        cache = kept.truncate(known).append(self.head.context(hidden, known))
+        return cache.truncate(known + jnp.where(context.done, 0, verdict.accepted + 1))
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TandemDrafter(Drafter):
+    """Drafts a chain of tokens from a small decoder, each layer of which also attends to the target's states.
+
+    Aishwarya et al. 2402.08644. The states are those up to the last verified token, and come from verification: a
+    round costs no more passes of the target than any other, and the decoder runs over drafts alone. For trees pass
+    the head to `DynamicTreeDrafter` or `TreeDrafter`.
+
+    Attributes:
+      head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    head: TandemHead
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        k, schedule = split(self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.schedule.lengths
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the head reads of the target."""
+        return self.head.capture
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            checks.draft_policy(self.sampling)
+        self._chain.draft.check(type(self).__name__, target)
+        self.schedule.check()
+
+    def init(self, context, prefilled, slots):
+        return self._chain.init(context, prefilled, slots)
+
+    def propose(self, draws: Draws, state: Any, context: Context):
+        return self._chain.propose(draws, state, context)
+
+    def observe(self, state, context: Context, verdict, hidden):
+        return self._chain.observe(state, context, verdict, hidden)
+
+    @property
+    def _chain(self) -> Chain:
+        return Chain(TandemDraft(self.head), self.k, self.sampling, self.schedule)
