@@ -14,9 +14,16 @@ from jaxspec.training.block import BlockRecipe
 from jaxspec.training.distill import DistillRecipe
 from jaxspec.training.eagle import EagleRecipe
 from jaxspec.training.medusa import MedusaRecipe
+from jaxspec.training.tandem import TandemRecipe
 
 # Every kind of drafter that can be trained.
-RECIPES = {"eagle": EagleRecipe, "block": BlockRecipe, "medusa": MedusaRecipe, "distill": DistillRecipe}
+RECIPES = {
+    "eagle": EagleRecipe,
+    "block": BlockRecipe,
+    "medusa": MedusaRecipe,
+    "tandem": TandemRecipe,
+    "distill": DistillRecipe,
+}
 # Names of a recipe's fields that the run itself has an option of.
 _TAKEN = {"steps": "unrolled_steps"}
 
