@@ -19,6 +19,7 @@ from tests.mutants import (
     sharding,
     skipping,
     sparse_cache,
+    tandem,
     training,
     trees,
 )
@@ -42,6 +43,7 @@ MUTANTS = (
     *sharding.MUTANTS,
     *skipping.MUTANTS,
     *sparse_cache.MUTANTS,
+    *tandem.MUTANTS,
     *training.MUTANTS,
     *trees.MUTANTS,
 )
