@@ -7,8 +7,7 @@ DeepSeek-V3 (2412.19437, section 2.2), for the state `h` of a token and the embe
     logits    head(norm(made))              of the token after the next; embedding and head are the target's
 
 `h` is the target's last state as its own head takes it, after the final norm; to draft on, the module reads what it
-made itself, before its norm, as public engines do. They also give it no embedding at a text's first place, and so it
-is here.
+made itself, before its norm, as in vLLM. There it also gets no embedding at a text's first place, and so it does here.
 """
 
 from typing import Any
