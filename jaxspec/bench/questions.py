@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -94,8 +95,8 @@ def _batches(prompts: dict[int, list[int]]) -> Iterator[list[int]]:
     return (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
 
 
-def evenly(questions: Sequence[Conversation], count: int | None) -> list[Conversation]:
-    """`count` of the questions at even distances, first and last among them; all for `None`.
+def evenly(questions: Sequence[Any], count: int | None) -> list[Any]:
+    """`count` of the questions, or of anything, at even distances, first and last among them; all for `None`.
 
     Raises:
       ValueError: `count` is below 1.

@@ -62,9 +62,9 @@ def generate(
         typer.Option(
             "--draft",
             "-d",
-            help="'ngram', 'suffix', 'early-exit', 'sparse-cache', 'none', a drafter that ships with the model, such "
-            "as 'eagle', a folder, or a model as for --model, with the same tokenizer or another. 'auto' is the best "
-            "that ships with the model, else 'ngram'.",
+            help="'ngram', 'suffix', 'early-exit', 'skipping' (after `jaxspec calibrate`), 'sparse-cache', 'none', a "
+            "drafter that ships with the model, such as 'eagle', a folder, or a model as for --model, with the same "
+            "tokenizer or another. 'auto' is the best that ships with the model, else 'ngram'.",
         ),
     ] = "auto",
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: of the draft]")] = None,
@@ -148,7 +148,7 @@ def generate(
     from jaxspec.cli.run import Job, run
 
     processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
-    if num_drafts != 1 and draft in ("ngram", "suffix", "early-exit", "sparse-cache", "none"):
+    if num_drafts != 1 and draft in ("ngram", "suffix", "early-exit", "skipping", "sparse-cache", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
     name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
     job = Job(

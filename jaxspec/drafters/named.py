@@ -15,6 +15,7 @@ from jaxspec.drafters.intersection import IntersectionDrafter
 from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.skipping import SkippingDrafter
 from jaxspec.drafters.sparse_cache import SparseCacheDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.tandem import TandemDrafter
@@ -29,6 +30,7 @@ from jaxspec.sharding import Rules
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights import load, zoo
 from jaxspec.weights.heads import is_head, load_head
+from jaxspec.weights.skip_set import SkipSet, is_skip_set, locate_skip_set
 
 DEFAULT_K = 4
 # What each kind of head is drafted from by.
@@ -114,7 +116,8 @@ def load_drafter(
 
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
-        target's layers); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the
+        target's layers); "skipping", or the path of a `skipping.json` (the target without the blocks that `jaxspec
+        calibrate` found); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the
         target, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
         a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
         the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that
@@ -130,14 +133,17 @@ def load_drafter(
 
     Raises:
       TypeError, ValueError: for arguments that do not fit each other.
-      OSError: it cannot be read or downloaded.
+      OSError: it cannot be read or downloaded; "skipping" was not calibrated.
     """
     name = zoo.draft_name(name_or_path, target_name)
-    if name in _ALONE or name == "none":
+    skips = name == "skipping" or is_skip_set(name)
+    if name in _ALONE or name == "none" or skips:
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
         if name in _ALONE:
             return _ALONE[name](target, k)
+        if skips:
+            return _skipping(locate_skip_set(target_name) if name == "skipping" else name, target, k)
         if k:
             raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
         return NoDrafter()
@@ -145,7 +151,8 @@ def load_drafter(
     if plus and copying in zoo.COPYING:
         if num_drafts != 1 or isinstance(k, Schedule):
             raise ValueError(f"{name} takes a number as k and one draft a round, got k={k} and num_drafts={num_drafts}")
-        drafter = load_drafter(other, target, k=k, tokenizer=tokenizer, dtype=dtype, mesh=mesh, rules=rules)
+        options = {"tokenizer": tokenizer, "dtype": dtype, "mesh": mesh, "rules": rules}
+        drafter = load_drafter(other, target, target_name=target_name, k=k, **options)
         return Compose(_ALONE[copying](target, drafter.k), drafter)
     if is_head(name):
         return drafter_of(load_head(name, target, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
@@ -164,6 +171,12 @@ def _suffix(target: Model, k: int | Schedule | None) -> Drafter:
 def _early_exit(target: Model, k: int | Schedule | None) -> Drafter:
     EarlyExitDrafter(1).check(target)  # it has layers to count
     return EarlyExitDrafter(max(1, target.module.config.num_layers // 4), k=DEFAULT_K if k is None else k)
+
+
+def _skipping(path: str | os.PathLike[str], target: Model, k: int | Schedule | None) -> Drafter:
+    SkippingDrafter(mlp=(0,)).check(target)  # it has sizes to compare
+    found = SkipSet.read(os.path.expanduser(path), target)
+    return SkippingDrafter(found.attention, found.mlp, k=found.k if k is None else k)
 
 
 def _sparse_cache(target: Model, k: int | Schedule | None) -> Drafter:

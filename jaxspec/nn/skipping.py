@@ -1,8 +1,9 @@
-"""A pass over a decoder without some of its blocks."""
+"""Passes over a decoder without some of its blocks: known beforehand, or said by traced flags."""
 
 import dataclasses
 from typing import Any
 
+import jax
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -42,3 +43,37 @@ def run_without(
         x, entry = block.apply({"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask)
         entries += [entry] if attends else []
     return leave(module, params, x), entries_of(entries, x)
+
+
+def run_where(
+    module: Transformer,
+    params: Any,
+    attends: Bool[Array, "l"],
+    feeds: Bool[Array, "l"],
+    tokens: Int[Array, "b t"],
+    cache: KVCache,
+) -> Float[Array, "b t d"]:
+    """The last layer's output, before the final norm, of a pass in which traced flags say which blocks run.
+
+    One program serves every set of blocks, and a block that does not run costs nothing.
+
+    Args:
+      module: the decoder.
+      params: its parameters.
+      attends: the layers whose attention runs.
+      feeds: the layers whose MLP runs.
+      tokens: the text; the fed tokens see each other alone.
+      cache: an empty one.
+    """
+    config = module.config
+    mask, positions = of_chain(None, None, cache, tokens.shape)
+    x = enter(config, params, tokens, positions)
+    for layer in range(config.num_layers):
+        for runs, alone in ((attends[layer], {"feeds": False}), (feeds[layer], {"attends": False})):
+            block = Block(config, layer, module.dtype, **alone)
+
+            def run(x, block=block, layer=layer):
+                return block.apply({"params": params[f"layer_{layer}"]}, x, cache, None, positions, mask)[0]
+
+            x = jax.lax.cond(runs, run, lambda x: x, x)
+    return x
