@@ -13,6 +13,7 @@ from jaxspec.training import TrainingOptions
 from jaxspec.training.block import BlockRecipe
 from jaxspec.training.distill import DistillRecipe
 from jaxspec.training.eagle import EagleRecipe
+from jaxspec.training.early_exit import EarlyExitRecipe
 from jaxspec.training.medusa import MedusaRecipe
 from jaxspec.training.tandem import TandemRecipe
 
@@ -22,6 +23,7 @@ RECIPES = {
     "block": BlockRecipe,
     "medusa": MedusaRecipe,
     "tandem": TandemRecipe,
+    "early-exit": EarlyExitRecipe,
     "distill": DistillRecipe,
 }
 # Names of a recipe's fields that the run itself has an option of.

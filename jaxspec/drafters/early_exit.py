@@ -18,6 +18,8 @@ from jaxspec import checks
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.draft import SelfDraft, Window
+from jaxspec.heads.capture import check_capture
+from jaxspec.heads.early_exit import EarlyExitHead
 from jaxspec.model import LanguageModel, Model, ModelOutput, Partial
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
@@ -48,11 +50,12 @@ class Fed:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitDraft(SelfDraft):
-    """The first layers of `target`, its final norm and its head, as a draft of up to `k` tokens."""
+    """The first layers of `target`, with its final norm and head or a trained exit, as a draft of up to `k` tokens."""
 
     target: LanguageModel
     layers: int = dataclasses.field(metadata={"static": True})
     k: int = dataclasses.field(metadata={"static": True})
+    head: EarlyExitHead | None = None
 
     def check(self, name, target):
         if not (isinstance(target, LanguageModel) and target.resumes):
@@ -66,6 +69,8 @@ class EarlyExitDraft(SelfDraft):
                 f"{name} needs at least one layer to draft with and one to verify with, got layers={self.layers} of a "
                 f"target of {most + 1}; pass layers between 1 and {most}"
             )
+        if self.head is not None:
+            check_capture(name, target, (self.layers,), self.head.module.config.width)
 
     def catch_up(self, kept, context, begins):
         shape = (context.length.shape[0], self.k + 1)
@@ -86,7 +91,7 @@ class EarlyExitDraft(SelfDraft):
         room = jnp.arange(self.k + 1, dtype=jnp.int32)
         mask = jnp.pad(room < fed.count, (0, 1), constant_values=True)
         offsets = jnp.append(room, fed.count)
-        return self.target.begin(
+        logits, partial = self.target.begin(
             tokens,
             context.cache,
             self.layers,
@@ -94,6 +99,10 @@ class EarlyExitDraft(SelfDraft):
             positions=context.length[:, None] - 1 + offsets[None],
             pending=fed.partial.entries,
         )
+        if self.head is not None:  # the compiler leaves out logits that nobody reads
+            own = self.head(self.target, partial.hidden)
+            logits = self.target.placement.logits(self.head.over_vocabulary(own, self.vocab_size))
+        return logits, partial
 
 
 @register_dataclass
@@ -104,7 +113,7 @@ class EarlyExitDrafter(Drafter):
     Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
     layers' keys and values of the text are the target's, and verification goes on from what they computed of the
     drafts. A round of `k` drafts costs `k + 1` passes of the first layers over one token and one pass of the
-    others over `k + 1`. Only targets that were trained to exit early guess well so.
+    others over `k + 1`. Only targets that were trained to exit early guess well so, or with a trained exit (`head`).
 
     Attributes:
       layers: how many of the target's layers draft.
@@ -112,18 +121,26 @@ class EarlyExitDrafter(Drafter):
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
+      head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
+        target's final norm and head.
     """
 
     layers: int = dataclasses.field(metadata={"static": True})
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
     schedule: Schedule | None = None
+    head: EarlyExitHead | None = None
 
     def __post_init__(self):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
         positive("layers", self.layers)
+        # JAX may put something else into its place for a moment.
+        if isinstance(self.head, EarlyExitHead) and self.head.layers != self.layers:
+            raise ValueError(
+                f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
+            )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -132,7 +149,7 @@ class EarlyExitDrafter(Drafter):
     def check(self, target: Model) -> None:
         if self.sampling is not None:
             checks.draft_policy(self.sampling)
-        EarlyExitDraft(target, self.layers, self.k).check(type(self).__name__, target)
+        EarlyExitDraft(target, self.layers, self.k, self.head).check(type(self).__name__, target)
         self.schedule.check()
 
     def init(self, context, prefilled, slots):
@@ -154,4 +171,5 @@ class EarlyExitDrafter(Drafter):
         return self._chain(context).observe(state, context, verdict, hidden)
 
     def _chain(self, context: Context) -> Chain:
-        return Chain(EarlyExitDraft(context.target, self.layers, self.k), self.k, self.sampling, self.schedule)
+        draft = EarlyExitDraft(context.target, self.layers, self.k, self.head)
+        return Chain(draft, self.k, self.sampling, self.schedule)

