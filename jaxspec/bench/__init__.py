@@ -10,4 +10,5 @@ python -m jaxspec.bench speculate   speculative decoding against plain decoding
 
 `jaxspec bench`, whose parts are in `speed`, measures speculative against plain decoding on questions of six tasks.
 `jaxspec plan`, whose parts are in `plan`, says beforehand what it would gain, from what is kept and what rounds cost.
+`jaxspec calibrate`, whose parts are in `skipping`, finds the blocks that a target drafts best without.
 """

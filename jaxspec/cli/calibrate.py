@@ -31,8 +31,8 @@ def calibrate(
         float, typer.Option(help="What verification costs, in steps of plain decoding.  `jaxspec plan` measures it.")
     ] = 1.0,
     limit: Annotated[int, typer.Option(help="The most sets of blocks to measure.")] = 400,
-    tokens: Annotated[int, typer.Option(help="Of a plain text, at most so many, evenly over it.")] = 2048,
-    count: Annotated[int, typer.Option(help="Of prompts, at most so many, evenly over them.")] = 16,
+    tokens: Annotated[int, typer.Option(help="Of a plain text, at most so many, evenly over it.")] = 1536,
+    count: Annotated[int, typer.Option(help="Of prompts, at most so many, evenly over them.")] = 8,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the answers at temperatures above 0.")] = 0,
     dtype: Annotated[

@@ -19,7 +19,7 @@ from jaxspec.training.answers import AnswerOptions, answer_all
 from jaxspec.training.prompts import Conversation, read_prompts
 
 # Texts are cut into pieces of at most so many tokens, which are padded to a multiple of the second.
-_LONGEST, _STEP = 384, 64
+_LONGEST, _STEP = 256, 64
 _PROMPTS = (".jsonl", ".json")
 
 
@@ -34,8 +34,8 @@ class Reading:
       seed: of the draws at temperatures above 0.
     """
 
-    tokens: int = 2048
-    count: int = 16
+    tokens: int = 1536
+    count: int = 8
     max_new_tokens: int = 64
     seed: int = 0
 
