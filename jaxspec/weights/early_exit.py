@@ -47,14 +47,20 @@ def read_early_exit(
       placement: where parameters go; `None` is the default device.
 
     Raises:
-      ValueError: it is for a target of other sizes; or a tensor is missing, left over, of another shape or not finite.
+      ValueError: it is for a target of other sizes, or does not say; a tensor is missing, left over, of another shape
+        or not finite.
     """
-    sizes, own = ExitConfig(**{ours: config[theirs] for ours, theirs in _SIZES.items()}), target.module.config
-    if (sizes.width, config["vocab_size"]) != (own.width, own.vocab_size) or config["exit_layers"] >= own.num_layers:
+    try:
+        sizes = ExitConfig(**{ours: config[theirs] for ours, theirs in _SIZES.items()})
+        layers, vocab_size = config["exit_layers"], config["vocab_size"]
+    except KeyError as error:
+        raise ValueError(f"{folder}: config.json does not say {error}; train the exit again") from None
+    own = target.module.config
+    if (sizes.width, vocab_size) != (own.width, own.vocab_size) or layers >= own.num_layers:
         raise ValueError(
-            f"{folder} is an exit after {config['exit_layers']} layers of width {sizes.width}, over "
-            f"{config['vocab_size']} tokens; got a target of {own.num_layers} layers of width {own.width}, over "
-            f"{own.vocab_size} tokens. Load the target that it was trained for"
+            f"{folder} is an exit after {layers} layers of width {sizes.width}, over {vocab_size} tokens; got a target "
+            f"of {own.num_layers} layers of width {own.width}, over {own.vocab_size} tokens. Load the target that it "
+            "was trained for"
         )
     module = ExitNetwork(sizes, dtype)
     tensors = read_tensors(folder)
@@ -64,7 +70,7 @@ def read_early_exit(
         params["head"] = target.head[jnp.asarray(ids)].astype(dtype)
         if placement is not None:
             params["head"] = placement.constrain(params["head"], parameter_axes(("head",), 2))
-    head = EarlyExitHead(module, params, config["exit_layers"], None if ids is None else jnp.asarray(ids))
+    head = EarlyExitHead(module, params, layers, None if ids is None else jnp.asarray(ids))
     return head if placement is None else placed(head, placement)
 
 

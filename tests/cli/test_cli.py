@@ -62,7 +62,7 @@ def test_int8_is_a_target_of_its_own(folder):
     assert "weights" in _generate(folder, "--int8", "everything", "the sea").stderr
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"], ["calibrate"]])
 def test_help(command):
     result = _run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
