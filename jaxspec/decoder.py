@@ -44,7 +44,7 @@ class SpeculativeDecoder:
         target: Model | str | os.PathLike[str],
         draft: Model | Network | Drafter | str | os.PathLike[str] | None = None,
         *,
-        k: int | Schedule | None = None,
+        k: int | Schedule | str | None = None,
         num_drafts: int = 1,
         verifier: Verifier | None = None,
         tokenizer: Tokenizer | None = None,
@@ -58,7 +58,8 @@ class SpeculativeDecoder:
             itself); where the target is a name, "auto" (the best that ships with it, else "ngram") or one of its
             own, such as "eagle"; `None` or "none" for plain decoding. A model of another tokenizer drafts the tokens
             that both have.
-          k: drafted tokens a round, or a schedule; `None` is the default of the kind. A `Drafter` brings its own.
+          k: drafted tokens a round, a schedule, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as many
+            as pay, counted for one prompt at a time. A `Drafter` brings its own.
           num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
             seed gives the same text with any draft, and without one.
@@ -193,7 +194,12 @@ def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
 
 
 def _as_drafter(
-    draft: Any, target: Model, target_name: Any, k: int | Schedule | None, num_drafts: int, tokenizer: Tokenizer | None
+    draft: Any,
+    target: Model,
+    target_name: Any,
+    k: int | Schedule | str | None,
+    num_drafts: int,
+    tokenizer: Tokenizer | None,
 ) -> Drafter:
     if isinstance(draft, Drafter):
         if num_drafts != 1:
@@ -203,8 +209,7 @@ def _as_drafter(
         return draft
     draft = "none" if draft is None else draft
     if not isinstance(draft, str | os.PathLike):
+        k = "adaptive" if k is None and num_drafts == 1 else k
         return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
-    if k is not None and not isinstance(k, Schedule):
-        checks.draft_length(k)
     name = target_name if isinstance(target_name, str) else None
     return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

@@ -60,10 +60,13 @@ def right_drafts(seed, probability, rounds, rows, most=8):
 class PlainAdaptive:
     """`Adaptive` for one row, as the formula reads: lists, loops and no JAX."""
 
-    def __init__(self, costs, lengths, margin=0.03, rate=0.05, prior=0.7, period=64):
+    def __init__(self, costs, lengths, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
         self.costs, self.lengths, self.margin, self.rate, self.period = costs, lengths, margin, rate, period
         self.acceptance, self.seen = [prior] * lengths[-1], [0] * lengths[-1]
-        self.choice, self.waited = self.best(), period
+        self.choice, self.rounds, self.due, self.missed = self.best(), 0, True, 0
+        account = {"allowance": 0.01, "advance": 1.5, "reserve": 12.0, "lag": 0.0} | account
+        self.worth, self.balance = (1 + account["allowance"]) * costs[0], account["advance"]
+        self.reserve, self.lag = account["reserve"], account["lag"]
 
     def speed(self, index):
         tokens, reach = 1.0, 1.0
@@ -75,9 +78,14 @@ class PlainAdaptive:
     def best(self):
         return max(range(len(self.lengths)), key=self.speed)
 
+    def price(self, index):
+        return self.costs[index] + (self.lag * self.missed if self.lengths[index] else 0)
+
     def limit(self):
-        tries = self.waited >= self.period and self.choice + 1 < len(self.lengths)
-        return self.lengths[self.choice + tries]
+        index = self.choice + (self.due and self.choice + 1 < len(self.lengths))
+        while index > 0 and self.balance + self.worth < self.price(index):
+            index -= 1
+        return self.lengths[index]
 
     def observe(self, submitted, accepted):
         for i in range(min(submitted, accepted + 1)):
@@ -85,9 +93,15 @@ class PlainAdaptive:
             moved = (1 - rate) * self.acceptance[i] + rate * (i < accepted)
             self.acceptance[i] = min(max(moved, 0.02), 0.98)
             self.seen[i] += 1
-        if submitted <= self.lengths[self.choice]:
-            self.waited = min(self.waited + 1, self.period)
-        elif (1 + accepted) / self.costs[self.choice + 1] <= self.speed(self.choice):
-            self.waited = 0
+        for i in range(1, self.lengths[-1]):
+            if self.seen[i] == 0 < self.seen[i - 1]:
+                self.acceptance[i:] = [self.acceptance[i - 1]] * len(self.acceptance[i:])
+        taken = next(index for index, length in enumerate(self.lengths) if submitted <= length)
+        self.balance = min(self.reserve, self.balance + self.worth * (1 + accepted) - self.price(taken))
+        self.missed = 0 if submitted else self.missed + 1 + accepted
+        if submitted > self.lengths[self.choice]:
+            self.due = (1 + accepted) / self.costs[self.choice + 1] > self.speed(self.choice)
         if self.speed(self.best()) > (1 + self.margin) * self.speed(self.choice):
-            self.choice, self.waited = self.best(), 0
+            self.choice, self.due = self.best(), False
+        self.rounds += 1
+        self.due = self.due or self.rounds % self.period == 0

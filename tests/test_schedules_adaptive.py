@@ -19,13 +19,21 @@ from tests import tiny
 from tests.schedules import PlainAdaptive, right_drafts, run
 from tests.test_generate_compiled import computations_in_loops
 
-LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.4, 1.7, 2.4), 64
+# Costs whose sums never come to what may just be spent: rounding would decide then.
+LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.40137, 1.70271, 2.40173), 64
 SCHEDULE = Adaptive(COSTS, LENGTHS)
 TARGET = tiny.history_model(0, scale=2.0)
 PROMPT = jnp.array([[3, 1, 2], [1, 0, 3]], jnp.int32)
 
 
-@pytest.mark.parametrize("options", [{}, {"rate": 0.4, "period": 5, "margin": 0.2, "prior": 0.4}], ids=str)
+OPTIONS = (
+    {},
+    {"rate": 0.4, "period": 5, "margin": 0.2, "prior": 0.4},
+    {"advance": 1.0, "reserve": 6.0, "allowance": 0.05, "lag": 0.0137, "period": 9},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_it_picks_what_the_formula_picks(options):
     """Acceptance that comes and goes, so that every length and many trials occur."""
     probability = 0.5 + 0.5 * np.sin(np.arange(900) / 90)[:, None]
@@ -41,16 +49,13 @@ def test_it_picks_what_the_formula_picks(options):
 
 
 def test_it_drafts_nothing_where_drafting_does_not_pay():
-    """After the first rounds a hopeless draft is tried once in `period + 1` rounds, never twice."""
-    limits = np.asarray(run(SCHEDULE, jnp.zeros((2000, 1), jnp.int32)))[:, 0]
-    start = int(np.argmax(limits == 0))
-    assert start < 9
-    tries = np.flatnonzero(limits[start:]) + start
-    assert (limits[tries] == LENGTHS[1]).all()
-    assert (np.diff(tries) == PERIOD + 1).all()
-    # The time lost, over that of plain decoding alone: what the documentation states.
-    lost = np.array(COSTS)[np.searchsorted(LENGTHS, limits[start:])].sum() / len(limits[start:]) - 1
-    assert 0 < lost < (COSTS[1] - 1) / PERIOD
+    """After the first rounds a hopeless draft is tried once in `period` rounds, never twice, by all rows together."""
+    limits = np.asarray(run(SCHEDULE, jnp.zeros((2000, 3), jnp.int32)))
+    assert (limits == limits[:, :1]).all()
+    tries = np.flatnonzero(limits[:, 0])
+    late = tries[tries > 500]
+    assert (limits[late, 0] == LENGTHS[1]).all() and (late % PERIOD == 0).all()
+    assert (np.diff(late) == PERIOD).all() and len(late) > 20
 
 
 def test_it_drafts_the_most_where_all_is_accepted():
@@ -63,7 +68,7 @@ def test_it_comes_back_when_the_draft_becomes_good():
     probability = np.where(np.arange(1500) < 500, 0.0, 0.9)[:, None]
     limits = np.asarray(run(SCHEDULE, right_drafts(1, probability, 1500, 50)))
     assert (limits[400:500] > 0).mean() < 0.03
-    back = 500 + np.argmax(limits[500:] == 8, axis=0)
+    back = 500 + np.argmax(limits[500:] == 8, axis=0)  # not before the next trial, at round 512
     assert np.median(back) < 500 + 3 * PERIOD
     assert (limits[-300:] >= 4).mean() > 0.9
 
@@ -73,7 +78,7 @@ def test_it_is_nearly_as_fast_as_the_best_fixed_length(acceptance):
     """Time a token by the table, over 4,000 rounds and over the first 200 alone."""
     right = right_drafts(2, acceptance, 4000, 8)
     limits = np.asarray(run(SCHEDULE, right))
-    for first, slack in ((4000, 1.04), (200, 1.08)):
+    for first, slack in ((4000, 1.05), (200, 1.09)):
         used, emitted = limits[:first], 1 + np.minimum(limits, right)[:first]
         time = np.array(COSTS)[np.searchsorted(LENGTHS, used)].sum() / emitted.sum()
         best = min(c / (1 + np.minimum(n, right)).mean() for n, c in zip(LENGTHS, COSTS, strict=True))
@@ -100,7 +105,7 @@ def test_rows_decide_alone_and_ended_rows_rest():
     state = SCHEDULE.init(2)
     after = SCHEDULE.observe(state, *jnp.array([[8, 8], [0, 8]], jnp.int32), jnp.array([True, False]))
     changed = jax.tree.map(lambda new, old: (new != old).reshape(2, -1).any(1).tolist(), after, state)
-    assert changed.acceptance == [True, False] and changed.waited == [True, False]
+    assert changed.acceptance == [True, False] and changed.rounds == changed.balance == [True, False]
 
 
 PASSES = []
@@ -137,22 +142,22 @@ def watch_rounds(draft, schedule, rounds):
 
 def test_a_round_without_drafts_is_a_plain_round():
     """The draft model does not run at all, and then reads what it missed before the next trial."""
-    schedule = Adaptive((1.0, 1.5), (0, 2), period=20)
-    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), schedule, 40)
+    schedule = Adaptive((1.0, 1.5), (0, 2), period=20, allowance=0.1)
+    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), schedule, 42)
     plain = [passes for limit, _, passes in found if limit == [0, 0]]
     assert len(plain) > 25 and all(passes == [("target", 1)] for passes in plain)
     drafting = [passes for limit, _, passes in found if limit == [2, 2]]
     assert drafting[0] == [("draft", 2), ("draft", 1), ("target", 3)]
-    # 20 rounds were plain. The last token that the cache held, and what the window feeds, is not read again.
+    # 19 rounds were plain. The last token that the cache held, and what the window feeds, is not read again.
     assert drafting[-1] == [("draft", CATCH_UP_CHUNK)] * 2 + drafting[0]
 
 
 def test_rounds_are_those_of_the_formula_through_generate():
     """Limits recorded round by round, against the formula fed with what was accepted."""
-    schedule = Adaptive((1.0, 1.3, 1.9), (0, 1, 3), period=6, rate=0.3)
+    schedule = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
     found = watch_rounds(tiny.nearby(TARGET, 0.8), schedule, 60)
     for row in range(2):
-        plain = PlainAdaptive((1.0, 1.3, 1.9), (0, 1, 3), period=6, rate=0.3)
+        plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
         for limit, accepted, _ in found:
             assert limit[row] == plain.limit()
             plain.observe(limit[row], accepted[row])
@@ -209,6 +214,8 @@ def test_the_loop_copies_no_cache():
         (lambda: Adaptive((1.0, 2.0), (0, 2), rate=2), "rate between 0 and 1, got 2"),
         (lambda: Adaptive((1.0, 2.0), (0, 2), period=0), "period at least 1, got 0"),
         (lambda: Adaptive((1.0, 2.0), (0, 2), margin="3%"), "a number as margin"),
+        (lambda: Adaptive((1.0, 2.0), (0, 2), allowance=-0.1), "allowance at least 0, got -0.1"),
+        (lambda: Adaptive((1.0, 2.0), (0, 2), advance=20.0), "reserve at least 20.0, got 12.0"),
     ],
 )
 def test_bad_input(make, message):

@@ -29,7 +29,7 @@ def run(model_name: str, repeats: int) -> None:
     drafters = {"n-gram": jaxspec.NGramDrafter(k=4)}
     best = zoo.draft_name("auto", model_name)
     if best != "ngram":
-        drafters[best] = load_drafter(best, model)
+        drafters[best] = load_drafter(best, model, k="fixed")
     for name, text in TEXTS.items():
         prompt = chat_prompt(model, text)
         cases = {

@@ -32,8 +32,14 @@ def bench(
         ),
     ] = None,
     k: Annotated[
-        list[int] | None,
-        typer.Option("-k", help="Drafted tokens a round; repeatable.  [default: of each drafter]", show_default=False),
+        list[str] | None,
+        typer.Option(
+            "-k",
+            metavar="NUMBER|adaptive[:MOST]",
+            help="Drafted tokens a round, or 'adaptive', as `jaxspec generate` drafts by default; repeatable.  "
+            "[default: each drafter's own number]",
+            show_default=False,
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128,
     temperature: Annotated[
@@ -78,7 +84,7 @@ def bench(
     setting = Setting(
         model=model,
         drafters=tuple(drafter or ("auto",)),
-        lengths=tuple(k or ()),
+        lengths=tuple(int(one) if one.removeprefix("-").isdecimal() else one for one in k or ()),
         batches=tuple(batch or (1,)),
         temperatures=tuple(temperature or (0.0,)),
         max_new_tokens=max_new_tokens,

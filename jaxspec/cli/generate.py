@@ -67,7 +67,16 @@ def generate(
             "tokenizer or another. 'auto' is the best that ships with the model, else 'ngram'.",
         ),
     ] = "auto",
-    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: of the draft]")] = None,
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "-k",
+            metavar="NUMBER|adaptive[:MOST]|fixed",
+            help="Drafted tokens a round. 'adaptive' drafts as many as pay, at most 8; 'fixed' as many as suit the "
+            "draft.  [default: adaptive]",
+            show_default=False,
+        ),
+    ] = None,
     num_drafts: Annotated[
         int, typer.Option("--num-drafts", help="With a draft model: drafts that compete in each round.")
     ] = 1,

@@ -61,6 +61,10 @@ def plan(
         ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
     ] = ProductsName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="Also measure what rounds cost with 0 to 8 drafts, and keep it for -k adaptive."),
+    ] = False,
 ) -> None:
     """Predicts what drafters would gain here, checks it with a run, and recommends one of them or none.
 
@@ -68,6 +72,7 @@ def plan(
     """
     from rich.console import Console
 
+    from jaxspec.bench.plan.keep import keep_costs
     from jaxspec.bench.plan.plan import make_plan
     from jaxspec.bench.questions import evenly
     from jaxspec.bench.speed.setting import Setting, our_prompts
@@ -90,7 +95,10 @@ def plan(
     enable_compilation_cache()
     with Console(stderr=True, highlight=False).status("beginning") as status:
         found = make_plan(setting, asked, tell=lambda text: status.update(f"{text} ..."))
+        path = keep_costs(setting, tell=lambda text: status.update(f"{text} ...")) if save else None
     _print(found, as_json)
+    if path is not None:
+        typer.echo(f"what rounds cost is kept in {path}", err=True)
 
 
 def _print(found, as_json: bool) -> None:

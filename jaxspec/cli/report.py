@@ -29,14 +29,15 @@ def vocabulary_line(token_map: TokenMap) -> Text:
     return Text(f"{line} ({shared / size:.0%})", style="dim")
 
 
-def summary_line(results: list[TextResult], *, drafts: bool) -> Text:
-    """Speed and acceptance of all prompts together."""
+def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
+    """Speed and acceptance of all prompts together; `drafts` says how many were drafted a round, `None` none."""
     stats = jax.tree.map(lambda *rows: np.concatenate(rows), *(result.stats for result in results))
     parts = [
         f"{sum(len(result.token_ids) for result in results)} tokens",
         f"{results[0].tokens_per_second:.1f} tokens/s",
     ]
-    if drafts:
+    if drafts is not None:
+        parts.append(f"k {drafts}")
         parts.append(f"mean acceptance length {stats.mean_acceptance_length():.2f}")
         parts.append(f"acceptance rate {stats.acceptance_rate():.1%}")
     if results[0].seed is not None:
@@ -66,7 +67,7 @@ def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]
         )
 
 
-def json_line(job, k: int, row: int, result: TextResult, comparison: Comparison | None) -> str:
+def json_line(job, k: int, drafts: str, row: int, result: TextResult, comparison: Comparison | None) -> str:
     """One prompt's result as a JSON object on one line."""
     record = {
         "prompt": job.texts[row],
@@ -76,6 +77,7 @@ def json_line(job, k: int, row: int, result: TextResult, comparison: Comparison 
         "model": job.model,
         "draft": job.draft,
         "k": k,
+        "drafts": drafts,
         "seed": result.seed,
         "prompt_tokens": result.prompt_tokens,
         "new_tokens": len(result.token_ids),

@@ -15,6 +15,7 @@ from jaxspec.cli.processes import Processes
 from jaxspec.cli.report import comparison_lines, header, json_line, summary_line, vocabulary_line
 from jaxspec.decoder import SpeculativeDecoder
 from jaxspec.drafters import IntersectionDrafter
+from jaxspec.drafters.adapting import describe
 from jaxspec.drafters.named import load_drafter
 from jaxspec.text_result import TextResult
 from jaxspec.text_stream import TextStream
@@ -50,7 +51,7 @@ class Job:
       options: those of `SpeculativeDecoder.generate`.
       model: the target's name.
       draft: what `load_drafter` takes.
-      k: drafted tokens a round, or `None`.
+      k: drafted tokens a round, as `load_drafter` takes them, or `None`.
       num_drafts: drafts of a draft model that compete in each round.
       verifier: a name of `_VERIFIERS`, or `None` for the draft's default.
       dtype: of both models, or `None`.
@@ -64,7 +65,7 @@ class Job:
     options: dict[str, Any]
     model: str
     draft: str
-    k: int | None
+    k: str | None
     num_drafts: int
     verifier: str | None
     dtype: str | None
@@ -87,6 +88,7 @@ class Job:
             num_drafts=self.num_drafts,
             dtype=self.dtype,
             mesh=mesh,
+            batch=len(self.texts),
         )
         verifier = None if self.verifier is None else _VERIFIERS[self.verifier]()
         return SpeculativeDecoder(target, draft, verifier=verifier)
@@ -127,11 +129,12 @@ def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
     show(job, pieces, stream)
     results = stream.result
     comparison = _compare(job, console, plain, results) if compare else None
+    drafts = describe(decoder.drafter, decoder.target, batch=len(job.texts))
     if as_json:
         for index, result in enumerate(results):
-            typer.echo(json_line(job, decoder.drafter.k, index, result, comparison))
+            typer.echo(json_line(job, decoder.drafter.k, drafts, index, result, comparison))
         return
-    console.print(summary_line(results, drafts=decoder.drafter.k > 0), soft_wrap=True)
+    console.print(summary_line(results, drafts=drafts if decoder.drafter.k > 0 else None), soft_wrap=True)
     if comparison is not None:
         for line in comparison_lines(comparison, coupled=job.verifier == "coupled"):
             console.print(line, soft_wrap=True)

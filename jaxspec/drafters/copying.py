@@ -4,6 +4,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
@@ -84,7 +85,11 @@ class CopyingDrafter(Drafter):
         return CopyingState(self.schedule.init(batch), guess)
 
     def propose(self, draws, state: CopyingState, context):
-        guess = self.guess(context.tokens, context.length).cut(self.schedule.limit(state.schedule))
+        limit = self.schedule.limit(state.schedule)
+        search = lambda: self.guess(context.tokens, context.length).cut(limit)  # noqa: E731
+        # Where no row may draft, none is searched.
+        idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(limit))  # noqa: E731
+        guess = jax.lax.cond(jnp.any(limit > 0), search, idle) if 0 in self.schedule.lengths else search()
         valid = guess.places < guess.count[:, None]
         return Proposal(guess.tokens, valid), CopyingState(state.schedule, guess)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxspec import checks
+from jaxspec.drafters.adapting import Wish, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.block import BlockDrafter
 from jaxspec.drafters.compose import Compose
@@ -46,28 +46,35 @@ _OF_HEADS = {
 
 def drafter_of(
     draft: Any,
-    k: int | Schedule | None = None,
+    k: int | Schedule | str | None = None,
     num_drafts: int = 1,
     *,
     target: Any = None,
     tokenizer: Tokenizer | None = None,
+    batch: int = 1,
 ) -> Drafter:
     """A chain of drafts from a model or a head.
 
     Args:
       draft: a `Model`, or what `jaxspec.load_head` gives.
-      k: drafted tokens a round, or a schedule; `None` is the default of the kind.
+      k: drafted tokens a round, a schedule, or a word as of `load_drafter`; `None` is the default of the kind.
       num_drafts: how many chains of a draft model compete in each round.
-      target: the model to draft for. A draft model of another tokenizer drafts the tokens that both have; `None`
-        takes it to have the target's.
+      target: the model to draft for; "adaptive" needs it. A draft model of another tokenizer drafts the tokens that
+        both have; `None` takes it to have the target's.
       tokenizer: the target's; `None` is the one it brings.
+      batch: how many rows "adaptive" counts on.
 
     Raises:
       TypeError: it is neither.
       ValueError: `k` or `num_drafts` does not fit.
     """
-    if k is not None and not isinstance(k, Schedule):
-        checks.draft_length(k)
+    wish = Wish.parse(k)
+    if wish.adaptive:
+        _check_adaptive(k, num_drafts)
+        if target is None:
+            raise ValueError(f"k is {k!r}, which depends on the target; pass target too, or a number")
+        return adapt(drafter_of(draft, target=target, tokenizer=tokenizer), target, wish.most, batch=batch)
+    k = wish.k
     for kind, drafter in _OF_HEADS.items():
         if isinstance(draft, kind):
             if num_drafts != 1:
@@ -107,12 +114,13 @@ def load_drafter(
     target: LanguageModel,
     *,
     target_name: str | None = None,
-    k: int | Schedule | None = None,
+    k: int | Schedule | str | None = None,
     num_drafts: int = 1,
     tokenizer: Tokenizer | None = None,
     dtype: Any = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
+    batch: int = 1,
 ) -> Drafter:
     """A drafter by its name, ready for `jaxspec.generate`.
 
@@ -126,18 +134,48 @@ def load_drafter(
         promises more (`Compose`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
-      k: drafted tokens a round, or a schedule; `None` is the default of the kind.
+      k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8, each row on its own
+        (`Adaptive`), "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed"
+        where drafts compete.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations; `None` is what `load` chooses.
       mesh: splits models and heads over devices.
       rules: how.
+      batch: how many rows the costs of "adaptive" are for. With fewer it drafts less than would pay, with more it may
+        lose more than `Adaptive` says.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit each other.
       OSError: it cannot be read or downloaded; "skipping" was not calibrated.
     """
     name = zoo.draft_name(name_or_path, target_name)
+    wish = Wish.parse("adaptive" if k is None and num_drafts == 1 and name != "none" else k)
+    options = {"target_name": target_name, "num_drafts": num_drafts, "tokenizer": tokenizer}
+    options |= {"dtype": dtype, "mesh": mesh, "rules": rules}
+    if not wish.adaptive:
+        return _by_name(name, target, k=wish.k, **options)
+    if name == "none":
+        raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
+    _check_adaptive(k, num_drafts)
+    return adapt(_by_name(name, target, k=None, **options), target, wish.most, batch=batch)
+
+
+def _check_adaptive(k: Any, num_drafts: int) -> None:
+    if num_drafts != 1:
+        raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
+
+
+def _by_name(
+    name: str | os.PathLike[str],
+    target: LanguageModel,
+    *,
+    target_name: str | None,
+    k: int | Schedule | None,
+    num_drafts: int,
+    **options: Any,
+) -> Drafter:
+    """Loads it; `k=None` is the default of the kind."""
     skips = name == "skipping" or is_skip_set(name)
     if name in _ALONE or name == "none" or skips:
         if num_drafts != 1:
@@ -151,14 +189,15 @@ def load_drafter(
         return NoDrafter()
     copying, plus, other = str(name).partition("+")
     if plus and copying in zoo.COPYING:
-        if num_drafts != 1 or isinstance(k, Schedule):
-            raise ValueError(f"{name} takes a number as k and one draft a round, got k={k} and num_drafts={num_drafts}")
-        options = {"tokenizer": tokenizer, "dtype": dtype, "mesh": mesh, "rules": rules}
-        drafter = load_drafter(other, target, target_name=target_name, k=k, **options)
+        if num_drafts != 1:
+            raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
+        other = zoo.draft_name(other, target_name)
+        drafter = _by_name(other, target, target_name=target_name, k=k, num_drafts=1, **options)
         return Compose(_ALONE[copying](target, drafter.k), drafter)
+    tokenizer = options.pop("tokenizer")
     if is_head(name):
-        return drafter_of(load_head(name, target, dtype=dtype, mesh=mesh, rules=rules), k, num_drafts)
-    draft = load(name, dtype=dtype, mesh=mesh, rules=rules)
+        return drafter_of(load_head(name, target, **options), k, num_drafts)
+    draft = load(name, **options)
     return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
 
 

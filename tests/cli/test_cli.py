@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoder(folder):
-    return SpeculativeDecoder(load(folder), "ngram")
+    return SpeculativeDecoder(load(folder), "ngram", k=4)
 
 
 @pytest.fixture(autouse=True)
@@ -128,15 +128,24 @@ def test_several_prompts_get_a_header_each(folder):
 
 
 def test_json_lines(folder, decoder):
-    result = _generate(folder, "hello", "the sea", "--json", "--temperature", "0.9", "--seed", "5", "--top-k", "40")
+    fixed = ("--temperature", "0.9", "--seed", "5", "--top-k", "40", "-k", "4")
+    result = _generate(folder, "hello", "the sea", "--json", *fixed)
     records = [json.loads(line) for line in result.stdout.splitlines()]
     options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 5, "top_k": 40}
     expected = decoder.generate(["hello", "the sea"], **options)
     assert [record["prompt"] for record in records] == ["hello", "the sea"]
     assert [tuple(record["token_ids"]) for record in records] == [row.token_ids for row in expected]
     assert [record["text"] for record in records] == [row.text for row in expected]
-    assert {record["seed"] for record in records} == {5}
+    assert {record["seed"] for record in records} == {5} and {record["drafts"] for record in records} == {"4"}
     assert result.stderr == ""
+
+
+def test_drafts_adapt_where_no_number_is_given(folder):
+    plain = _generate(folder, "hello hello hello", "--draft", "none").stdout
+    for options, said in (((), "k adaptive up to 8, costs given or estimated"), (("-k", "adaptive:4"), "up to 4,")):
+        result = _generate(folder, "hello hello hello", *options)
+        assert said in result.stderr and result.stdout == plain
+    assert "k 4 " in _generate(folder, "hello hello hello", "-k", "fixed").stderr
 
 
 def test_chat_and_stop(folder, decoder):
@@ -176,6 +185,7 @@ def test_compare_says_where_samples_differ(folder):
     [
         (["hello", "-k", "-1"], "k must be at least 0, got -1"),
         (["hello", "--draft", "none", "-k", "4"], "nothing to draft with"),
+        (["hello", "-k", "some"], "k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got 'some'"),
         (["hello", "--draft", "smollm"], "Did you mean smollm2-135m-instruct"),
         (["hello", "--draft", "missing.gguf"], "there is no file or folder 'missing.gguf'"),
         (["hello", "--draft", "none", "--compare"], "--compare needs a draft"),

@@ -59,14 +59,14 @@ def test_one_beside_n_grams(shipped):
     (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
     zoo._entries.cache_clear()
     assert isinstance(load("auto"), jaxspec.Compose)
-    with pytest.raises(ValueError, match="takes a number as k and one draft a round"):
+    with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):
         load("ngram+eagle", num_drafts=2)
 
 
 def test_the_target_itself(shipped):
     deep = tiny.transformer(layers=9)
     drafter = jaxspec.load_drafter("early-exit", deep)
-    assert drafter.layers == 2 and drafter.k == 4
+    assert drafter.layers == 2 and drafter.k == 8
     assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.SparseCacheDrafter)
     with pytest.raises(ValueError, match="of a target of 1"):
         jaxspec.load_drafter("early-exit", tiny.transformer())

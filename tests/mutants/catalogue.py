@@ -2,6 +2,7 @@
 
 from tests.mutants import (
     accelerators,
+    adapting,
     block,
     block_drafter,
     calibrate,
@@ -27,6 +28,7 @@ from tests.mutants import (
 
 MUTANTS = (
     *accelerators.MUTANTS,
+    *adapting.MUTANTS,
     *mutants.MUTANTS,
     *block.MUTANTS,
     *block_drafter.MUTANTS,

@@ -132,22 +132,22 @@ MUTANTS = (
     Mutant(
         "longer lengths are never tried",
         _ADAPTIVE,
-        "return due.astype(jnp.int32)",
-        "return jnp.zeros_like(state.waited)",
+        "tries = state.due & (state.choice < len(self.lengths) - 1)",
+        "tries = state.due & (state.choice < 0)",
         (f"{_CONTROL}::test_it_comes_back_when_the_draft_becomes_good",),
     ),
     Mutant(
         "a trial in vain is repeated at once",
         _ADAPTIVE,
-        "jnp.where(moves | vain, 0, waited)",
-        "jnp.where(moves, 0, waited)",
+        "(state.due & ~(moves | vain))",
+        "(state.due & ~moves)",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
         "a trial that paid is not repeated",
         _ADAPTIVE,
-        "waited = jnp.where(tried, state.waited,",
-        "waited = jnp.where(tried, 0,",
+        "(state.due & ~(moves | vain))",
+        "(state.due & ~(moves | vain | tried))",
         (_FORMULA,),
     ),
     Mutant(

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.bench.speed.setting import Setting
-from jaxspec.drafters import Drafter, NoDrafter
+from jaxspec.drafters import Compose, Drafter, NoDrafter
+from jaxspec.drafters.adapting import Wish, adapt
 from jaxspec.drafters.named import load_drafter
 from jaxspec.model import LanguageModel
+from jaxspec.schedules import Adaptive
 from jaxspec.weights import zoo
 
 PLAIN = "plain"
@@ -27,6 +29,11 @@ class Case:
     name: str
     drafter: Drafter
 
+    @property
+    def k(self) -> int | None:
+        """Drafted tokens a round; `None` where each row finds its own number."""
+        return None if _adapts(self.drafter) else self.drafter.k
+
 
 def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
     """Plain decoding first, then each drafter, loaded once, at each `k`.
@@ -37,14 +44,26 @@ def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
     """
     cases = [Case(PLAIN, PLAIN, NoDrafter())]
     for name in _in_full(setting):
-        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype)
-        # The same weights at every length.
-        drafters = [dataclasses.replace(loaded, k=k, schedule=None) for k in setting.lengths] or [loaded]
-        cases += [_case(name, setting, drafter, target) for drafter in drafters]
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="fixed")
+        for k in setting.lengths or ("fixed",):
+            cases.append(_case(name, setting, _drafting(loaded, k, setting, target), target))
     labels = [case.label for case in cases]
     if len(set(labels)) < len(labels):
         raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
     return cases
+
+
+def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageModel) -> Drafter:
+    """The same weights at another length."""
+    wish = Wish.parse(k)
+    if wish.adaptive:
+        return adapt(loaded, target, wish.most, batch=max(setting.batches))
+    if wish.k is None:
+        return loaded
+    if isinstance(loaded, Compose):
+        parts = {part: dataclasses.replace(getattr(loaded, part), k=k, schedule=None) for part in ("copying", "model")}
+        return dataclasses.replace(loaded, **parts)
+    return dataclasses.replace(loaded, k=k, schedule=None)
 
 
 def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:
@@ -52,7 +71,7 @@ def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) 
     found = []
     for case in cases:
         if case.drafter.k > 1:
-            half = dataclasses.replace(case.drafter, k=case.drafter.k // 2, schedule=None)
+            half = _drafting(case.drafter, case.drafter.k // 2, setting, target)
             found.append(_case(case.name, setting, half, target))
         found.append(case)
     return found
@@ -60,7 +79,13 @@ def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) 
 
 def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) -> Case:
     drafter.check(target)
-    return Case(f"{_short(name, setting.model)}, k={drafter.k}", name, drafter)
+    k = "adaptive" if _adapts(drafter) else drafter.k
+    return Case(f"{_short(name, setting.model)}, k={k}", name, drafter)
+
+
+def _adapts(drafter: Drafter) -> bool:
+    model = drafter.model if isinstance(drafter, Compose) else drafter
+    return isinstance(getattr(model, "schedule", None), Adaptive)
 
 
 def _in_full(setting: Setting) -> list[str]:

@@ -112,7 +112,7 @@ def _by_position(axes, drafted: Sequence[Summary]) -> None:
 
 
 def _over_k(axes, drafted: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> None:
-    whole = [one for one in drafted if one.task == ALL]
+    whole = [one for one in drafted if one.task == ALL and cases[one.case]["k"] is not None]
     for name in dict.fromkeys(cases[one.case]["name"] for one in whole):
         line = sorted((cases[one.case]["k"], one.speedup) for one in whole if cases[one.case]["name"] == name)
         lengths, speedups = zip(*line, strict=True)

@@ -64,7 +64,7 @@ def run(
     header = {
         "setting": setting.described(questions),
         "machine": machine(target, energy and energy.source),
-        "cases": {case.label: {"name": case.name, "k": case.drafter.k} for case in cases},
+        "cases": {case.label: {"name": case.name, "k": case.k} for case in cases},
         "command": command,
     }
     results = Results(path, header, resume=resume)

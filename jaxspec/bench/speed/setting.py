@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.drafters.adapting import Wish
 from jaxspec.sampling import Greedy, Policy, Sampling
 from jaxspec.training.prompts import Conversation, read_prompts
 from jaxspec.weights.native import PRODUCTS
@@ -22,7 +23,7 @@ class Setting:
     Attributes:
       model: the target's name.
       drafters: names as `jaxspec.load_drafter` takes them.
-      lengths: numbers of drafted tokens a round; none is each drafter's own.
+      lengths: numbers of drafted tokens a round, or "adaptive", "adaptive:16"; none is each drafter's own number.
       batches: numbers of requests that are decoded together.
       temperatures: 0 is greedy decoding.
       max_new_tokens: the most tokens of an answer.
@@ -35,7 +36,7 @@ class Setting:
 
     model: str
     drafters: tuple[str, ...]
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int | str, ...] = ()
     batches: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 128
@@ -56,7 +57,10 @@ class Setting:
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-        whole = {"k": self.lengths, "batch": self.batches}
+        words = [k for k in self.lengths if isinstance(k, str)]
+        if not all(Wish.parse(word).adaptive for word in words) or len(words) > 1:
+            raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
+        whole = {"k": [k for k in self.lengths if k not in words], "batch": self.batches}
         whole |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
         for name, values in whole.items():
             for value in values:

@@ -1,0 +1,93 @@
+"""A drafter's number of drafts by a word: "adaptive", "adaptive:16", "fixed"."""
+
+import dataclasses
+
+from jaxspec import checks
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.block import BlockDrafter
+from jaxspec.drafters.compose import Compose
+from jaxspec.drafters.cost_file import saved_costs
+from jaxspec.drafters.costs import estimate_costs, rising
+from jaxspec.drafters.medusa import MedusaDrafter
+from jaxspec.model import Model
+from jaxspec.schedules import Adaptive, Schedule
+
+# The most that are drafted where nobody says how many.
+MOST = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How many drafts somebody asked for.
+
+    Attributes:
+      k: a number or a schedule; `None` is the default of the kind.
+      adaptive: whether each row is to find its own number.
+      most: then at most so many; `None` is `MOST`, or what the heads can guess.
+    """
+
+    k: int | Schedule | None = None
+    adaptive: bool = False
+    most: int | None = None
+
+    @classmethod
+    def parse(cls, k: int | Schedule | str | None) -> "Wish":
+        """From a number, a schedule, or a word, digits among them.
+
+        Raises:
+          ValueError, TypeError: it is none of them.
+        """
+        if not isinstance(k, str):
+            if k is not None and not isinstance(k, Schedule):
+                checks.draft_length(k)
+            return cls(k)
+        word, colon, most = k.partition(":")
+        if word == "fixed" and not colon:
+            return cls()
+        if word == "adaptive" and (not colon or (most.isdecimal() and int(most) > 0)):
+            return cls(adaptive=True, most=int(most) if colon else None)
+        if k.removeprefix("-").isdecimal():
+            return cls.parse(int(k))
+        raise ValueError(f"k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got {k!r}")
+
+
+def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: int = 1) -> Drafter:
+    """The same drafter, drafting as many tokens as pay: `Adaptive` with costs that were measured here, or estimated.
+
+    Measured ones are those that `jaxspec plan --save` keeps. Of two drafters each has its own account, and half of what
+    may be lost.
+
+    Args:
+      drafter: one that takes a schedule, or a `Compose` of two.
+      target: the model to draft for.
+      most: the most drafts; `None` is 8, or what the drafter's heads can guess.
+      batch: how many rows costs are for. With fewer rows it drafts less than would pay, with more it may lose more
+        than `Adaptive` says.
+    """
+    if isinstance(drafter, Compose):
+        model = _adapt(drafter.model, target, most, batch, share=0.5)
+        copying = _adapt(drafter.copying, target, model.k, batch, share=0.5)
+        return dataclasses.replace(drafter, copying=copying, model=model)
+    return _adapt(drafter, target, most, batch, share=1.0)
+
+
+def _adapt(drafter: Drafter, target: Model, most: int | None, batch: int, *, share: float) -> Drafter:
+    limited = isinstance(drafter, MedusaDrafter | BlockDrafter)
+    lengths = checks.draft_lengths(most or (drafter.k if limited else MOST))
+    costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
+    costs = rising(saved_costs(target, drafter, lengths, batch=batch) or costs)
+    schedule = Adaptive(costs, lengths, advance=share * Adaptive.advance, lag=lag)
+    return dataclasses.replace(drafter, k=schedule, schedule=None)
+
+
+def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
+    """How many tokens a drafter drafts, in words, and where an adaptive one's costs are from."""
+    model = drafter.model if isinstance(drafter, Compose) else drafter
+    schedule = getattr(model, "schedule", None)
+    if not isinstance(schedule, Adaptive):
+        return str(drafter.k)
+    found = saved_costs(target, model, schedule.lengths, batch=batch)
+    known = found is not None and all(
+        abs(a - b) < 1e-6 * b for a, b in zip(rising(found), schedule.costs.tolist(), strict=True)
+    )
+    return f"adaptive up to {drafter.k}, costs {'measured' if known else 'given or estimated'}"

@@ -1,0 +1,72 @@
+"""Costs of rounds that were measured on this machine, kept for later: one small JSON file."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.drafters.base import Drafter
+from jaxspec.model import LanguageModel, Model
+from jaxspec.weights import zoo
+from jaxspec.weights.native import products_of
+
+
+def cost_file() -> Path:
+    """Where they are kept: `costs.json` in `$JAXSPEC_CACHE`, or in the user's cache folder."""
+    return zoo.cache_folder().parent / "costs.json"
+
+
+def setting_of(target: Model, drafter: Drafter, batch: int) -> dict[str, Any]:
+    """What a round's costs depend on, for JSON. Models are told by their shapes: other weights take no other time."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {os.cpu_count()} processors",
+        "jax": jax.__version__,
+        "target": f"{type(target).__name__} {_shapes(target)}",
+        "products": products_of(target) if isinstance(target, LanguageModel) else "xla",
+        "drafter": f"{type(drafter).__name__} {_shapes([getattr(drafter, name, None) for name in ('model', 'head')])}",
+        "layers": getattr(drafter, "layers", None),
+        "batch": batch,
+    }
+
+
+def save_costs(target: Model, drafter: Drafter, costs: dict[int, float], *, batch: int = 1) -> Path:
+    """Keeps `costs[n]`, a round's time with `n` drafts over that of plain decoding; earlier ones give way.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    path, setting = cost_file(), setting_of(target, drafter, batch)
+    kept = [one for one in _read(path) if one["setting"] != setting]
+    found = {"setting": setting, "costs": {str(n): cost for n, cost in costs.items()}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps([*kept, found], indent=1), "utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def saved_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1) -> tuple | None:
+    """What was kept for these lengths, of the same setting; `None` where there is nothing of the kind."""
+    setting = setting_of(target, drafter, batch)
+    for one in _read(cost_file()):
+        if one["setting"] == setting and all(str(n) in one["costs"] for n in lengths):
+            return tuple(float(one["costs"][str(n)]) for n in lengths)
+    return None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """All that is kept. A file that is damaged, or of another form, holds nothing: it is only a cache."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return [one for one in found if isinstance(one["costs"], dict) and isinstance(one["setting"], dict)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _shapes(models: Any) -> str:
+    leaves = [(str(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(models)]
+    return hashlib.sha256(repr(leaves).encode()).hexdigest()[:16]

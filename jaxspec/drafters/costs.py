@@ -1,0 +1,117 @@
+"""What rounds should cost, by what they read: the table of `Adaptive` where none was measured."""
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.block import BlockDrafter
+from jaxspec.drafters.copying import CopyingDrafter
+from jaxspec.drafters.eagle import EagleDrafter
+from jaxspec.drafters.early_exit import EarlyExitDrafter
+from jaxspec.drafters.intersection import IntersectionDrafter
+from jaxspec.drafters.medusa import MedusaDrafter
+from jaxspec.drafters.model import ModelDrafter
+from jaxspec.drafters.skipping import SkippingDrafter
+from jaxspec.drafters.tandem import TandemDrafter
+from jaxspec.model import LanguageModel, Model
+from jaxspec.prefill import CATCH_UP_CHUNK
+from jaxspec.weights.native import products_of
+
+# The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
+# with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
+_PASSES = {
+    "native": ((1, 1.0), (2, 1.07), (3, 1.09), (5, 1.12), (8, 1.32)),
+    "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
+    "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
+}
+# What a round that drafts, and each pass of a draft model, take besides reading weights.
+_ROUND, _PASS = 0.02, 0.01
+
+
+def estimate_costs(
+    target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1
+) -> tuple[tuple[float, ...], float]:
+    """`costs` and `lag` of `Adaptive`, from the bytes that models read and the kind of device; nothing is run.
+
+    Meant to be too dear rather than too cheap: what is too dear may draft too little, and what is too cheap loses time.
+
+    Args:
+      target: the target.
+      drafter: one that takes a schedule.
+      lengths: numbers of drafts, rising.
+      batch: rows.
+    """
+    kind = _kind(target)
+    first, each, lag = _drafting(target, drafter, max(lengths), kind, batch)
+    costs = (_pass(kind, n + 1, batch) + (n > 0) * (first + _ROUND) + n * each for n in lengths)
+    return tuple(round(cost, 4) for cost in costs), round(lag, 5)
+
+
+def _kind(target: Model) -> str:
+    if jax.default_backend() != "cpu":
+        return "accelerator"
+    native = isinstance(target, LanguageModel) and products_of(target).startswith("native")
+    return "native" if native else "cpu"
+
+
+def _pass(kind: str, tokens: int, batch: int) -> float:
+    """The time of a pass over `tokens` tokens of each of `batch` rows, over that of a pass over one of each."""
+    return _pass_of_one(kind, tokens * batch) / _pass_of_one(kind, batch)
+
+
+def _pass_of_one(kind: str, tokens: int) -> float:
+    places, times = zip(*_PASSES[kind], strict=True)
+    slope = (times[-1] - times[-2]) / (places[-1] - places[-2])
+    return float(np.interp(tokens, places, times)) + slope * max(0, tokens - places[-1])
+
+
+def _drafting(target: Model, drafter: Drafter, k: int, kind: str, batch: int) -> tuple[float, float, float]:
+    """What drafting takes once a round, for each draft, and for each token that was missed before."""
+    # Draft models are multiplied by XLA whatever the target is.
+    wide = lambda tokens: _pass("cpu" if kind == "native" else kind, tokens, batch)  # noqa: E731
+    if isinstance(drafter, CopyingDrafter):
+        return _PASS, 0.0, 0.0
+    if isinstance(drafter, ModelDrafter | IntersectionDrafter):
+        share = _read_bytes(drafter.model) / _read_bytes(target)
+        return share * (wide(2) - 1), share + _PASS, share * wide(CATCH_UP_CHUNK) / CATCH_UP_CHUNK
+    if isinstance(drafter, EagleDrafter | TandemDrafter):
+        share = _bytes(drafter.head.params) / _read_bytes(target)
+        return share * (wide(k + 1) - 1), share + _PASS, 0.0
+    if isinstance(drafter, MedusaDrafter | BlockDrafter):
+        return _bytes(drafter.head.params) / _read_bytes(target) * wide(k) + _PASS, 0.0, 0.0
+    if isinstance(drafter, EarlyExitDrafter):
+        table = _table_bytes(target) / _read_bytes(target)
+        return 0.0, table + (1 - table) * drafter.layers / target.module.config.num_layers + _PASS, 0.0
+    if isinstance(drafter, SkippingDrafter):
+        # Of a layer's weights attention has a quarter or more, the MLP half or more.
+        skipped = len(drafter.attention) / 4 + len(drafter.mlp) / 2
+        body = 1 - _table_bytes(target) / _read_bytes(target)
+        share = 1 - body * skipped / target.module.config.num_layers
+        return share * (wide(2) - 1), share + _PASS, share * wide(CATCH_UP_CHUNK) / CATCH_UP_CHUNK
+    return 0.0, 1.0 + _PASS, 0.0  # the target itself, or what cannot be told from outside
+
+
+def _bytes(params: Any) -> int:
+    return max(1, sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))
+
+
+def _table_bytes(target: LanguageModel) -> int:
+    params = target.params
+    return _bytes(params["embedding" if target.module.config.tied_head else "head"])
+
+
+def _read_bytes(model: Model) -> int:
+    """Bytes of weights that a pass reads; of an untied embedding it reads one row a token."""
+    if not isinstance(model, LanguageModel):
+        return _bytes(model)
+    config = getattr(model.module, "config", None)
+    unread = 0 if getattr(config, "tied_head", True) else _bytes(model.params["embedding"])
+    return _bytes(model.params) - unread
+
+
+def rising(costs: tuple[float, ...]) -> tuple[float, ...]:
+    """The same, with what noise made to fall held level."""
+    return tuple(itertools.accumulate(costs, max))

@@ -1,0 +1,146 @@
+"""Drafters that find their own number of drafts: by which costs, within which bounds, and with the same tokens."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.drafters import costs as estimates
+from jaxspec.drafters.adapting import Wish, adapt, describe
+from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
+from jaxspec.drafters.costs import estimate_costs, rising
+from jaxspec.schedules import Adaptive
+from tests import medusa, tiny
+from tests.drafters.test_eagle import HEAD, TARGET
+
+LENGTHS = (0, 2, 4, 8)
+PROMPT = jnp.asarray([[1, 2, 3, 1, 2, 3, 1], [0, 1, 0, 1, 0, 1, 0]], jnp.int32)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+
+
+def test_a_wish_is_a_number_a_schedule_or_a_word():
+    schedule = jaxspec.EntropyStop(4)
+    assert Wish.parse(3) == Wish.parse("3") == Wish(k=3) and Wish.parse(schedule).k is schedule
+    assert Wish.parse(None) == Wish.parse("fixed") == Wish()
+    assert Wish.parse("adaptive") == Wish(adaptive=True) and Wish.parse("adaptive:5").most == 5
+    for word in ("adaptive:", "adaptive:0", "adaptive:-2", "fixed:3", "some", "", "2.5"):
+        with pytest.raises(ValueError, match="a number, 'fixed', 'adaptive' or 'adaptive:8', got"):
+            Wish.parse(word)
+    with pytest.raises(ValueError, match="k must be at least 0, got -1"):
+        Wish.parse("-1")
+
+
+def test_costs_by_what_is_read(monkeypatch):
+    """Against the tables and the sizes, written out."""
+    target = tiny.transformer(0, layers=3)
+    draft = tiny.transformer(1, layers=1)
+    ngram, lag = estimate_costs(target, jaxspec.NGramDrafter(), LENGTHS)
+    assert lag == 0 and ngram == (1.0, 1.46, 1.67, round(1.75 + 0.11 / 3 + 0.03, 4))
+    share = estimates._read_bytes(draft) / estimates._read_bytes(target)
+    assert 0 < share < 1
+    costs, lag = estimate_costs(target, jaxspec.ModelDrafter(draft), (0, 2))
+    assert costs == (1.0, round(1.43 + 0.02 + 0.4 * share + 2 * (share + 0.01), 4))
+    assert lag == round(share * (1.75 + 8 * 0.11 / 3) / 16, 5)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert estimate_costs(target, jaxspec.NGramDrafter(), (0, 1))[0] == (1.0, 1.08)
+    # 64 rows of nine tokens are as dear as 576 of one row, by the last slope.
+    many = estimate_costs(target, jaxspec.NGramDrafter(), (0, 8), batch=64)[0]
+    assert many[1] == round((1.35 + 544 * 0.2 / 24) / (1.35 + 32 * 0.2 / 24) + 0.03, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        (jaxspec.NGramDrafter, TARGET),
+        (jaxspec.SuffixDrafter, TARGET),
+        (lambda: jaxspec.EagleDrafter(HEAD), TARGET),
+        (lambda: jaxspec.EarlyExitDrafter(1), TARGET),
+        (jaxspec.SparseCacheDrafter, TARGET),
+        (lambda: jaxspec.ModelDrafter(TARGET), TARGET),
+    ],
+    ids=["ngram", "suffix", "eagle", "early-exit", "sparse-cache", "model"],
+)
+def test_each_kind_gets_costs_that_rise(make, target):
+    drafter = adapt(make(), target, 4)
+    costs = drafter.schedule.costs.tolist()
+    assert drafter.lengths[-1] == drafter.k == 4 and costs[0] == 1 and (np.diff(costs) > 0).all()
+    assert describe(drafter, target) == "adaptive up to 4, costs given or estimated"
+    assert describe(make(), target) == str(make().k)
+
+
+def test_two_drafters_share_what_may_be_lost():
+    both = adapt(jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
+    schedules = [both.copying.schedule, both.model.schedule]
+    assert [one.lengths for one in schedules] == [LENGTHS] * 2 and both.k == 8
+    assert sum(one.advance for one in schedules) == Adaptive.advance
+    assert schedules[0].costs[1] < schedules[1].costs[1]
+
+
+def test_measured_costs_come_before_estimates():
+    drafter, other = jaxspec.EagleDrafter(HEAD), jaxspec.NGramDrafter()
+    assert saved_costs(TARGET, drafter, LENGTHS) is None
+    found = {0: 1.01, 2: 1.5, 4: 1.4, 8: 3.0}
+    path = save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 9.0))
+    assert path == save_costs(TARGET, drafter, found) == cost_file() and len(json.loads(path.read_text())) == 1
+    adapted = adapt(drafter, TARGET)
+    np.testing.assert_allclose(adapted.schedule.costs, [1.01, 1.5, 1.5, 3.0])
+    assert describe(adapted, TARGET) == "adaptive up to 8, costs measured"
+    # Of another drafter, batch, model or length they say nothing.
+    assert saved_costs(TARGET, other, LENGTHS) is None and saved_costs(TARGET, drafter, LENGTHS, batch=2) is None
+    assert saved_costs(tiny.transformer(layers=3), drafter, LENGTHS) is None
+    assert saved_costs(TARGET, drafter, (0, 3)) is None and saved_costs(TARGET, drafter, (0, 4)) == (1.01, 1.4)
+    save_costs(TARGET, other, {0: 1.0, 2: 1.1})
+    assert saved_costs(TARGET, drafter, (0, 2)) == (1.01, 1.5) and saved_costs(TARGET, other, (0, 2)) == (1.0, 1.1)
+    path.write_text("damaged {")
+    assert saved_costs(TARGET, drafter, LENGTHS) is None
+    assert rising((1.0, 1.2, 1.1)) == (1.0, 1.2, 1.2)
+
+
+def test_by_name_drafts_adapt_and_the_tokens_are_those_of_plain_decoding():
+    plain = jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=40)
+    named = jaxspec.load_drafter("ngram", TARGET)
+    assert isinstance(named.schedule, Adaptive) and named.lengths == LENGTHS
+    head = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 1.2, 1.3), (0, 2, 4)))
+    for drafter in (named, jaxspec.Compose(jaxspec.NGramDrafter(k=Adaptive((1.0, 1.1), (0, 4))), head)):
+        found = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=40)
+        np.testing.assert_array_equal(found.tokens, plain.tokens)
+        assert found.stats.drafted.sum() > 0
+
+
+def test_words_that_do_not_fit():
+    with pytest.raises(ValueError, match="nothing to draft with"):
+        jaxspec.load_drafter("none", TARGET, k="adaptive")
+    with pytest.raises(ValueError, match="drafts that compete need a fixed number"):
+        jaxspec.load_drafter("ngram", TARGET, k="adaptive", num_drafts=2)
+    with pytest.raises(ValueError, match="depends on the target"):
+        jaxspec.drafters.named.drafter_of(TARGET, "adaptive")
+    assert jaxspec.load_drafter("ngram", TARGET, k="fixed").k == jaxspec.load_drafter("ngram", TARGET, k="4").k == 4
+    assert jaxspec.load_drafter("none", TARGET).k == 0
+
+
+def test_where_no_row_may_draft_none_is_searched():
+    """The guess is left as it was, none of it is meant, and another one appears when the time has come."""
+    drafter = jaxspec.NGramDrafter(k=Adaptive((1.0, 50.0), (0, 2)))
+    result = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=12)
+    assert result.stats.drafted.sum() == 0
+    state = jaxspec.init(TARGET, drafter, PROMPT, max_new_tokens=12)
+    rich = dataclasses.replace(state.drafter_state.schedule, balance=jnp.full(2, 60.0))
+    marked = dataclasses.replace(state.drafter_state.guess, tokens=jnp.full((2, 2), 9, jnp.int32))
+    for schedule, searched in ((state.drafter_state.schedule, False), (rich, True)):
+        before = dataclasses.replace(state.drafter_state, schedule=schedule, guess=marked)
+        after, _ = jaxspec.step(TARGET, drafter, None, dataclasses.replace(state, drafter_state=before))
+        assert bool((after.drafter_state.guess.tokens != 9).any()) == searched
+        assert bool(after.drafter_state.guess.count.any()) == searched
+
+
+def test_medusa_drafts_at_most_one_token_a_head():
+    drafter = jaxspec.MedusaDrafter(medusa.paper_head(TARGET, heads=3))
+    assert adapt(drafter, TARGET).lengths == (0, 2, 3) and adapt(drafter, TARGET, 2).lengths == (0, 2)

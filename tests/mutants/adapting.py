@@ -1,0 +1,67 @@
+"""Faults of the account that adaptive draft lengths keep, and of the costs that it is kept by."""
+
+from tests.mutants.mutants import Mutant
+
+_ADAPTIVE = "schedules/adaptive.py"
+_ACCOUNT = "tests/test_schedules_account.py"
+_ADAPTING = "tests/drafters/test_adapting.py"
+_USELESS = f"{_ACCOUNT}::test_a_useless_draft_costs_less_than_three_hundredths"
+
+MUTANTS = (
+    Mutant(
+        "a row drafts whatever it can pay for or not",
+        _ADAPTIVE,
+        "affordable = (index <= wanted[:, None]) & ((left >= 0) | (index == 0))",
+        "affordable = (index <= wanted[:, None]) & (jnp.isfinite(left) | (index == 0))",
+        (f"{_USELESS}[0.0-head]",),
+    ),
+    Mutant(
+        "accepted drafts are counted on before they are",
+        _ADAPTIVE,
+        "self._earned(jnp.int32(1))",
+        "self._earned(jnp.int32(2))",
+        (f"{_USELESS}[0.0-head]",),
+    ),
+    Mutant(
+        "gains may be saved without end",
+        _ADAPTIVE,
+        "jnp.minimum(self.reserve, state.balance + ",
+        "jnp.minimum(jnp.inf, state.balance + ",
+        (f"{_ACCOUNT}::test_nothing_costs_more_than_the_bound",),
+    ),
+    Mutant(
+        "reading what was missed is free",
+        _ADAPTIVE,
+        "return _at(self._prices(state), index)",
+        "return _at(self._prices(dataclasses.replace(state, missed=0 * state.missed)), index)",
+        (f"{_ACCOUNT}::test_text_that_was_missed_is_paid_for", f"{_USELESS}[0.04-copies]"),
+    ),
+    Mutant(
+        "two drafters may lose as much as each alone",
+        "drafters/adapting.py",
+        "copying = _adapt(drafter.copying, target, model.k, batch, share=0.5)",
+        "copying = _adapt(drafter.copying, target, model.k, batch, share=1.0)",
+        (f"{_ADAPTING}::test_two_drafters_share_what_may_be_lost",),
+    ),
+    Mutant(
+        "measured costs are kept and not looked at",
+        "drafters/adapting.py",
+        "rising(saved_costs(target, drafter, lengths, batch=batch) or costs)",
+        "rising(costs)",
+        (f"{_ADAPTING}::test_measured_costs_come_before_estimates",),
+    ),
+    Mutant(
+        "costs measured with another batch are taken",
+        "drafters/cost_file.py",
+        '"batch": batch,',
+        '"batch": 1,',
+        (f"{_ADAPTING}::test_measured_costs_come_before_estimates",),
+    ),
+    Mutant(
+        "rows that may not draft are searched all the same",
+        "drafters/copying.py",
+        "if 0 in self.schedule.lengths else search()",
+        "if None in self.schedule.lengths else search()",
+        (f"{_ADAPTING}::test_where_no_row_may_draft_none_is_searched",),
+    ),
+)
