@@ -50,7 +50,12 @@ def save_costs(target: Model, drafter: Drafter, costs: dict[int, float], *, batc
 
 
 def saved_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1) -> tuple | None:
-    """What was kept for these lengths, of the same setting; `None` where there is nothing of the kind."""
+    """What was kept for these lengths, of the same setting; `None` where there is nothing of the kind.
+
+    Nor is there anything for one of several processes: all must decide alike, and each has files of its own.
+    """
+    if jax.process_count() > 1:
+        return None
     setting = setting_of(target, drafter, batch)
     for one in _read(cost_file()):
         if one["setting"] == setting and all(str(n) in one["costs"] for n in lengths):

@@ -104,6 +104,14 @@ def test_measured_costs_come_before_estimates():
     assert rising((1.0, 1.2, 1.1)) == (1.0, 1.2, 1.2)
 
 
+def test_several_processes_do_not_read_each_its_own_costs(monkeypatch):
+    drafter = jaxspec.NGramDrafter(k=4)
+    save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
+    assert saved_costs(TARGET, drafter, LENGTHS) is not None
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    assert saved_costs(TARGET, drafter, LENGTHS) is None
+
+
 def test_by_name_drafts_adapt_and_the_tokens_are_those_of_plain_decoding():
     plain = jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=40)
     named = jaxspec.load_drafter("ngram", TARGET)
