@@ -93,13 +93,16 @@ class TandemRecipe(Recipe):
         init = lambda key: module.init(key, blank.init_cache(1, 1), method="everything")  # noqa: E731
         params = jax.jit(init)(key)["params"]
         del params["head"]
-        # It begins by seeing and saying what differs most among tokens, and far less sure than the target.
+        # It begins by seeing and saying what differs most among tokens, its logits with a spread of 1: these are the
+        # directions in which the head is longest, and as long a state as the target's would be sure of anything.
         scale = jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)
         head = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32)
         embedding = np.asarray(target.embed(jnp.arange(target.vocab_size)[None])[0], np.float32)
         params["lower"] = {"kernel": _directions(embedding, token_counts, self.width)}
-        params["lift"] = {"kernel": _directions(head * np.asarray(scale), token_counts, self.width).T}
-        params["final_norm"] = {"scale": 0.5 * scale}
+        head = head * np.asarray(scale)
+        said = _directions(head, token_counts, self.width)
+        spread = np.sqrt(width * np.mean(((head - head.mean(axis=0)) @ np.asarray(said).T) ** 2))
+        params["lift"], params["final_norm"] = {"kernel": said.T}, {"scale": scale / float(spread)}
         ids = vocabulary.most_frequent(token_counts, module.config.vocab_size)
         return {"network": params, "ids": jnp.asarray(ids)}
 
@@ -198,6 +201,7 @@ def _learns(head: TandemHead, batch: Batch, starts: Int[Array, "b t"]) -> Bool[A
 
 def _directions(rows: np.ndarray, token_counts: np.ndarray, width: int) -> Float[Array, "w d"]:
     """The directions in which rows of a table differ most, frequent tokens counted more: of length 1 each."""
-    weighted = rows * np.sqrt(token_counts.astype(np.float32) + 1)[:, None]
+    weights = token_counts.astype(np.float32) + 1
+    weighted = (rows - np.average(rows, axis=0, weights=weights)) * np.sqrt(weights)[:, None]
     _, vectors = np.linalg.eigh(weighted.T @ weighted)
     return jnp.asarray(vectors[:, ::-1][:, :width].T, jnp.float32)
