@@ -12,6 +12,7 @@ import jaxspec
 from jaxspec import checks
 from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
+from jaxspec.cache import Cache
 from jaxspec.drafters import Drafter
 from jaxspec.model import Model
 from jaxspec.pytree import register_dataclass
@@ -90,7 +91,10 @@ def measure_costs(
 
 @functools.partial(jax.jit, static_argnames="count")
 def repeat_round(target, drafter, verifier, start, *, count: int):
-    """The same round `count` times over: each begins with the text and the caches of `start`."""
+    """The same round `count` times over: each begins with the text, the caches and the drafter's state of `start`.
+
+    Caches are rolled back and not put back: that would copy them whole in every round, which decoding does not do.
+    """
 
     def once(_, state):
         after, _ = jaxspec.step(target, drafter, verifier, state)
@@ -100,9 +104,17 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
             length=start.length,
             done=start.done,
             cache=after.cache.truncate(start.length - 1),
+            drafter_state=_rolled_back(after.drafter_state, start.drafter_state),
         )
 
     return jax.lax.fori_loop(0, count, once, start)
+
+
+def _rolled_back(after, start):
+    """What `start` was, but for its caches, which are those of `after` at its lengths."""
+    is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
+    rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
+    return jax.tree.map(rolled_back, after, start, is_leaf=is_cache)
 
 
 def run(model_name: str, repeats: int) -> None:

@@ -60,6 +60,7 @@ def ask(
     policy: Policy,
     max_new_tokens: int,
     seed: int = 0,
+    batch: int = BATCH,
 ) -> dict[str, Counts]:
     """Answers every turn of every question, batches of similar length together, and counts by task.
 
@@ -70,6 +71,7 @@ def ask(
       policy: how tokens are drawn.
       max_new_tokens: of one answer.
       seed: of the draws.
+      batch: rows that are answered together: fewer take less memory where texts are long.
     """
     counts: dict[str, Counts] = collections.defaultdict(Counts)
     said: list[list[dict[str, str]]] = [[] for _ in questions]
@@ -78,9 +80,10 @@ def ask(
         for index in waiting:
             said[index].append({"role": "user", "content": questions[index].turns[turn]})
         prompts = {index: target.tokenizer.apply_chat_template(said[index]) for index in waiting}
-        for rows in _batches(prompts):
+        for rows in _batches(prompts, batch):
             key = jax.random.fold_in(jax.random.key(seed), 1000 * turn + rows[0])
-            result = _generate(target, drafter, [prompts[index] for index in rows], policy, max_new_tokens, key)
+            asked = [prompts[index] for index in rows]
+            result = _generate(target, drafter, asked, batch, policy, max_new_tokens, key)
             tokens, length, stats = jax.device_get((result.tokens, result.length, result.stats))
             for row, index in enumerate(rows):
                 text = target.tokenizer.decode(tokens[row, : length[row]].tolist())
@@ -90,9 +93,9 @@ def ask(
     return dict(counts)
 
 
-def _batches(prompts: dict[int, list[int]]) -> Iterator[list[int]]:
+def _batches(prompts: dict[int, list[int]], batch: int) -> Iterator[list[int]]:
     ordered = sorted(prompts, key=lambda index: (len(prompts[index]), index))
-    return (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
+    return (ordered[start : start + batch] for start in range(0, len(ordered), batch))
 
 
 def evenly(questions: Sequence[Any], count: int | None) -> list[Any]:
@@ -126,10 +129,11 @@ def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = Non
     return tokens, length
 
 
-def _generate(target, drafter: Drafter, prompts: list[list[int]], policy: Policy, max_new_tokens: int, key):
-    """One batch of `BATCH` rows; those without a prompt emit nothing."""
-    tokens, length = padded(prompts, BATCH)
-    budget = np.where(np.arange(BATCH) < len(prompts), max_new_tokens, 0).astype(np.int32)
+def _generate(target, drafter: Drafter, prompts: list[list[int]], batch: int, policy: Policy, new_tokens: int, key):
+    """One batch of `batch` rows; those without a prompt emit nothing."""
+    contexts = [length for length in (target.context_length, drafter.context_length) if length is not None]
+    tokens, length = padded(prompts, batch, min(contexts) - new_tokens if contexts else None)
+    budget = np.where(np.arange(batch) < len(prompts), new_tokens, 0).astype(np.int32)
     result = jaxspec.generate(
         target,
         drafter,

@@ -14,7 +14,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="JSON lines with turns and category, as Spec-Bench has them.  [default: 30 prompts of ours]",
+            help="JSON lines with turns and category, as Spec-Bench has them; or code: 12 prompts of ours.  "
+            "[default: ours, 30 prompts of ours]",
             show_default=False,
         ),
     ] = None,
@@ -75,10 +76,10 @@ def bench(
 
     Says where speculation was slower, and what to change there.
     """
+    from jaxspec.bench.named_questions import read_questions
     from jaxspec.bench.questions import evenly
-    from jaxspec.bench.speed.setting import Setting, our_prompts
+    from jaxspec.bench.speed.setting import Setting
     from jaxspec.cli.bench_run import Outputs, run
-    from jaxspec.training.prompts import read_prompts
 
     outputs = Outputs.parse(json_file, markdown, plots, out, resume)
     setting = Setting(
@@ -94,5 +95,5 @@ def bench(
         products=products.value,
         split_rounds=outputs.plots is not None,
     )
-    asked = evenly(our_prompts() if questions is None else read_prompts([questions]), count)
+    asked = evenly(read_questions(questions or "ours"), count)
     run(setting, asked, outputs, resume=resume, quiet=quiet)

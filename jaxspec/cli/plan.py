@@ -17,7 +17,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="JSON lines with turns and category, as Spec-Bench has them.  [default: 30 prompts of ours]",
+            help="JSON lines with turns and category, as Spec-Bench has them; or code: 12 prompts of ours.  "
+            "[default: ours, 30 prompts of ours]",
             show_default=False,
         ),
     ] = None,
@@ -72,12 +73,12 @@ def plan(
     """
     from rich.console import Console
 
+    from jaxspec.bench.named_questions import read_questions
     from jaxspec.bench.plan.keep import keep_costs
     from jaxspec.bench.plan.plan import make_plan
     from jaxspec.bench.questions import evenly
-    from jaxspec.bench.speed.setting import Setting, our_prompts
+    from jaxspec.bench.speed.setting import Setting
     from jaxspec.cli.compilation import enable_compilation_cache
-    from jaxspec.training.prompts import read_prompts
 
     setting = Setting(
         model=model,
@@ -91,7 +92,7 @@ def plan(
         dtype=dtype and dtype.value,
         products=products.value,
     )
-    asked = evenly(our_prompts() if questions is None else read_prompts([questions]), count)
+    asked = evenly(read_questions(questions or "ours"), count)
     enable_compilation_cache()
     with Console(stderr=True, highlight=False).status("beginning") as status:
         found = make_plan(setting, asked, tell=lambda text: status.update(f"{text} ..."))

@@ -1,5 +1,6 @@
 """Where a round's time goes: drafting, verification, and all else."""
 
+import functools
 from typing import Any
 
 import jax
@@ -19,11 +20,17 @@ ROUNDS = 8
 
 
 def split_rounds(
-    target: LanguageModel, cases: list[Case], prompts: list[list[int]], temperature: float, *, repeats: int
+    target: LanguageModel,
+    cases: list[Case],
+    prompts: list[list[int]],
+    temperature: float,
+    *,
+    repeats: int,
+    rounds: int = ROUNDS,
 ) -> dict[str, dict[str, list[float]]]:
     """Seconds of a round, of its draft and of its verification, for each case and repeat.
 
-    `ROUNDS` rounds run as one program. The draft is timed alone, from the state before the first of them; so is the
+    All rounds run as one program. The draft is timed alone, from the state before the first of them; so is the
     target's pass over as many tokens as each of these rounds verified. What remains of a round is acceptance and
     what is kept of the drafts.
 
@@ -33,23 +40,24 @@ def split_rounds(
       prompts: token ids of each row.
       temperature: 0 is greedy decoding.
       repeats: turns that count.
+      rounds: how many of them follow each other.
     """
     longest = longest_text(target, cases)
-    room = None if longest is None else longest - ROUNDS * (max(case.drafter.k for case in cases) + 1)
+    room = None if longest is None else longest - rounds * (max(case.drafter.k for case in cases) + 1)
     # What the text says does not matter here: a long one is cut where there is no room for more.
     calls, tokens = {}, padded([prompt[:room] for prompt in prompts], len(prompts), room)
     for case in cases:
-        for part, call in _calls(target, case, tokens, temperature).items():
+        for part, call in _calls(target, case, tokens, temperature, rounds).items():
             calls[f"{part} {case.label}"] = call
     samples = interleave(calls, repeats=repeats)
     found: dict[str, Any] = {}
     for name, seconds in samples.seconds.items():
         part, _, label = name.partition(" ")
-        found.setdefault(label, {})[part] = [one / ROUNDS for one in seconds]
+        found.setdefault(label, {})[part] = [one / rounds for one in seconds]
     return found
 
 
-def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
+def _calls(target, case: Case, prompts, temperature: float, rounds: int) -> dict[str, Any]:
     (tokens, length), drafter = prompts, case.drafter
     state = jaxspec.init(
         target,
@@ -58,30 +66,30 @@ def _calls(target, case: Case, prompts, temperature: float) -> dict[str, Any]:
         prompt_length=length,
         key=jax.random.key(0),
         sampling=policy_at(temperature),
-        max_new_tokens=ROUNDS * (drafter.k + 1),
+        max_new_tokens=rounds * (drafter.k + 1),
     )
-    widths = _verified(drafter.lengths, _rounds(target, drafter, state))
+    widths = _verified(drafter.lengths, _rounds(target, drafter, state, count=rounds))
     last = state.tokens[:, :1]
 
     def verify():
         return [feed(target, jnp.tile(last, (1, width + 1)), state.cache, drafter.capture) for width in widths]
 
     return {
-        "round": lambda: _rounds(target, drafter, state),
-        "draft": lambda: [draft_once(target, drafter, state) for _ in range(ROUNDS)],
+        "round": lambda: _rounds(target, drafter, state, count=rounds),
+        "draft": lambda: [draft_once(target, drafter, state) for _ in range(rounds)],
         "verify": verify,
     }
 
 
-@jax.jit
-def _rounds(target, drafter, state):
+@functools.partial(jax.jit, static_argnames="count")
+def _rounds(target, drafter, state, *, count: int):
     """How many drafts each row submitted in each round; one program, so that the state is copied only once."""
 
     def once(state, _):
         state, info = jaxspec.step(target, drafter, None, state)
         return state, info.drafted
 
-    return jax.lax.scan(once, state, length=ROUNDS)[1]
+    return jax.lax.scan(once, state, length=count)[1]
 
 
 def _verified(lengths: tuple[int, ...], drafted) -> list[int]:

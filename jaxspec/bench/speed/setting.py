@@ -5,15 +5,13 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from jaxspec.bench.named_questions import read_questions
 from jaxspec.drafters.adapting import Wish
 from jaxspec.sampling import Greedy, Policy, Sampling
-from jaxspec.training.prompts import Conversation, read_prompts
+from jaxspec.training.prompts import Conversation
 from jaxspec.weights.native import PRODUCTS
-
-_OUR_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,4 +85,4 @@ def policy_at(temperature: float) -> Policy:
 
 def our_prompts() -> list[Conversation]:
     """Our own questions, five for each of Spec-Bench's tasks."""
-    return read_prompts([_OUR_PROMPTS])
+    return read_questions("ours")

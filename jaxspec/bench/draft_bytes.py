@@ -1,0 +1,118 @@
+"""What drafting would cost where memory sets the pace: the bytes of its passes over those of the target's pass.
+
+An accelerator at small batches reads weights and cache for as long as it takes, however few tokens it feeds. So a
+round costs one pass of the target, which verifies, and the drafter's own passes.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from jaxspec.bench.workload import pass_bytes, weight_bytes
+from jaxspec.drafters import (
+    BlockDrafter,
+    Compose,
+    Drafter,
+    EarlyExitDrafter,
+    MedusaDrafter,
+    NoDrafter,
+    SkippingDrafter,
+    SparseCacheDrafter,
+)
+from jaxspec.drafters.copying import CopyingDrafter
+from jaxspec.model import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """How often something runs in a round, and the bytes that it reads each time."""
+
+    count: int
+    bytes: float
+
+    def share(self, target_bytes: float) -> float:
+        """All of them, in passes of the target."""
+        return self.count * self.bytes / target_bytes
+
+
+def speedup_by_bytes(tokens: float, drafting: float) -> float:
+    """Over plain decoding: Leviathan et al. 2211.17192, theorem 3.8, with measured tokens a round.
+
+    Args:
+      tokens: a round emits, the bonus included.
+      drafting: the passes of a round's drafts in passes of the target; theirs is `k c`.
+    """
+    return tokens / (1.0 + drafting)
+
+
+def drafting_by_bytes(target: LanguageModel, drafter: Drafter, rows: int, context: int) -> float | None:
+    """The passes of a round's drafts in passes of the target, by the bytes that they read.
+
+    Args:
+      target: the model.
+      drafter: what drafts in every round all it can; of `Compose` the model does.
+      rows: decoded together: they share the weights, and have caches of their own.
+      context: tokens of each row's text.
+
+    Returns:
+      `None` for a drafter of another kind, or one whose model is none of jaxspec's.
+    """
+    found = _passes(target, drafter, rows, context)
+    return None if found is None else found.share(pass_bytes(target, rows, context))
+
+
+def _passes(target: LanguageModel, drafter: Drafter, rows: int, context: int) -> Passes | None:
+    match drafter:
+        case NoDrafter() | CopyingDrafter():
+            return Passes(0, 0.0)
+        case Compose():
+            return _passes(target, drafter.model, rows, context)
+        case SparseCacheDrafter():
+            return Passes(drafter.k, pass_bytes(target, rows, min(context, drafter.sinks + drafter.window)))
+        case EarlyExitDrafter():
+            return Passes(drafter.k, _first_layers(target, drafter.layers, rows, context))
+        case SkippingDrafter():
+            return Passes(drafter.k, _without(target, drafter, rows, context))
+        case BlockDrafter() | MedusaDrafter():
+            return Passes(1, _head(drafter.head, rows, context))
+    # One model or one head, a pass for each level of drafts.
+    model = getattr(drafter, "model", getattr(drafter, "head", None))
+    if isinstance(model, LanguageModel):
+        return Passes(drafter.k, pass_bytes(model, rows, context))
+    return None if not hasattr(model, "params") else Passes(drafter.k, _head(model, rows, context))
+
+
+def _head(head: Any, rows: int, context: int) -> float:
+    """A head's weights, and its own cache if it has one."""
+    has_cache = hasattr(head, "init_cache")
+    return _size(head.params) + (_size(jax.eval_shape(lambda: head.init_cache(rows, context))) if has_cache else 0)
+
+
+def _first_layers(target: LanguageModel, layers: int, rows: int, context: int) -> float:
+    """The first layers and the output head; verification does not read those layers again for the drafts."""
+    params = target.params
+    own = sum(_size(params[f"layer_{index}"]) for index in range(layers))
+    return own + _size(params.get("head", params["embedding"])) + _cache(target, rows, context) * _share(target, layers)
+
+
+def _without(target: LanguageModel, drafter: SkippingDrafter, rows: int, context: int) -> float:
+    """All weights but those of skipped blocks; a skipped layer's attention has no cache either."""
+    params, layers = target.params, target.module.config.num_layers
+    skipped = sum(_size(params[f"layer_{index}"]["attention"]) for index in drafter.attention)
+    skipped += sum(_size(params[f"layer_{index}"]["mlp"]) for index in drafter.mlp)
+    kept = _cache(target, rows, context) * _share(target, layers - len(drafter.attention))
+    return weight_bytes(target) - skipped + kept
+
+
+def _cache(target: LanguageModel, rows: int, context: int) -> int:
+    return pass_bytes(target, rows, context) - weight_bytes(target)
+
+
+def _share(target: LanguageModel, layers: int) -> float:
+    return layers / target.module.config.num_layers
+
+
+def _size(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
