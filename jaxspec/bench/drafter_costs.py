@@ -4,10 +4,9 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 import jaxspec
 from jaxspec.bench.draft_bytes import drafting_by_bytes
+from jaxspec.bench.questions import padded
 from jaxspec.bench.speed.cases import PLAIN, Case
 from jaxspec.bench.speed.rounds import split_rounds
 from jaxspec.drafters import Drafter, NoDrafter
@@ -63,9 +62,7 @@ def measure_cost(
     verification = statistics.median(ratio(f"{_CASE} verify", f"{_CASE} round"))
     text = round(statistics.mean(map(len, prompts)))
     by_bytes = {str(rows): drafting_by_bytes(target, drafter, rows, text) for rows in ROWS}
-    return DrafterCost(
-        drafter.lengths[-1], statistics.median(steps), steps[0], steps[-1], 1.0 - verification, by_bytes
-    )
+    return DrafterCost(drafter.lengths[-1], statistics.median(steps), steps[0], steps[-1], 1.0 - verification, by_bytes)
 
 
 def _summed(found: Sequence[Mapping[str, Mapping[str, Sequence[float]]]], label: str, part: str) -> list[float]:
@@ -75,9 +72,11 @@ def _summed(found: Sequence[Mapping[str, Mapping[str, Sequence[float]]]], label:
 
 def begun(target: LanguageModel, prompt: Sequence[int]) -> list[int]:
     """A prompt and the first tokens of the target's own answer: what rounds are timed after."""
-    tokens = np.asarray([prompt], np.int32)
-    stops = target.tokenizer.eos_token_ids
-    answer = jaxspec.generate(target, None, tokens, max_new_tokens=ANSWERED, stop_tokens=stops)
+    stops, context = target.tokenizer.eos_token_ids, target.context_length
+    most = ANSWERED if context is None else min(ANSWERED, context - len(prompt))
+    tokens, length = padded([prompt], 1, None if context is None else context - most)
+    options = {"prompt_length": length, "max_new_tokens": most, "stop_tokens": stops}
+    answer = jaxspec.generate(target, None, tokens, **options)
     answer.raise_for_status()
     said = answer.tokens[0, : int(answer.length[0])].tolist()
     return [*prompt, *(token for token in said if token not in stops)]

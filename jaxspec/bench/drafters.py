@@ -1,140 +1,133 @@
-"""How many tokens a round each drafter that ships with a model emits, task by task, and what drafting costs.
+"""How many tokens a round drafters emit, task by task, what drafting costs, and what they gain by both.
 
-`python -m jaxspec.bench.drafters --questions FILE`: a file of questions in Spec-Bench's format; ends with a table in
-Markdown. An interrupted run goes on from the results in `--out`.
+`--questions FILE` (in Spec-Bench's format, or by name: ours, code, source) counts tokens a round, `--costs` times
+rounds, and both together end with the speed-up that follows; all in tables in Markdown. An interrupted run goes on from
+the results in `--out`. Without `--questions` rounds are timed alone.
 """
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-import jaxspec
-from jaxspec.bench.questions import Counts, ask, evenly
-from jaxspec.bench.timing import interleave, show
-from jaxspec.bench.workload import chat_prompt, show_machine
-from jaxspec.drafters import Compose, Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
-from jaxspec.drafters.named import drafter_of
+from jaxspec.bench.drafter_cases import Cases, choose_cases
+from jaxspec.bench.drafter_costs import DrafterCost, begun, measure_cost
+from jaxspec.bench.drafter_tables import costs_markdown, greedy, markdown, total_of
+from jaxspec.bench.named_questions import read_questions
+from jaxspec.bench.plan.check import check
+from jaxspec.bench.questions import BATCH, Counts, ask, evenly
+from jaxspec.bench.source_text import after_source, source_questions
+from jaxspec.bench.speed.cases import PLAIN, Case
+from jaxspec.bench.speed.setting import Setting, policy_at
+from jaxspec.bench.timing import show
+from jaxspec.bench.workload import PROMPT, show_machine
+from jaxspec.drafters import NoDrafter
 from jaxspec.model import LanguageModel
-from jaxspec.sampling import Greedy, Sampling
-from jaxspec.training.prompts import Conversation, read_prompts
-from jaxspec.tree import best_tree
-from jaxspec.weights import load, load_head, zoo
+from jaxspec.training.prompts import Conversation
+from jaxspec.weights import load
 from jaxspec.weights.native import native_if_possible, products_of
 
-POLICIES = {"0": Greedy(), "1": Sampling(1.0)}
-ROUNDS = 24
+# Rounds are timed on so many questions of middling length; one long text is enough.
+_TIMED = 2
 
 
-def cases(model_name: str, target: LanguageModel) -> dict[str, Callable[[], Drafter]]:
-    """Every drafter that ships with the model, in chains and in trees, and n-grams."""
-    found: dict[str, Callable[[], Drafter]] = {"n-gram": lambda: NGramDrafter(k=4)}
-    if zoo.find_drafter(f"{model_name}/distilled"):
-        found["distilled"] = lambda: drafter_of(load(f"{model_name}/distilled"))
-    for kind, others in _TREES.items():
-        name = f"{model_name}/{kind}"
-        if zoo.find_drafter(name) is None:
-            continue
-        found[kind] = lambda name=name: drafter_of(load_head(name, target))
-        found[f"{kind}, or n-gram"] = lambda name=name: _beside(drafter_of(load_head(name, target)))
-        for label, make in others.items():
-            found[f"{kind}, {label}"] = lambda name=name, make=make: make(load_head(name, target))
-    return found
+@dataclasses.dataclass
+class Results:
+    """What was measured so far, kept in a file if there is one.
 
-
-def _beside(drafter: Drafter) -> Drafter:
-    """N-grams where they promise more."""
-    return Compose(NGramDrafter(k=drafter.k), drafter)
-
-
-_TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
-    "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
-    "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
-    "block": {},
-}
-
-
-def run(
-    model_name: str, dtype: str | None, questions: list[Conversation], names: list[str], out: pathlib.Path, tokens: int
-) -> None:
-    """Prints mean acceptance length and acceptance rate of each drafter, by task and temperature."""
-    show_machine()
-    target = load(model_name, dtype=dtype)
-    setting = {"model": model_name, "dtype": target.dtype.name, "questions": len(questions), "max_new_tokens": tokens}
-    known = json.loads(out.read_text()) if out.exists() else {}
-    found = known["found"] if known.get("setting") == setting else {}
-    for name, make in cases(model_name, target).items():
-        if names and name not in names:
-            continue
-        for temperature, policy in POLICIES.items():
-            label = f"{name}, temperature {temperature}"
-            if label not in found:
-                jax.clear_caches()
-                counts = ask(target, make(), questions, policy=policy, max_new_tokens=tokens)
-                found[label] = {task: vars(one) for task, one in counts.items()}
-                _write(out, {"setting": setting, "found": found})
-            _show(label, {task: Counts(**one) for task, one in found[label].items()})
-    print("\n" + markdown(found))
-
-
-def markdown(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
-    """A table of tokens a round: a row for each of `found`, "NAME, temperature T", and a column for each task.
-
-    Over all tasks, rounds count and not tasks. The last column is the share of drafts that was kept.
+    Raises:
+      ValueError: the file has results of another setting.
     """
-    tasks = sorted({task for counts in found.values() for task in counts})
-    rows = [f"| drafter | {' | '.join(tasks)} | all | kept |", "|---" * (len(tasks) + 3) + "|"]
-    for label, counts in found.items():
-        total, cells = Counts(), []
-        for task in tasks:
-            one = Counts(**counts.get(task, {}))
-            total.add(one)
-            cells.append(f"{one.mean_acceptance_length:.2f}" if one.rounds else "")
-        name = label.replace("temperature ", "T = ")
-        whole = f"**{total.mean_acceptance_length:.2f}** | {total.acceptance_rate:.0%}"
-        rows.append(f"| {name} | {' | '.join(cells)} | {whole} |")
-    return "\n".join(rows)
+
+    path: pathlib.Path | None
+    setting: dict[str, Any]
+
+    def __post_init__(self):
+        known = json.loads(self.path.read_text()) if self.path is not None and self.path.exists() else {}
+        if known and known.get("setting") != self.setting:
+            raise ValueError(f"{self.path} has results of another setting: {known.get('setting')}; pass another --out")
+        self.found: dict[str, Any] = known.get("found", {})
+        self.costs: dict[str, Any] = known.get("costs", {})
+        self.measured: dict[str, float] = known.get("measured", {})
+
+    def write(self) -> None:
+        """Replaces the file whole."""
+        if self.path is None:
+            return
+        value = {"setting": self.setting, "found": self.found, "costs": self.costs, "measured": self.measured}
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text(json.dumps(value, indent=1))
+        os.replace(partial, self.path)
 
 
-def run_costs(model_name: str, dtype: str | None, names: list[str], repeats: int) -> None:
-    """Prints the share of a greedy round, batch 1, that is not verification, for each drafter's own k."""
-    show_machine()
-    target = native_if_possible(load(model_name, dtype=dtype))
+def count(results: Results, target: LanguageModel, cases: Cases, questions: list[Conversation], options: Any) -> None:
+    """Prints mean acceptance length and acceptance rate of each drafter, by task and temperature."""
+    for name, make in cases.items():
+        for temperature in options.temperatures:
+            label = f"{name}, temperature {temperature:g}"
+            if label not in results.found:
+                jax.clear_caches()
+                counts = ask(
+                    target,
+                    make(),
+                    questions,
+                    policy=policy_at(temperature),
+                    max_new_tokens=options.max_new_tokens,
+                    batch=options.batch,
+                )
+                results.found[label] = {task: vars(one) for task, one in counts.items()}
+                results.write()
+            _show(label, {task: Counts(**one) for task, one in results.found[label].items()})
+
+
+def cost(results: Results, target: LanguageModel, cases: Cases, questions: list[Conversation], repeats: int) -> None:
+    """Prints a greedy round's time, one row, and how much of it is not verification."""
     show("products", products_of(target))
-    prompt = chat_prompt(target)
-    step = jaxspec.jit_step()
-    for name, make in cases(model_name, target).items():
-        if names and name not in names:
-            continue
-        drafter = make()
-        # A drafter that costs nothing, with as many drafts: what remains is verification.
-        free = NGramDrafter(k=drafter.lengths[-1])
-        runs = {}
-        for label, one in {"round": drafter, "verification": free}.items():
-            state = jaxspec.init(target, one, prompt, max_new_tokens=ROUNDS * (drafter.lengths[-1] + 1) * 2)
+    prompts = None
+    for name, make in cases.items():
+        if name not in results.costs:
+            jax.clear_caches()
+            prompts = prompts or [begun(target, one) for one in _middling(target, questions)]
+            results.costs[name] = dataclasses.asdict(measure_cost(target, make(), prompts, repeats=repeats))
+            results.write()
+        one = DrafterCost(**results.costs[name])
+        turns = f"(turns {one.low:.3f} to {one.high:.3f})"
+        show(f"{name}: drafts {one.drafts}, a round in plain steps", f"{one.round:.3f}  {turns}")
+        show("  share of a round beyond the target's pass", f"{one.share:.3f}")
 
-            def rounds(one=one, state=state):
-                for _ in range(ROUNDS):
-                    state, _ = step(target, one, None, state)
-                return state.length
 
-            runs[label] = rounds
-        samples = interleave(runs, repeats=repeats)
-        low, median, high = samples.ratio("verification", "round")
-        share = f"{1 - median:.3f}  (turns {1 - high:.3f} to {1 - low:.3f})"
-        show(f"{name}: drafts {drafter.lengths[-1]}, share of a round that is drafting", share)
+def measure(results: Results, target: LanguageModel, cases: Cases, questions: list[Conversation], options: Any) -> None:
+    """Prints the speed-up of answers with each drafter over plain decoding, greedy, one row, without their prompts."""
+    plain = Case(PLAIN, PLAIN, NoDrafter())
+    for name, make in cases.items():
+        if name not in results.measured:
+            jax.clear_caches()
+            setting = Setting(options.model, (name,), max_new_tokens=options.max_new_tokens, repeats=2)
+            found = check(target, plain, Case(name, name, make()), questions, setting, batch=1, temperature=0.0)
+            if found.decode_speedup is None:
+                raise ValueError(f"answers are too short to time with {name}; pass more new tokens")
+            results.measured[name] = found.decode_speedup.median
+            results.write()
+        show(f"{name}: measured speed-up", f"{results.measured[name]:.3f}")
+
+
+def _middling(target: LanguageModel, questions: Sequence[Conversation]) -> list[list[int]]:
+    """Token ids of the questions of middling length, which programs of few shapes are for."""
+    ids = [target.tokenizer.apply_chat_template([{"role": "user", "content": one.turns[0]}]) for one in questions]
+    ids = sorted(ids, key=lambda one: (len(one), one))
+    start = max(len(ids) - _TIMED, 0) // 2
+    return ids[start : start + _TIMED]
 
 
 def _show(label: str, counts: dict[str, Counts]) -> None:
-    total = Counts()
-    for one in counts.values():
-        total.add(one)
-    rows = {**counts, "all": total}
+    rows = {**counts, "all": total_of({task: vars(one) for task, one in counts.items()})}
     lengths = "  ".join(f"{task} {one.mean_acceptance_length:.2f}" for task, one in sorted(rows.items()))
     rates = "  ".join(f"{one.acceptance_rate:.2f}" for _, one in sorted(rows.items()))
     show(label, lengths)
@@ -143,25 +136,84 @@ def _show(label: str, counts: dict[str, Counts]) -> None:
     show("  mean over tasks", f"{mean:.3f}")
 
 
-def _write(path: pathlib.Path, value: Any) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1))
-    os.replace(partial, path)
+def _asked(options: Any, target: LanguageModel) -> list[Conversation]:
+    """The questions of the options; without any, the benchmarks' prompt, or one about our source text."""
+    if options.questions is None:
+        found = [Conversation((PROMPT,))] if options.context is None else source_questions()[:1]
+    else:
+        found = source_questions() if options.questions == "source" else read_questions(options.questions)
+    found = evenly(found, options.count)
+    return found if options.context is None else after_source(found, target, options.context, options.max_new_tokens)
+
+
+def _setting(options: Any, target: LanguageModel, questions: list[Conversation]) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "dtype": target.dtype.name,
+        "questions": len(questions),
+        "questions_sha256": hashlib.sha256(repr(questions).encode()).hexdigest(),
+        "max_new_tokens": options.max_new_tokens,
+        "context": options.context,
+        "batch": options.batch,
+    }
+
+
+def run(options: argparse.Namespace) -> None:
+    """Counts, times and prints what the options ask for.
+
+    Raises:
+      ValueError: they do not fit each other, the model or its drafters.
+      OSError: a file or a model cannot be read.
+    """
+    if options.questions == "source" and options.context is None:
+        raise ValueError("the questions 'source' are about a text before them; pass --context too, such as 4096")
+    counts = options.questions is not None
+    measures = options.measure is not None
+    if measures and not (counts and options.costs):
+        raise ValueError("--measure adds to the table of --questions and --costs; pass these too")
+    if counts and options.costs and 0 not in options.temperatures:
+        raise ValueError(f"costs are of greedy rounds, got --temperatures {options.temperatures}; add 0")
+    show_machine()
+    target = load(options.model, dtype=options.dtype)
+    questions = _asked(options, target)
+    results = Results(options.out if counts else None, _setting(options, target, questions))
+    cases = choose_cases(options.model, target, options.drafters, options.draft, options.dtype)
+    if counts:
+        count(results, target, cases, questions, options)
+        chosen = [f"{name}, temperature {temperature:g}" for name in cases for temperature in options.temperatures]
+        print("\n" + markdown({label: results.found[label] for label in chosen}) + "\n", flush=True)
+    if not counts or options.costs:
+        native = native_if_possible(target)
+        cost(results, native, cases, questions, options.repeats)
+        if measures:
+            measure(results, native, cases, evenly(questions, options.measure), options)
+        if counts:
+            costs = {name: results.costs[name] for name in cases}
+            found = {greedy(name): results.found[greedy(name)] for name in cases}
+            print("\n" + costs_markdown(found, costs, results.measured))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    found = argparse.ArgumentParser(prog="python -m jaxspec.bench.drafters", description=__doc__)
+    found.add_argument("--questions", help="JSON lines with turns and category; or ours, code or source")
+    found.add_argument("--context", type=int, help="put our source text before each question: this many tokens in all")
+    found.add_argument("--batch", type=int, default=BATCH, help="questions that are counted together")
+    found.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
+    found.add_argument("--dtype", help="of weights and activations; left out, float32 on a CPU, else bfloat16")
+    found.add_argument("--drafters", nargs="*", default=[], help="some that ship, by the names in the table")
+    found.add_argument("--draft", action="append", default=[], help="another one, as of jaxspec generate; repeatable")
+    found.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="0 is greedy")
+    found.add_argument("--count", type=int, help="this many questions, evenly over the file")
+    found.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
+    found.add_argument("--costs", action="store_true", help="time rounds too, and predict the speed-up")
+    found.add_argument("--measure", type=int, help="time answers to so many of the questions as well")
+    found.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="results of --questions so far"
+    )
+    found.add_argument("--repeats", type=int, default=5, help="of costs: turns that count")
+    return found
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.bench.drafters", description=__doc__)
-    parser.add_argument("--questions", help="JSON lines with turns and category; left out, costs are measured instead")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
-    parser.add_argument("--dtype", help="of weights and activations; left out, float32 on a CPU, else bfloat16")
-    parser.add_argument("--drafters", nargs="*", default=[], help="some of them, by the names in the table")
-    parser.add_argument("--count", type=int, help="this many questions, evenly over the file")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="results so far")
-    parser.add_argument("--repeats", type=int, default=5, help="of costs: turns that count")
-    arguments = parser.parse_args()
-    if arguments.questions is None:
-        run_costs(arguments.model, arguments.dtype, arguments.drafters, arguments.repeats)
-    else:
-        asked = evenly(read_prompts([arguments.questions]), arguments.count)
-        run(arguments.model, arguments.dtype, asked, arguments.drafters, arguments.out, arguments.max_new_tokens)
+    run(parser().parse_args())

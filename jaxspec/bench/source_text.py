@@ -68,7 +68,9 @@ def _fitted(tokenizer: Tokenizer, text: str, question: str, room: int) -> str:
     tokens = tokenizer.encode(text)
     count = room - length(f"\n\n{question}")
     if count > len(tokens):
-        raise ValueError(f"the package has {len(tokens)} tokens of source text, too few for {room}; pass a shorter context")
+        raise ValueError(
+            f"the package has {len(tokens)} tokens of source text, too few for {room}; pass a shorter context"
+        )
     while count > 0:
         said = f"{tokenizer.decode(tokens[:count])}\n\n{question}"
         excess = length(said) - room

@@ -1,6 +1,23 @@
-"""The table of drafters."""
+"""The table of drafters: what is counted, what rounds cost, and the speed-up that follows."""
 
-from jaxspec.bench.drafters import markdown
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import jaxspec
+from jaxspec.bench import drafter_costs, drafters
+from jaxspec.bench.draft_bytes import drafting_by_bytes, speedup_by_bytes
+from jaxspec.bench.drafter_cases import choose_cases
+from jaxspec.bench.drafter_costs import begun, measure_cost
+from jaxspec.bench.drafter_tables import costs_markdown, markdown
+from jaxspec.bench.workload import pass_bytes, weight_bytes
+from jaxspec.weights import zoo
+from tests import blocks, text_models, tiny
+
+TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB, layers=2), tokenizer=text_models.byte_level())
+QUESTIONS = [{"turns": ["the sea", "hello"], "category": "writing"}, {"turns": ["one two three"], "category": "code"}]
 
 
 def test_the_table_counts_rounds_and_not_tasks_over_all():
@@ -13,3 +30,145 @@ def test_the_table_counts_rounds_and_not_tasks_over_all():
         "| eagle, tree, T = 0 | 2.00 | 1.00 | **1.25** | 10% |",
         "| n-gram, T = 1 |  | 1.00 | **1.00** | 0% |",
     ]
+
+
+def test_the_table_of_costs_divides_tokens_by_time():
+    counts = lambda emitted: {"qa": {"rounds": 10, "emitted": emitted, "drafted": 40, "accepted": 10}}
+    found = {"a, temperature 0": counts(18), "b, temperature 0": counts(24), "b, temperature 1": counts(99)}
+    times = {"drafts": 4, "low": 1.0, "high": 9.0}
+    costs = {
+        "a": times | {"round": 1.8, "share": 0.25, "by_bytes": {"1": 0.5, "32": None}},
+        "b": times | {"round": 1.2, "share": 0.1, "by_bytes": {"1": 0.0, "32": 3.0}},
+    }
+    assert costs_markdown(found, costs, {"a": 0.95}).splitlines() == [
+        "| drafter | drafts | tokens a round | drafting | a round, in steps | predicted | measured | by bytes, 1 row | "
+        "by bytes, 32 rows |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| b | 4 | 2.40 | 10% | 1.20 | **2.00** |  | 2.40 | 0.60 |",
+        "| a | 4 | 1.80 | 25% | 1.80 | **1.00** | 0.95 | 1.20 |  |",
+    ]
+
+
+def test_by_bytes_it_is_the_theorem():
+    # 2211.17192, theorem 3.8, with alpha = 1 / 2, gamma = 2, c = 1 / 4.
+    assert speedup_by_bytes((1 - 0.5**3) / (1 - 0.5), 2 * 0.25) == pytest.approx((1 - 0.5**3) / (0.5 * (2 * 0.25 + 1)))
+
+
+# Of a layer of width 16 with one key-value head: keys and values of 8 numbers each, in two layers.
+SLOT = 2 * 2 * 8 * 4
+ATTENTION = 4 * (16 * 16 + 16 * 2 * 8 + 16 * 16)
+MLP = 4 * 3 * 16 * 24
+NORMS, TABLE = 4 * 2 * 16, 4 * text_models.VOCAB * 16
+WEIGHTS = TABLE + 2 * (ATTENTION + MLP + NORMS) + 4 * 16
+
+
+def test_passes_are_counted_in_bytes():
+    rows, context = 3, 100
+    whole = WEIGHTS + rows * context * SLOT
+    assert weight_bytes(TARGET) == WEIGHTS and pass_bytes(TARGET, rows, context) == whole
+    share = lambda drafter: drafting_by_bytes(TARGET, drafter, rows, context)
+    shorter = TABLE + ATTENTION + MLP + NORMS + 4 * 16 + rows * context * SLOT // 2
+    one_layer = tiny.transformer(2, vocab=text_models.VOCAB, layers=1)
+    assert share(None or jaxspec.NGramDrafter(k=4)) == 0
+    assert share(jaxspec.ModelDrafter(one_layer, k=4)) == pytest.approx(4 * shorter / whole)
+    assert share(jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(one_layer, k=4))) == pytest.approx(
+        4 * shorter / whole
+    )
+    # The final norm is the target's pass's own.
+    assert share(jaxspec.EarlyExitDrafter(1, k=3)) == pytest.approx(3 * (shorter - 4 * 16) / whole)
+    sparse = jaxspec.SparseCacheDrafter(sinks=2, window=18, k=2)
+    assert share(sparse) == pytest.approx(2 * (WEIGHTS + rows * 20 * SLOT) / whole)
+    skipping = jaxspec.SkippingDrafter(attention=(1,), mlp=(0, 1), k=2)
+    kept = WEIGHTS - ATTENTION - 2 * MLP + rows * context * SLOT // 2
+    assert share(skipping) == pytest.approx(2 * kept / whole)
+    cascade = jaxspec.CascadeDrafter(jaxspec.from_function(lambda tokens: tokens, vocab_size=9), jaxspec.NGramDrafter())
+    assert share(cascade) is None
+
+
+def test_a_block_is_one_pass():
+    head = blocks.random_head(TARGET)
+    bytes_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    cache = bytes_of(head.init_cache(2, 100))
+    found = drafting_by_bytes(TARGET, jaxspec.BlockDrafter(head, k=3), 2, 100)
+    assert found == pytest.approx((bytes_of(head.params) + cache) / pass_bytes(TARGET, 2, 100))
+
+
+def test_rounds_are_timed_in_steps_turn_by_turn(monkeypatch):
+    asked = []
+
+    def split(target, cases, prompts, temperature, *, repeats, rounds):
+        asked.append((target, [case.drafter.k for case in cases], prompts, temperature, repeats))
+        second = len(asked) == 2
+        return {
+            cases[0].label: {"round": [1.0, 2.0, 1.0]},
+            cases[1].label: {"round": [3.0, 2.0, 1.0 if second else 3.0], "verify": [1.5, 1.0, 1.0]},
+        }
+
+    monkeypatch.setattr(drafter_costs, "split_rounds", split)
+    found = measure_cost(TARGET, jaxspec.NGramDrafter(k=2), [[1] * 30, [2] * 50], repeats=3)
+    assert asked == [(TARGET, [0, 2], [prompt], 0.0, 3) for prompt in ([1] * 30, [2] * 50)]
+    assert (found.drafts, found.low, found.round, found.high) == (2, 1.0, 2.0, 3.0)
+    assert found.share == pytest.approx(1 - 0.5) and found.by_bytes == {"1": 0.0, "32": 0.0}
+
+
+def test_names_are_those_that_ship_and_others():
+    found = choose_cases("tiny", TARGET, [], ["suffix", "early-exit"], None)
+    assert list(found) == ["n-gram", "suffix", "early-exit"]
+    made = found["early-exit"]()
+    assert (type(made).__name__, made.layers, made.k) == ("EarlyExitDrafter", 1, 4)
+    shipped = choose_cases("smollm2-135m-instruct", TARGET, ["eagle, tree"], [], None)
+    assert list(shipped) == ["eagle, tree"] and zoo.find_drafter("smollm2-135m-instruct/eagle")
+    with pytest.raises(ValueError, match="no drafter 'eagel' with tiny; choose from n-gram"):
+        choose_cases("tiny", TARGET, ["eagel"], [], None)
+    with pytest.raises(ValueError, match="'suffix' is measured already"):
+        choose_cases("tiny", TARGET, [], ["suffix", "suffix"], None)
+
+
+def test_an_answer_is_begun():
+    prompt = TARGET.tokenizer.encode("the sea is")
+    found = begun(TARGET, prompt)
+    assert found[: len(prompt)] == prompt and len(prompt) < len(found) <= len(prompt) + drafter_costs.ANSWERED
+    assert not set(found[len(prompt) :]) & set(TARGET.tokenizer.eos_token_ids)
+    assert len(begun(TARGET, prompt * 100 + [3] * (507 - 100 * len(prompt)))) <= 512
+
+
+def _run(*words):
+    drafters.run(drafters.parser().parse_args([*map(str, words)]))
+
+
+@pytest.fixture
+def tiny_model(monkeypatch, tmp_path):
+    monkeypatch.setattr(drafters, "load", lambda *_, **__: TARGET)
+    monkeypatch.setattr(drafters, "native_if_possible", lambda model: model)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # tiny programs may stay
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    return tmp_path
+
+
+def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
+    out = tiny_model / "out.json"
+    words = ["--questions", tiny_model / "questions.jsonl", "--max-new-tokens", 8, "--temperatures", 0, "--out", out]
+    words += ["--costs", "--repeats", 1, "--batch", 2]
+    _run(*words)
+    kept = json.loads(out.read_text())
+    assert set(kept["found"]) == {"n-gram, temperature 0"} and set(kept["costs"]) == {"n-gram"}
+    assert set(kept["found"]["n-gram, temperature 0"]) == {"multi-turn", "code"}
+    printed = capsys.readouterr().out
+    assert "| n-gram, T = 0 |" in printed and "| n-gram | 4 |" in printed
+    monkeypatch.setattr(drafters, "ask", None)
+    monkeypatch.setattr(drafters, "measure_cost", None)
+    _run(*words)
+    assert json.loads(out.read_text()) == kept
+    with pytest.raises(ValueError, match="results of another setting"):
+        _run(*words, "--count", 1)
+
+
+def test_options_that_do_not_fit_say_so(tiny_model):
+    with pytest.raises(ValueError, match="pass --context too"):
+        _run("--questions", "source")
+    with pytest.raises(ValueError, match="pass these too"):
+        _run("--costs", "--measure", 2)
+    with pytest.raises(ValueError, match="add 0"):
+        _run("--questions", "code", "--costs", "--temperatures", 1)
+    with pytest.raises(ValueError, match="the target takes 512, prompt and answer together; pass 512 or fewer"):
+        _run("--questions", "code", "--context", 4096)

@@ -11,7 +11,7 @@ import json
 import pathlib
 import shutil
 
-from jaxspec.bench.drafters import markdown
+from jaxspec.bench.drafter_tables import markdown
 
 MODEL = pathlib.Path(__file__).resolve().parent.parent
 FILES = ("training.json", "loss.svg")

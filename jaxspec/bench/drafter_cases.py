@@ -1,0 +1,61 @@
+"""Which drafters are measured: those that ship with a model, and others by name."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxspec.drafters import Compose, Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
+from jaxspec.drafters.named import drafter_of, load_drafter
+from jaxspec.model import LanguageModel
+from jaxspec.tree import best_tree
+from jaxspec.weights import load, load_head, zoo
+
+K = 4
+# Loaded when its turn comes: a model may be large.
+Cases = dict[str, Callable[[], Drafter]]
+
+
+def choose_cases(
+    model_name: str, target: LanguageModel, shipped: Sequence[str], drafts: Sequence[str], dtype: str | None
+) -> Cases:
+    """Those of `shipped_cases` that are named, all where none is; and `drafts`, by `load_drafter` with `K` drafts.
+
+    Raises:
+      ValueError: a name is unknown, or is in both.
+    """
+    known = shipped_cases(model_name, target)
+    if unknown := [name for name in shipped if name not in known]:
+        raise ValueError(f"there is no drafter {unknown[0]!r} with {model_name}; choose from {', '.join(known)}")
+    found = {name: make for name, make in known.items() if not shipped or name in shipped}
+    for name in drafts:
+        if name in found:
+            raise ValueError(f"the drafter {name!r} is measured already; name it once")
+        found[name] = lambda name=name: load_drafter(name, target, target_name=model_name, k=K, dtype=dtype)
+    return found
+
+
+def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
+    """Every drafter that ships with the model, in chains and in trees, and n-grams."""
+    found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
+    if zoo.find_drafter(f"{model_name}/distilled"):
+        found["distilled"] = lambda: drafter_of(load(f"{model_name}/distilled"))
+    for kind, others in _TREES.items():
+        name = f"{model_name}/{kind}"
+        if zoo.find_drafter(name) is None:
+            continue
+        found[kind] = lambda name=name: drafter_of(load_head(name, target))
+        found[f"{kind}, or n-gram"] = lambda name=name: _beside(drafter_of(load_head(name, target)))
+        for label, make in others.items():
+            found[f"{kind}, {label}"] = lambda name=name, make=make: make(load_head(name, target))
+    return found
+
+
+def _beside(drafter: Drafter) -> Drafter:
+    """N-grams where they promise more."""
+    return Compose(NGramDrafter(k=drafter.k), drafter)
+
+
+_TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
+    "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
+    "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
+    "block": {},
+}

@@ -1,0 +1,33 @@
+"""The same round over and over: nothing of one round is left in the next."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.bench.costs import repeat_round
+from jaxspec.cache import Cache
+from tests import blocks, tiny
+
+TARGET = tiny.transformer(0)
+DRAFTERS = {
+    "block": jaxspec.BlockDrafter(blocks.random_head(TARGET), k=2),
+    "model": jaxspec.ModelDrafter(tiny.transformer(1), k=2),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_round_begins_with_the_state_of_the_first(name):
+    drafter, prompt = DRAFTERS[name], np.array([[1, 2, 3, 4, 1, 2]], np.int32)
+    start = jaxspec.init(TARGET, drafter, prompt, max_new_tokens=8)
+    after = repeat_round(TARGET, drafter, None, start, count=3)
+    is_cache = lambda x: isinstance(x, Cache)
+    for ours, first in zip(
+        jax.tree.leaves(after.drafter_state, is_leaf=is_cache),
+        jax.tree.leaves(start.drafter_state, is_leaf=is_cache),
+        strict=True,
+    ):
+        ours, first = (ours.length, first.length) if is_cache(ours) else (ours, first)
+        np.testing.assert_array_equal(ours, first)
+    np.testing.assert_array_equal(after.length, start.length)
+    assert after.stats.rounds.tolist() == [3]
