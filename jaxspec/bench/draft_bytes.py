@@ -4,7 +4,6 @@ An accelerator at small batches reads weights and cache for as long as it takes,
 round costs one pass of the target, which verifies, and the drafter's own passes.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -23,18 +22,6 @@ from jaxspec.drafters import (
 )
 from jaxspec.drafters.copying import CopyingDrafter
 from jaxspec.model import LanguageModel
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """How often something runs in a round, and the bytes that it reads each time."""
-
-    count: int
-    bytes: float
-
-    def share(self, target_bytes: float) -> float:
-        """All of them, in passes of the target."""
-        return self.count * self.bytes / target_bytes
 
 
 def speedup_by_bytes(tokens: float, drafting: float) -> float:
@@ -59,59 +46,58 @@ def drafting_by_bytes(target: LanguageModel, drafter: Drafter, rows: int, contex
     Returns:
       `None` for a drafter of another kind, or one whose model is none of jaxspec's.
     """
-    found = _passes(target, drafter, rows, context)
-    return None if found is None else found.share(pass_bytes(target, rows, context))
+    read = _read(target, drafter, rows, context)
+    return None if read is None else read / pass_bytes(target, rows, context)
 
 
-def _passes(target: LanguageModel, drafter: Drafter, rows: int, context: int) -> Passes | None:
+def _read(target: LanguageModel, drafter: Drafter, rows: int, context: int) -> int | None:
+    """The bytes that a round's drafts read."""
     match drafter:
         case NoDrafter() | CopyingDrafter():
-            return Passes(0, 0.0)
+            return 0
         case Compose():
-            return _passes(target, drafter.model, rows, context)
+            return _read(target, drafter.model, rows, context)
         case SparseCacheDrafter():
-            return Passes(drafter.k, pass_bytes(target, rows, min(context, drafter.sinks + drafter.window)))
+            return drafter.k * pass_bytes(target, rows, min(context, drafter.sinks + drafter.window))
         case EarlyExitDrafter():
-            return Passes(drafter.k, _first_layers(target, drafter.layers, rows, context))
+            return drafter.k * _first_layers(target, drafter.layers, rows, context)
         case SkippingDrafter():
-            return Passes(drafter.k, _without(target, drafter, rows, context))
+            return drafter.k * _without(target, drafter, rows, context)
         case BlockDrafter() | MedusaDrafter():
-            return Passes(1, _head(drafter.head, rows, context))
+            return _head(drafter.head, rows, context)
     # One model or one head, a pass for each level of drafts.
     model = getattr(drafter, "model", getattr(drafter, "head", None))
     if isinstance(model, LanguageModel):
-        return Passes(drafter.k, pass_bytes(model, rows, context))
-    return None if not hasattr(model, "params") else Passes(drafter.k, _head(model, rows, context))
+        return drafter.k * pass_bytes(model, rows, context)
+    return drafter.k * _head(model, rows, context) if hasattr(model, "params") else None
 
 
-def _head(head: Any, rows: int, context: int) -> float:
+def _head(head: Any, rows: int, context: int) -> int:
     """A head's weights, and its own cache if it has one."""
     has_cache = hasattr(head, "init_cache")
     return _size(head.params) + (_size(jax.eval_shape(lambda: head.init_cache(rows, context))) if has_cache else 0)
 
 
-def _first_layers(target: LanguageModel, layers: int, rows: int, context: int) -> float:
+def _first_layers(target: LanguageModel, layers: int, rows: int, context: int) -> int:
     """The first layers and the output head; verification does not read those layers again for the drafts."""
     params = target.params
     own = sum(_size(params[f"layer_{index}"]) for index in range(layers))
-    return own + _size(params.get("head", params["embedding"])) + _cache(target, rows, context) * _share(target, layers)
+    return own + _size(params.get("head", params["embedding"])) + _cache(target, layers, rows, context)
 
 
-def _without(target: LanguageModel, drafter: SkippingDrafter, rows: int, context: int) -> float:
+def _without(target: LanguageModel, drafter: SkippingDrafter, rows: int, context: int) -> int:
     """All weights but those of skipped blocks; a skipped layer's attention has no cache either."""
     params, layers = target.params, target.module.config.num_layers
     skipped = sum(_size(params[f"layer_{index}"]["attention"]) for index in drafter.attention)
     skipped += sum(_size(params[f"layer_{index}"]["mlp"]) for index in drafter.mlp)
-    kept = _cache(target, rows, context) * _share(target, layers - len(drafter.attention))
-    return weight_bytes(target) - skipped + kept
+    attending = layers - len(drafter.attention)
+    return weight_bytes(target) - skipped + _cache(target, attending, rows, context)
 
 
-def _cache(target: LanguageModel, rows: int, context: int) -> int:
-    return pass_bytes(target, rows, context) - weight_bytes(target)
-
-
-def _share(target: LanguageModel, layers: int) -> float:
-    return layers / target.module.config.num_layers
+def _cache(target: LanguageModel, layers: int, rows: int, context: int) -> int:
+    """What some of the target's layers read of their cache."""
+    whole = pass_bytes(target, rows, context) - weight_bytes(target)
+    return whole * layers // target.module.config.num_layers
 
 
 def _size(tree: Any) -> int:
