@@ -148,7 +148,7 @@ def tiny_model(monkeypatch, tmp_path):
 def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
     out = tiny_model / "out.json"
     words = ["--questions", tiny_model / "questions.jsonl", "--max-new-tokens", 8, "--temperatures", 0, "--out", out]
-    words += ["--costs", "--repeats", 1, "--batch", 2]
+    words += ["--costs", "--repeats", 1, "--batch", 2, "--drafters", "n-gram"]
     _run(*words)
     kept = json.loads(out.read_text())
     assert set(kept["found"]) == {"n-gram, temperature 0"} and set(kept["costs"]) == {"n-gram"}
