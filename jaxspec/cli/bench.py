@@ -1,11 +1,19 @@
 """`jaxspec bench`: its options."""
 
+import enum
 from typing import Annotated
 
 import typer
 
 from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName, ProductsName
+from jaxspec.cli.generate import DtypeName, ProductsName, VerifierName
+
+
+class PeerName(enum.StrEnum):
+    """Programs that speculate, too."""
+
+    TRANSFORMERS = "transformers"
+    LLAMA_CPP = "llama.cpp"
 
 
 @reported
@@ -42,6 +50,10 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    verifier: Annotated[
+        VerifierName | None,
+        typer.Option(help="What decides on drafts, as of `jaxspec generate`.", show_default=False),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128,
     temperature: Annotated[
         list[float] | None,
@@ -59,6 +71,17 @@ def bench(
     products: Annotated[
         ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
     ] = ProductsName.AUTO,
+    quality: Annotated[
+        bool,
+        typer.Option("--quality", help="Compare what was written, too: tokens, or perplexity and BLEU."),
+    ] = False,
+    against: Annotated[
+        list[PeerName] | None,
+        typer.Option(help="A program to measure beside ours on the same weights; repeatable.", show_default=False),
+    ] = None,
+    against_draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="With --against: a draft model for them, too.")
+    ] = None,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
@@ -94,6 +117,9 @@ def bench(
         dtype=dtype and dtype.value,
         products=products.value,
         split_rounds=outputs.plots is not None,
+        verifier=verifier and verifier.value,
+        against=tuple(name.value for name in against or ()),
+        against_draft=against_draft,
     )
     asked = evenly(read_questions(questions or "ours"), count)
-    run(setting, asked, outputs, resume=resume, quiet=quiet)
+    run(setting, asked, outputs, resume=resume, quiet=quiet, quality=quality)

@@ -9,11 +9,13 @@ from typing import Self
 
 import typer
 
+from jaxspec.bench.peers import against
+from jaxspec.bench.quality import report
 from jaxspec.bench.speed import plots as pictures
 from jaxspec.bench.speed.run import Finished
 from jaxspec.bench.speed.run import run as measure
 from jaxspec.bench.speed.setting import Setting
-from jaxspec.bench.speed.tables import markdown, notes, tables
+from jaxspec.bench.speed.tables import Table, markdown, notes, tables
 from jaxspec.bench.speed.verdict import verdicts
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.printer import Printer
@@ -66,15 +68,28 @@ class Outputs:
                 path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def run(setting: Setting, questions: Sequence[Conversation], outputs: Outputs, *, resume: bool, quiet: bool) -> None:
+def run(
+    setting: Setting, questions: Sequence[Conversation], outputs: Outputs, *, resume: bool, quiet: bool, quality: bool
+) -> None:
     """Measures, prints tables on stdout, and writes what was asked for."""
     enable_compilation_cache()
     outputs.make_folders()
     command = f"jaxspec {shlex.join(sys.argv[1:])}"
-    finished = measure(setting, questions, command=command, path=outputs.records, resume=resume, quiet=quiet)
+    finished = measure(
+        setting, questions, command=command, path=outputs.records, resume=resume, quiet=quiet, quality=quality
+    )
     _print(finished)
     if outputs.markdown is not None:
-        write_text(outputs.markdown, markdown(finished.header, finished.records, finished.summaries))
+        write_text(
+            outputs.markdown,
+            markdown(
+                finished.header,
+                finished.records,
+                finished.summaries,
+                _more(finished),
+                [text for _, text in _judged(finished)],
+            ),
+        )
     if outputs.plots is not None:
         pictures.plot(outputs.plots, finished.summaries, finished.records, finished.header["cases"])
     if outputs.without_plots:
@@ -83,9 +98,17 @@ def run(setting: Setting, questions: Sequence[Conversation], outputs: Outputs, *
 
 def _print(finished: Finished) -> None:
     printer = Printer()
-    for table in tables(finished.summaries):
+    for table in [*tables(finished.summaries), *_more(finished)]:
         printer.table(table)
     for note in notes(finished.header, finished.records):
         printer.note(note)
-    for faster, text in verdicts(finished.summaries):
-        printer.verdict(text, good=faster)
+    for good, text in [*verdicts(finished.summaries), *_judged(finished)]:
+        printer.verdict(text, good=good)
+
+
+def _more(finished: Finished) -> list[Table]:
+    return [*against.tables(finished.against), *report.tables(finished.quality)]
+
+
+def _judged(finished: Finished) -> list[tuple[bool, str]]:
+    return [*against.verdicts(finished.against), *report.verdicts(finished.quality)]

@@ -19,25 +19,9 @@ from jaxspec.drafters.adapting import describe
 from jaxspec.drafters.named import load_drafter
 from jaxspec.text_result import TextResult
 from jaxspec.text_stream import TextStream
-from jaxspec.verifiers import (
-    BlockVerifier,
-    CoupledVerifier,
-    MultiDraftVerifier,
-    TokenVerifier,
-    TraversalVerifier,
-    TreeVerifier,
-)
+from jaxspec.verifiers.named import VERIFIERS
 from jaxspec.weights import load, quantise_cache, quantise_weights
 from jaxspec.weights.native import PRODUCTS
-
-_VERIFIERS = {
-    "token": TokenVerifier,
-    "block": BlockVerifier,
-    "coupled": CoupledVerifier,
-    "multi-draft": MultiDraftVerifier,
-    "traversal": TraversalVerifier,
-    "tree": TreeVerifier,
-}
 
 _INT8 = {"weights": quantise_weights, "cache": quantise_cache}
 
@@ -53,7 +37,7 @@ class Job:
       draft: what `load_drafter` takes.
       k: drafted tokens a round, as `load_drafter` takes them, or `None`.
       num_drafts: drafts of a draft model that compete in each round.
-      verifier: a name of `_VERIFIERS`, or `None` for the draft's default.
+      verifier: a name of `VERIFIERS`, or `None` for the draft's default.
       dtype: of both models, or `None`.
       chat: whether the prompts are messages.
       system: the system message before each of them, or `None`.
@@ -90,7 +74,7 @@ class Job:
             mesh=mesh,
             batch=len(self.texts),
         )
-        verifier = None if self.verifier is None else _VERIFIERS[self.verifier]()
+        verifier = None if self.verifier is None else VERIFIERS[self.verifier]()
         return SpeculativeDecoder(target, draft, verifier=verifier)
 
     def stream(self, decoder: SpeculativeDecoder, **changes: Any) -> TextStream:

@@ -16,23 +16,24 @@ def apply_rope(
 
     Computed in float32 and returned in the dtype of `x`.
     """
-    angles = positions[..., None].astype(jnp.float32) * _frequencies(x.shape[-1], rope)[None, None]
+    angles = positions[..., None].astype(jnp.float32) * frequencies(x.shape[-1], rope)[None, None]
     angles = angles.reshape(*angles.shape[:2], *(1,) * (x.ndim - 3), angles.shape[-1])
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
-def _frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
+def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
+    """By how many radians a position turns each pair of a head vector."""
     exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    frequencies = rope.theta**-exponents
+    plain = rope.theta**-exponents
     match rope.scaling:
         case None:
-            return frequencies
+            return plain
         case RopeScaling(kind="linear", factor=factor):
-            return frequencies / factor
+            return plain / factor
         case scaling:
-            return _llama3_frequencies(frequencies, scaling)
+            return _llama3_frequencies(plain, scaling)
 
 
 def _llama3_frequencies(frequencies, scaling: RopeScaling):

@@ -22,6 +22,8 @@ class Conversation:
       category: what kind of question it is.
       source: where it comes from.
       licence: under which licence.
+      references: good answers to the first turns, empty where there is none; texts are measured against them, and no
+        model sees them.
     """
 
     turns: tuple[str, ...]
@@ -30,6 +32,7 @@ class Conversation:
     category: str = UNSTATED
     source: str = UNSTATED
     licence: str = UNSTATED
+    references: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def texts(self) -> tuple[str, ...]:
         """All that is given: the system message, the turns and the answers."""
@@ -44,7 +47,8 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
       * `"turns"`: the user's messages in turn, and beside them `"answers"`, one a turn, if they are given;
       * `"messages"`: dictionaries with `role` and `content`: at most one of the system first, then user and assistant
         in turn. What the assistant says is used as it is.
-    `"category"`, `"source"` and `"licence"` are strings; other keys are ignored.
+    `"category"`, `"source"` and `"licence"` are strings; `"reference"` is a good answer, or one for each of the first
+    turns; other keys are ignored.
 
     Raises:
       ValueError: a line is none of these, with the file's name and the line's number; or there is no line.
@@ -77,6 +81,7 @@ def _parse(fields: Any) -> Conversation:
     if "answers" in fields and forms != ["turns"]:
         raise ValueError(f"answers stand beside turns, got {forms[0]}; put them into messages, or pass turns")
     labels = {name: _string(fields[name], name) for name in ("category", "source", "licence") if name in fields}
+    labels["references"] = _references(fields.get("reference"))
     if forms == ["prompt"]:
         return Conversation((_said(fields["prompt"], "prompt"),), **labels)
     if forms == ["messages"]:
@@ -88,7 +93,7 @@ def _parse(fields: Any) -> Conversation:
     return Conversation(turns, answers, **labels)
 
 
-def _from_messages(messages: Any, labels: dict[str, str]) -> Conversation:
+def _from_messages(messages: Any, labels: dict[str, Any]) -> Conversation:
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError("messages must be a list of objects with role and content")
     said = [(message.get("role"), _said(message.get("content"), "content")) for message in messages]
@@ -98,6 +103,16 @@ def _from_messages(messages: Any, labels: dict[str, str]) -> Conversation:
         raise ValueError(f"messages must be of user and assistant in turn, after one of system or none, got {roles}")
     texts = [text for _, text in said]
     return Conversation(tuple(texts[0::2]), tuple(texts[1::2]), system, **labels)
+
+
+def _references(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise ValueError(f"reference must be a string or a list of strings, got {_kind(value)}")
+    return tuple(_string(one, f"reference[{place}]") for place, one in enumerate(value))
 
 
 def _strings(values: Any, name: str) -> tuple[str, ...]:

@@ -9,7 +9,10 @@ from jaxspec.drafters import Compose, Drafter, NoDrafter
 from jaxspec.drafters.adapting import Wish, adapt
 from jaxspec.drafters.named import load_drafter
 from jaxspec.model import LanguageModel
+from jaxspec.request import default_verifier
 from jaxspec.schedules import Adaptive
+from jaxspec.verifiers import CoupledVerifier, Verifier
+from jaxspec.verifiers.named import VERIFIERS
 from jaxspec.weights import zoo
 
 PLAIN = "plain"
@@ -23,11 +26,18 @@ class Case:
       label: what tables call it.
       name: the drafter's name.
       drafter: what guesses; `NoDrafter` for plain decoding.
+      verifier: what decides; `None` is the drafter's default.
     """
 
     label: str
     name: str
     drafter: Drafter
+    verifier: Verifier | None = None
+
+    def is_exact(self, temperature: float) -> bool:
+        """Whether it must write the tokens of plain decoding with the same key."""
+        verifier = self.verifier or default_verifier(self.drafter)
+        return verifier.lossless and (temperature == 0 or isinstance(verifier, CoupledVerifier))
 
     @property
     def k(self) -> int | None:
@@ -79,8 +89,11 @@ def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) 
 
 def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) -> Case:
     drafter.check(target)
+    verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
+    if verifier is not None:
+        verifier.check(drafter)
     k = "adaptive" if _adapts(drafter) else drafter.k
-    return Case(f"{_short(name, setting.model)}, k={k}", name, drafter)
+    return Case(f"{_short(name, setting.model)}, k={k}", name, drafter, verifier)
 
 
 def _adapts(drafter: Drafter) -> bool:

@@ -67,7 +67,7 @@ def turn_key(seed: int, group: Group, turn: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="new_tokens")
-def generate(target, drafter, tokens, length, budget, key, policy, *, new_tokens: int) -> Generation:
+def generate(target, drafter, tokens, length, budget, key, policy, verifier=None, *, new_tokens: int) -> Generation:
     """One program for every budget up to `new_tokens`: 0 is the prompt alone."""
     return jaxspec.generate(
         target,
@@ -76,6 +76,7 @@ def generate(target, drafter, tokens, length, budget, key, policy, *, new_tokens
         prompt_length=length,
         key=key,
         sampling=policy,
+        verifier=verifier,
         max_new_tokens=budget,
         stop_tokens=target.tokenizer.eos_token_ids,
         capacity=tokens.shape[1] + new_tokens,
@@ -94,6 +95,12 @@ def counts_of(result: Generation, live: Sequence[int]) -> dict[str, list[int]]:
     of_rows = {name: getattr(stats, name)[rows].tolist() for name in ("rounds", "drafted", "accepted")}
     of_places = {name: getattr(stats, name)[rows].sum(0).tolist() for name in ("drafted_at", "accepted_at")}
     return {"tokens": np.asarray(result.length)[rows].tolist(), **of_rows, **of_places}
+
+
+def texts_of(result: Generation, live: Sequence[int]) -> dict[str, list[Any]]:
+    """Token ids of some rows, and what the target thinks of all of a row's together, for JSON."""
+    log_probs = np.asarray(result.total_log_prob())
+    return {"ids": list(tokens_of(result, live).values()), "log_probs": log_probs[list(live)].tolist()}
 
 
 def tokens_of(result: Generation, live: Sequence[int]) -> Answers:

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.bench.peers.panel import Panel
+from jaxspec.bench.quality.partings import parting, score_of
 from jaxspec.bench.questions import padded
 from jaxspec.bench.speed.cases import PLAIN, Case, widest_prompt
-from jaxspec.bench.speed.dialogue import Answers, Prompts, counts_of, dialogue, generate, tokens_of, turn_key
+from jaxspec.bench.speed.dialogue import Answers, Prompts, counts_of, dialogue, generate, texts_of, tokens_of, turn_key
 from jaxspec.bench.speed.groups import Group
 from jaxspec.bench.speed.meters import EnergyMeter, peak_memory
 from jaxspec.bench.speed.setting import Setting, policy_at
@@ -34,6 +36,7 @@ class Measurement:
       setting: its options.
       energy: what counts energy, or `None`.
       clock: tells the time in seconds.
+      panel: the peers that take turns with the cases where a batch is one request.
     """
 
     target: LanguageModel
@@ -42,6 +45,7 @@ class Measurement:
     setting: Setting
     energy: EnergyMeter | None = None
     clock: Callable[[], float] = time.perf_counter
+    panel: Panel | None = None
 
     def __post_init__(self):
         self._compiled: set[tuple[float, ...]] = set()
@@ -58,16 +62,19 @@ class Measurement:
         All cases answer the same text: the answers before a turn are those of plain decoding's first repeat. A row
         whose text has no room in some model's context is left out, which the record says.
         """
+        peers: dict[int, dict[str, Any]] = {}
 
         def answer(turn: int, prompts: Prompts) -> tuple[dict[str, Any], Answers]:
             key = turn_key(self.setting.seed, group, turn)
-            return self._time(prompts, len(group.members), temperature, key)
+            cases, answers, peers[turn] = self._time(prompts, len(group.members), temperature, key)
+            return cases, answers
 
         for record in dialogue(self.target.tokenizer, self.questions, group, self._widest, answer):
-            yield record | {"peak_memory_bytes": peak_memory()[0]}
+            asked = peers.get(record["turn"])
+            yield record | ({"peers": asked} if asked else {}) | {"peak_memory_bytes": peak_memory()[0]}
 
     def _time(self, prompts: Prompts, rows: int, temperature: float, key):
-        """Each case's repeats; and plain decoding's first answers, as token ids by row."""
+        """Each case's repeats; plain decoding's first answers, as token ids by row; and the peers' repeats."""
         live = list(prompts)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
         budget = np.array([self.setting.max_new_tokens if row in prompts else 0 for row in range(rows)], np.int32)
@@ -75,24 +82,39 @@ class Measurement:
         shape = (*tokens.shape, temperature)
         records: dict[str, Any] = {case.label: {"repeats": []} for case in self.cases}
         parts = {"prompt": 0, "first": 1, "all": self.setting.max_new_tokens}
-        answers = {}
+        answers, peers = {}, {label: {"repeats": []} for label in self.panel.labels} if self.panel and rows == 1 else {}
         for repeat in range(self.setting.repeats):
             done = {case.label: _Timed() for case in self.cases}
-            calls = {}
+            calls, repeat_key = {}, jax.random.fold_in(key, repeat)
             for case in self.cases:
                 for part, most in parts.items():
                     calls[f"{part} {case.label}"] = functools.partial(
-                        call, case, done[case.label], most=most, key=jax.random.fold_in(key, repeat)
+                        call, case, done[case.label], most=most, key=repeat_key
                     )
             samples = interleave(calls, repeats=1, warm_up=int(shape not in self._compiled), clock=self.clock)
             self._compiled.add(shape)
             for case in self.cases:
                 seconds = [samples.seconds[f"{part} {case.label}"][0] for part in parts]
                 records[case.label]["repeats"].append(done[case.label].record(seconds, live))
+            for label in peers:
+                answered = self.panel.ask(label, prompts[0], self.setting.max_new_tokens, temperature, repeat_key)
+                peers[label]["repeats"].append(answered)
+            self._compare(records, peers, prompts, rows, temperature, repeat_key)
             if repeat == 0:
                 answers = tokens_of(done[PLAIN].result, live)
         self._time_a_hundred(records, call, key)
-        return records, answers
+        return records, answers, peers
+
+    def _compare(self, records, peers, prompts: Prompts, rows: int, temperature: float, key) -> None:
+        """Notes in the last repeat of each case that must write plain decoding's tokens where it does not."""
+        plain = records[PLAIN]["repeats"][-1]["ids"]
+        exact = [records[case.label] for case in self.cases if case.label != PLAIN and case.is_exact(temperature)]
+        for record in exact + (list(peers.values()) if temperature == 0 else []):
+            last = record["repeats"][-1]
+            last["partings"] = [
+                parting(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
+                for (row, prompt), first, other in zip(prompts.items(), plain, last["ids"], strict=True)
+            ]
 
     def _time_a_hundred(self, records: dict[str, Any], call: Callable, key) -> None:
         """How long the first 100 tokens take, once, where every row has as many; `None` elsewhere."""
@@ -117,6 +139,7 @@ class Measurement:
             np.minimum(budget, most),
             key,
             policy,
+            case.verifier,
             new_tokens=self.setting.max_new_tokens,
         )
         if before is not None:
@@ -141,4 +164,5 @@ class _Timed:
             "seconds": seconds[2],
             "joules": self.joules,
             **counts_of(self.result, live),
+            **texts_of(self.result, live),
         }

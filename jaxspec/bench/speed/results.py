@@ -1,7 +1,7 @@
 """The lines of a run, in a file that an interrupted one goes on from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from jaxspec.training.files import write_text
 # All else in a header may change between the parts of one run.
 _SAME = ("setting", "machine")
 _SHOWN = 4
+FIGURES = ("summary", "quality", "against")
 
 
 class Results:
@@ -49,9 +50,10 @@ class Results:
             self._append({"unit": list(unit)} | record)
         self._write()
 
-    def finish(self, summaries: list[dict[str, Any]]) -> None:
-        """Ends the file with figures that follow from the records."""
-        self._write([json.dumps({"kind": "summary"} | one, ensure_ascii=False) for one in summaries])
+    def finish(self, figures: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Ends the file with figures that follow from the records, by their kind: one of `FIGURES`."""
+        lines = [{"kind": kind} | one for kind, several in figures.items() for one in several]
+        self._write([json.dumps(line, ensure_ascii=False) for line in lines])
 
     @property
     def _units(self) -> list[list[Any]]:
@@ -70,7 +72,7 @@ class Results:
                 kind = record["kind"]
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number} is no record of a run; pass another file") from None
-            if kind != "summary":  # it follows from the others
+            if kind not in FIGURES:  # they follow from the others
                 lines.append((line, record))
         if not lines or lines[0][1]["kind"] != "run":
             raise ValueError(f"{path} does not begin with the header of a run; pass another file")

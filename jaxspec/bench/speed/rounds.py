@@ -68,25 +68,25 @@ def _calls(target, case: Case, prompts, temperature: float, rounds: int) -> dict
         sampling=policy_at(temperature),
         max_new_tokens=rounds * (drafter.k + 1),
     )
-    widths = _verified(drafter.lengths, _rounds(target, drafter, state, count=rounds))
+    widths = _verified(drafter.lengths, _rounds(target, drafter, case.verifier, state, count=rounds))
     last = state.tokens[:, :1]
 
     def verify():
         return [feed(target, jnp.tile(last, (1, width + 1)), state.cache, drafter.capture) for width in widths]
 
     return {
-        "round": lambda: _rounds(target, drafter, state, count=rounds),
-        "draft": lambda: [draft_once(target, drafter, state) for _ in range(rounds)],
+        "round": lambda: _rounds(target, drafter, case.verifier, state, count=rounds),
+        "draft": lambda: [draft_once(target, drafter, state, case.verifier) for _ in range(rounds)],
         "verify": verify,
     }
 
 
 @functools.partial(jax.jit, static_argnames="count")
-def _rounds(target, drafter, state, *, count: int):
+def _rounds(target, drafter, verifier, state, *, count: int):
     """How many drafts each row submitted in each round; one program, so that the state is copied only once."""
 
     def once(state, _):
-        state, info = jaxspec.step(target, drafter, None, state)
+        state, info = jaxspec.step(target, drafter, verifier, state)
         return state, info.drafted
 
     return jax.lax.scan(once, state, length=count)[1]
@@ -98,10 +98,10 @@ def _verified(lengths: tuple[int, ...], drafted) -> list[int]:
 
 
 @jax.jit
-def draft_once(target, drafter, state):
+def draft_once(target, drafter, state, verifier=None):
     """The drafts alone: what the drafter would remember of them is left out."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    draws = default_verifier(drafter).draws(state.keys, state.length)
+    draws = (verifier or default_verifier(drafter)).draws(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
         draws = draws.shared(drafter.k + 1, target.vocab_size)
     return drafter.propose(draws, state.drafter_state, context)[0].tokens

@@ -1,5 +1,6 @@
 """A whole run: every setting, one batch after the other, into a file of records."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import platform
@@ -10,11 +11,15 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from jaxspec.bench.peers.against import Against, against
+from jaxspec.bench.peers.named import PEERS
+from jaxspec.bench.peers.panel import Panel
+from jaxspec.bench.quality.quality import Quality, assess
 from jaxspec.bench.speed.cases import load_cases
 from jaxspec.bench.speed.groups import Group, groups, is_asked, prompt_of
 from jaxspec.bench.speed.measure import Measurement
 from jaxspec.bench.speed.meters import energy_meter, peak_memory
-from jaxspec.bench.speed.results import Results
+from jaxspec.bench.speed.results import FIGURES, Results
 from jaxspec.bench.speed.rounds import split_rounds
 from jaxspec.bench.speed.setting import Setting
 from jaxspec.bench.speed.summary import Summary, summarize
@@ -22,6 +27,9 @@ from jaxspec.model import LanguageModel
 from jaxspec.training.prompts import Conversation
 from jaxspec.weights import load
 from jaxspec.weights.native import PRODUCTS, products_of
+
+# Tokens of a turn that a chat template adds, and of a system message of its own.
+_TEMPLATE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Finished:
     header: dict[str, Any]
     records: list[dict[str, Any]]
     summaries: list[Summary]
+    quality: list[Quality]
+    against: list[Against]
 
 
 def run(
@@ -41,6 +51,7 @@ def run(
     path: Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    quality: bool = False,
 ) -> Finished:
     """Measures what a file of records does not have yet.
 
@@ -51,25 +62,67 @@ def run(
       path: the file; `None` keeps nothing.
       resume: go on with the file.
       quiet: show no progress.
+      quality: compare what was written, too; a file that was measured without has all it needs.
 
     Raises:
       ValueError: setting, models, questions and file do not fit each other.
       OSError: a model cannot be read, or the file not written.
       FloatingPointError: the target's logits were not finite.
+      RuntimeError: a peer failed.
     """
-    target = PRODUCTS[setting.products](load(setting.model, dtype=setting.dtype))
+    loaded = load(setting.model, dtype=setting.dtype)
+    target = PRODUCTS[setting.products](loaded)
     check_askable(setting.model, target, questions)
     cases = load_cases(setting, target)
     energy = energy_meter(jax.devices()[0].platform)
     header = {
         "setting": setting.described(questions),
-        "machine": machine(target, energy and energy.source),
+        "machine": machine(target, energy and energy.source) | _versions(setting),
         "cases": {case.label: {"name": case.name, "k": case.k} for case in cases},
         "command": command,
     }
     results = Results(path, header, resume=resume)
     measurement = Measurement(target, cases, questions, setting, energy)
     units = list(_units(setting, questions, measurement))
+    with contextlib.ExitStack() as stack:
+        if not all(results.has(name) for name, _, _ in units):
+            measurement.panel = stack.enter_context(open_panel(setting, loaded, questions, products_of(target)))
+        _measure(units, measurement, results, quiet)
+    summaries = summarize(results.records)
+    if not summaries:
+        raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
+    assessed = assess(results.records, questions, target.tokenizer.decode) if quality else []
+    finished = Finished(header, results.records, summaries, assessed, against(results.records))
+    as_lines = lambda figures: [dataclasses.asdict(one) for one in figures]  # noqa: E731
+    lines = (finished.summaries, finished.quality, finished.against)
+    results.finish(dict(zip(FIGURES, map(as_lines, lines), strict=True)))
+    return finished
+
+
+def open_panel(setting: Setting, loaded: LanguageModel, questions: Sequence[Conversation], products: str) -> Panel:
+    """The peers that are asked for and installed.
+
+    Args:
+      setting: names them.
+      loaded: the target with plain arrays as weights.
+      questions: those they are asked.
+      products: how ours is multiplied: with bfloat16 weights they get those.
+
+    Raises:
+      ValueError, RuntimeError: as `Panel` does.
+    """
+    peers = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
+    named = setting.against_draft if peers else None
+    draft = None if named is None else load(named, dtype=setting.dtype)
+    dtype = "bfloat16" if products == "native-bfloat16" else loaded.dtype.name
+    # A token is a byte at least, but for those of the template.
+    longest = max(sum(len(text.encode()) for text in one.texts()) for one in questions)
+    turns = max(len(one.turns) for one in questions)
+    context = min(loaded.context_length, longest + turns * (setting.max_new_tokens + _TEMPLATE))
+    return Panel(peers, loaded, draft, dtype=dtype, context=context)
+
+
+def _measure(units: Sequence["_Unit"], measurement: Measurement, results: Results, quiet: bool) -> None:
     before = None
     with tqdm(total=len(units), desc="bench", unit="batch", disable=quiet) as bar:
         for name, what, measure in units:
@@ -80,11 +133,6 @@ def run(
                 before = name[:2]
                 results.add(name, measure())
             bar.update()
-    finished = Finished(header, results.records, summarize(results.records))
-    if not finished.summaries:
-        raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
-    results.finish([dataclasses.asdict(one) for one in finished.summaries])
-    return finished
 
 
 def check_askable(name: str, target: LanguageModel, questions: Sequence[Conversation]) -> None:
@@ -138,6 +186,11 @@ def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
         "energy": energy,
         "peak_memory_of": peak_memory()[1],
     }
+
+
+def _versions(setting: Setting) -> dict[str, Any]:
+    """Of the peers, for JSON: nothing where none is asked for."""
+    return {"peers": {name: PEERS[name].versions() for name in setting.against}} if setting.against else {}
 
 
 def _version() -> str:

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.bench.named_questions import read_questions
+from jaxspec.bench.peers.named import PEERS
 from jaxspec.drafters.adapting import Wish
 from jaxspec.sampling import Greedy, Policy, Sampling
 from jaxspec.training.prompts import Conversation
+from jaxspec.verifiers.named import VERIFIERS
 from jaxspec.weights.native import PRODUCTS
+
+_LATER = ("verifier", "against", "against_draft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Setting:
       dtype: of weights and activations; `None` is what `load` chooses.
       products: how the target is multiplied: a name of `jaxspec.weights.native.PRODUCTS`.
       split_rounds: whether a round's draft and verification are timed apart, too.
+      verifier: a name of `jaxspec.verifiers.named.VERIFIERS`; `None` is each drafter's default.
+      against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
+      against_draft: the draft model that they are measured with, too, or `None`.
     """
 
     model: str
@@ -43,6 +50,9 @@ class Setting:
     dtype: str | None = None
     products: str = "auto"
     split_rounds: bool = False
+    verifier: str | None = None
+    against: tuple[str, ...] = ()
+    against_draft: str | None = None
 
     def __post_init__(self):
         if not self.drafters:
@@ -51,10 +61,18 @@ class Setting:
             raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
         if self.products not in PRODUCTS:
             raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, got {self.products!r}")
-        for name in ("drafters", "lengths", "batches", "temperatures"):
+        for name in ("drafters", "lengths", "batches", "temperatures", "against"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+        if self.verifier is not None and self.verifier not in VERIFIERS:
+            raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
+        if unknown := sorted(set(self.against) - PEERS.keys()):
+            raise ValueError(f"peers are {', '.join(PEERS)}, got {', '.join(unknown)}")
+        if self.against and 1 not in self.batches:
+            raise ValueError("the peers answer one request at a time; pass --batch 1 beside the others")
+        if self.against_draft is not None and not self.against:
+            raise ValueError("--against-draft is a draft model of the peers; pass --against too")
         words = [k for k in self.lengths if isinstance(k, str)]
         if not all(Wish.parse(word).adaptive for word in words) or len(words) > 1:
             raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
@@ -72,6 +90,8 @@ class Setting:
         """The options and the questions, for JSON: two runs with the same can be one."""
         options = dataclasses.asdict(self)
         del options["split_rounds"]  # that only measures more
+        # What older files do not speak of was not asked for.
+        options = {name: value for name, value in options.items() if name not in _LATER or value}
         return json.loads(json.dumps(options)) | {
             "questions": len(questions),
             "questions_sha256": hashlib.sha256(repr(list(questions)).encode()).hexdigest(),

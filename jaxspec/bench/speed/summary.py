@@ -99,7 +99,7 @@ def summarize(records: Sequence[dict[str, Any]]) -> list[Summary]:
 
 
 def _summary(batch, temperature, task, case: str, own: "_Figures", plain: "_Figures") -> Summary:
-    speeds, decode_speeds, plain_decode_speeds = own.speeds(), own.decode_speeds(), plain.decode_speeds()
+    rates, decode_speeds, plain_decode_speeds = speeds(own.turns, case), own.decode_speeds(), plain.decode_speeds()
     timed = bool(decode_speeds and plain_decode_speeds)
     is_plain = case == PLAIN
     hundred = own.hundred
@@ -116,9 +116,9 @@ def _summary(batch, temperature, task, case: str, own: "_Figures", plain: "_Figu
         task=task,
         requests=own.requests,
         tokens=sum(own.each(0, lambda one: sum(one["tokens"]))),
-        tokens_per_second=Spread.of(speeds),
+        tokens_per_second=Spread.of(rates),
         decode_tokens_per_second=Spread.of(decode_speeds) if decode_speeds else None,
-        speedup=None if is_plain else _ratios(speeds, plain.speeds()),
+        speedup=None if is_plain else _ratios(rates, speeds(plain.turns, PLAIN)),
         decode_speedup=_ratios(decode_speeds, plain_decode_speeds) if timed and not is_plain else None,
         mean_acceptance_length=own.total("tokens") / max(own.total("rounds"), 1),
         acceptance_rate=own.total("accepted") / max(own.total("drafted"), 1),
@@ -137,6 +137,23 @@ def _summary(batch, temperature, task, case: str, own: "_Figures", plain: "_Figu
 
 def _ratios(own: list[float], plain: list[float]) -> Spread:
     return Spread.of(mine / theirs for mine, theirs in zip(own, plain, strict=True))
+
+
+def speeds(turns: Sequence[dict[str, Any]], case: str, side: str = "cases") -> list[float]:
+    """For each repeat of a case the mean over questions of tokens a second, all turns of a question together.
+
+    `side` is where the records have the case: those of others' programs have their own.
+    """
+    found = []
+    for repeat in range(len(turns[0][side][case]["repeats"])):
+        questions: dict[tuple, list[float]] = {}
+        for turn in turns:
+            one = turn[side][case]["repeats"][repeat]
+            sums = questions.setdefault(tuple(turn["unit"]), [0.0, 0.0])
+            sums[0] += sum(one["tokens"])
+            sums[1] += one["seconds"]
+        found.append(statistics.fmean(tokens / seconds for tokens, seconds in questions.values()))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,18 +179,6 @@ class _Figures:
 
     def total(self, name: str) -> int:
         return sum(sum(one) for values in self.by_repeat(name) for one in values)
-
-    def speeds(self) -> list[float]:
-        """For each repeat the mean over questions of tokens a second, all turns of a question together."""
-        found = []
-        for repeat in self.repeats:
-            questions: dict[tuple, list[float]] = {}
-            for turn, one in zip(self.turns, self.each(repeat, lambda one: one), strict=True):
-                sums = questions.setdefault(tuple(turn["unit"]), [0.0, 0.0])
-                sums[0] += sum(one["tokens"])
-                sums[1] += one["seconds"]
-            found.append(statistics.fmean(tokens / seconds for tokens, seconds in questions.values()))
-        return found
 
     def decode_speeds(self) -> list[float] | None:
         """For each repeat tokens a second without the prompts; `None` where that is too short to time."""

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxspec.bench.peers.named import PEERS
 from jaxspec.bench.speed.groups import in_order
 from jaxspec.bench.speed.summary import ALL, Spread, Summary
 from jaxspec.bench.speed.verdict import verdicts, where
@@ -92,15 +93,27 @@ def notes(header: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> li
     ]
     if left_out:
         told.append(f"{left_out} answers left out: their texts have no room in a model's context")
+    for name, versions in machine.get("peers", {}).items():
+        shown = versions and ", ".join(f"{package} {version}" for package, version in versions.items())
+        missing = f"{name} was not measured: it is not installed; {PEERS[name].install}"
+        told.append(
+            f"{name}: {shown}, in a process of its own, the same weights, token ids and cores" if shown else missing
+        )
     return told
 
 
-def markdown(header: Mapping[str, Any], records: Sequence[Mapping[str, Any]], summaries: Sequence[Summary]) -> str:
-    """All of it as one document."""
+def markdown(
+    header: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Summary],
+    more: Sequence[Table] = (),
+    sentences: Sequence[str] = (),
+) -> str:
+    """All of it as one document; `more` tables and `sentences` come last of their kind."""
     parts = [f"`{header['command']}`", "\n".join(f"* {note}" for note in notes(header, records))]
-    for table in tables(summaries):
+    for table in [*tables(summaries), *more]:
         rows = [table.columns, ("---", *("---:" for _ in table.columns[1:])), *table.rows]
         lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
         parts.append(f"**{table.title}**\n\n" + "\n".join(lines))
-    parts.append("\n".join(f"* {text}" for _, text in verdicts(summaries)))
+    parts.append("\n".join(f"* {text}" for text in [*(text for _, text in verdicts(summaries)), *sentences]))
     return "\n\n".join(parts) + "\n"

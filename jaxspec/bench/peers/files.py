@@ -1,0 +1,144 @@
+"""Our weights as the files that peers read: a Hugging Face folder, and GGUF."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+from gguf.quants import quantize
+from safetensors.numpy import save_file
+
+from jaxspec.model import LanguageModel
+from jaxspec.nn import Rope, TransformerConfig
+from jaxspec.nn.rope import frequencies
+from jaxspec.weights.families import transformer_config
+from jaxspec.weights.head_files import config_of
+from jaxspec.weights.recipes import recipes
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+_TYPES = {
+    "float32": gguf.GGMLQuantizationType.F32,
+    "float16": gguf.GGMLQuantizationType.F16,
+    "bfloat16": gguf.GGMLQuantizationType.BF16,
+}
+
+
+def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
+    """Writes a Hugging Face folder without a tokenizer, and returns it.
+
+    Args:
+      model: with plain arrays as weights.
+      folder: a folder that exists.
+      dtype: of the weights.
+
+    Raises:
+      ValueError: the model is of none of the families that are written.
+    """
+    kind, values = _described(model.module.config)
+    tensors = {
+        name if name == "lm_head.weight" else f"model.{name}": np.ascontiguousarray(x.astype(jnp.dtype(dtype)))
+        for name, x in _tensors(model, kind)
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    values |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    (folder / "config.json").write_text(json.dumps(values), "utf-8")
+    return folder
+
+
+def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
+    """Writes a GGUF file whose tokens have their numbers as texts, "7," of token 7, and returns its path.
+
+    So a text that is generated names the ids it was made of.
+
+    Args:
+      model: with plain arrays as weights.
+      folder: a folder that exists.
+      dtype: of the weights; what has one dimension stays float32.
+
+    Raises:
+      ValueError: the model is of none of the families that are written, or has more than three stop tokens.
+    """
+    config = model.module.config
+    kind, _ = _described(config)
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, kind)
+    _write_sizes(writer, config)
+    _write_vocabulary(writer, config.vocab_size, () if model.tokenizer is None else model.tokenizer.eos_token_ids)
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[kind], config.num_layers)
+    for name, x in _tensors(model, kind):
+        theirs = names.get_name(name if name == "lm_head.weight" else f"model.{name}", (".weight", ".bias"))
+        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+            x = _to_neighbours(x, heads)
+        stored = _TYPES["float32" if x.ndim == 1 else dtype]
+        writer.add_tensor(theirs, quantize(np.ascontiguousarray(x, np.float32), stored), raw_dtype=stored)
+    rope = config.ropes[0]
+    if rope.scaling is not None:
+        plain, scaled = (np.asarray(frequencies(config.head_dim, one)) for one in (Rope(rope.theta), rope))
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _described(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
+    """The family, and its `config.json`, which reads back as the very same model."""
+    kind = "qwen3" if config.query_key_norm else "qwen2" if config.qkv_bias and not config.output_bias else "llama"
+    own = {"model_type": kind, "vocab_size": config.vocab_size, "tie_word_embeddings": config.tied_head}
+    if kind != "qwen2":
+        own |= {"attention_bias": config.output_bias, "mlp_bias": config.mlp_bias}
+    values = {} if config.learned_positions else config_of(config) | own
+    if not values or transformer_config(values) != config:
+        raise ValueError(
+            f"peers are given models of the families {', '.join(_ARCHITECTURES)}, without sliding windows, got "
+            f"{config}; leave --against out"
+        )
+    return kind, values
+
+
+def _tensors(model: LanguageModel, kind: str) -> Iterator[tuple[str, np.ndarray]]:
+    for recipe in recipes(model.module.config, kind):
+        yield from recipe.take_apart(model.params).items()
+
+
+def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig) -> None:
+    writer.add_block_count(config.num_layers)
+    writer.add_embedding_length(config.width)
+    writer.add_feed_forward_length(config.mlp_width)
+    writer.add_context_length(config.context_length)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.ropes[0].theta)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _write_vocabulary(writer: gguf.GGUFWriter, size: int, stop: tuple[int, ...]) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"{number}," for number in range(size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges(["0 ,"])  # there must be one; texts are never encoded
+    writer.add_add_bos_token(False)
+    ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    if len(stop) > len(ends):
+        raise ValueError(f"llama.cpp is told of at most {len(ends)} stop tokens, got {len(stop)}; leave it out")
+    for add, token in zip(ends, stop, strict=False):
+        add(token)
+
+
+def _to_neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a projection from rotating halves to rotating neighbours, as llama.cpp has them."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

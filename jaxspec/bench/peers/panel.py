@@ -1,0 +1,104 @@
+"""The peers of one run: our weights written for each, and their processes."""
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.bench.peers.named import Peer
+from jaxspec.bench.peers.worker import Loaded, Request, Worker
+from jaxspec.model import LanguageModel
+
+_WARM_UP = 8
+
+
+class Panel(contextlib.AbstractContextManager):
+    """Answers requests by any mode of any peer; to be left by `with`.
+
+    Attributes:
+      labels: "peer mode" of each, in the order they take turns.
+    """
+
+    def __init__(
+        self,
+        peers: Mapping[str, Peer],
+        target: LanguageModel,
+        draft: LanguageModel | None,
+        *,
+        dtype: str,
+        context: int,
+    ):
+        """Writes the weights into a folder that goes when this ends, and starts a process for each peer.
+
+        Args:
+          peers: those to ask, by name.
+          target: with plain arrays as weights.
+          draft: a draft model for them with the same tokens, or `None`.
+          dtype: of the weights that they get.
+          context: the most tokens of prompt and answer.
+
+        Raises:
+          ValueError: the models are of no family that can be written, or have different numbers of tokens, or this is
+            no CPU.
+          RuntimeError: a peer did not start.
+        """
+        if peers and jax.default_backend() != "cpu":
+            raise ValueError(f"the peers run on a CPU, got {jax.default_backend()}; set JAX_PLATFORMS=cpu")
+        if peers and draft is not None and draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the draft model has {draft.vocab_size} tokens, the target {target.vocab_size}; pass one with the same"
+            )
+        self._stop = list(() if target.tokenizer is None else target.tokenizer.eos_token_ids)
+        self._workers: dict[str, tuple[Worker, str]] = {}
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-peers-")))
+            for name, peer in peers.items():
+                paths = [
+                    _written(peer, model, folder / f"{name}-{i}", dtype) for i, model in enumerate((target, draft))
+                ]
+                loaded = Loaded(*paths, dtype, len(os.sched_getaffinity(0)), context)
+                worker = Worker(peer.engine, loaded)
+                stack.callback(worker.close)
+                self._workers |= {f"{name} {mode}": (worker, mode) for mode in worker.modes}
+            self._stack = stack.pop_all()
+        self.labels = tuple(self._workers)
+        self._cold = set(self.labels)
+
+    def __enter__(self) -> "Panel":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stack.close()
+
+    def ask(self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key) -> dict[str, Any]:
+        """One answer, timed, for JSON; what comes before the first of a label is not.
+
+        Raises:
+          RuntimeError: the peer failed.
+        """
+        worker, mode = self._workers[label]
+        seed = int(jax.random.bits(key) >> 1)
+        request = Request(list(prompt), max_new_tokens, temperature, seed, self._stop)
+        if label in self._cold:
+            worker.answer(mode, dataclasses.replace(request, max_new_tokens=min(_WARM_UP, max_new_tokens)))
+            self._cold.remove(label)
+        answer = worker.answer(mode, request)
+        return {
+            "seconds": answer.seconds,
+            "tokens": [len(answer.ids)],
+            "ids": [answer.ids],
+            "drafted": answer.drafted,
+            "accepted": answer.accepted,
+        }
+
+
+def _written(peer: Peer, model: LanguageModel | None, folder: Path, dtype: str) -> str | None:
+    if model is None:
+        return None
+    folder.mkdir()
+    return str(peer.write(model, folder, dtype))

@@ -1,0 +1,163 @@
+"""A peer in a process of its own; requests and answers are JSON lines.
+
+Frameworks in one process share pools of threads, and a crash. Here each has the machine while it is asked, and sleeps
+while it is not.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import jaxspec
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a peer is to continue.
+
+    Attributes:
+      prompt: token ids.
+      max_new_tokens: the most tokens of the answer.
+      temperature: 0 is greedy decoding; nothing else bends the law.
+      seed: of the draws.
+      stop: token ids that end the answer, and belong to it.
+    """
+
+    prompt: list[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stop: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What it said.
+
+    Attributes:
+      ids: the new tokens.
+      drafted: how many tokens were drafted; `None` where it does not tell.
+      accepted: how many of them were kept.
+      seconds: how long it took; the worker measures that.
+    """
+
+    ids: list[int]
+    drafted: int | None = None
+    accepted: int | None = None
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a peer runs on.
+
+    Attributes:
+      model: the target's file or folder.
+      draft: the draft model's, or `None`.
+      dtype: of both.
+      threads: how many may run.
+      context: the most tokens of prompt and answer.
+    """
+
+    model: str
+    draft: str | None
+    dtype: str
+    threads: int
+    context: int
+
+
+class Engine(Protocol):
+    """A peer: made of `Loaded`.
+
+    Attributes:
+      modes: its ways of decoding, by name.
+    """
+
+    modes: tuple[str, ...]
+
+    def answer(self, mode: str, request: Request) -> Answer:
+        """One answer."""
+
+
+class Worker:
+    """The process of one peer."""
+
+    def __init__(self, engine: str, loaded: Loaded):
+        """Starts it and waits until its models are loaded.
+
+        Args:
+          engine: `module:Class` of an `Engine`.
+          loaded: what it is made of.
+
+        Raises:
+          RuntimeError: it did not start; the message has its last words.
+        """
+        root = str(Path(jaxspec.__file__).parent.parent)
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._name = engine
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, engine, json.dumps(dataclasses.asdict(loaded))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            text=True,
+        )
+        self.modes = tuple(self._reply()["modes"])
+
+    def answer(self, mode: str, request: Request) -> Answer:
+        """One answer, timed.
+
+        Raises:
+          RuntimeError: it failed.
+        """
+        line = json.dumps({"mode": mode, "request": dataclasses.asdict(request)})
+        with contextlib.suppress(BrokenPipeError):  # what it said last says why
+            print(line, file=self._process.stdin, flush=True)
+        return Answer(**self._reply())
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(BrokenPipeError):  # it failed, and was told so
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _reply(self) -> dict[str, Any]:
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+        raise RuntimeError(f"the peer {self._name} ended with {self._process.returncode} and said: {said[-1]}")
+
+
+def serve(engine: str, loaded: Loaded) -> None:
+    """Answers the lines of standard input until it ends; what the peer itself prints goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, name = engine.split(":")
+    peer: Engine = getattr(importlib.import_module(module), name)(loaded)
+    print(json.dumps({"modes": peer.modes}), file=replies, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        request = Request(**asked["request"])
+        start = time.perf_counter()
+        answer = peer.answer(asked["mode"], request)
+        seconds = time.perf_counter() - start
+        print(json.dumps(dataclasses.asdict(answer) | {"seconds": seconds}), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Loaded(**json.loads(sys.argv[2])))

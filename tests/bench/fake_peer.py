@@ -1,0 +1,29 @@
+"""A peer that needs no other package: it says the prompt backwards, and knows no law."""
+
+from pathlib import Path
+
+from jaxspec.bench.peers.named import Peer
+from jaxspec.bench.peers.worker import Answer, Loaded, Request
+
+
+def _write(model, folder, dtype):
+    (folder / "weights").write_text(f"{model.vocab_size} {dtype}")
+    return folder / "weights"
+
+
+class Backwards:
+    modes = ("plain", "lookup")
+
+    def __init__(self, loaded: Loaded):
+        print("this is no answer", flush=True)
+        self.vocab_size = int(Path(loaded.model).read_text().split()[0])
+
+    def answer(self, mode: str, request: Request) -> Answer:
+        if request.max_new_tokens == 13:
+            raise ValueError("thirteen is too many")
+        ids = [id % self.vocab_size for id in (request.prompt * 9)[::-1]][: request.max_new_tokens]
+        return Answer(ids, 4, 1) if mode == "lookup" else Answer(ids)
+
+
+PEER = Peer(f"{__name__}:Backwards", ("pytest",), "pip install pytest", _write)
+MISSING = Peer(f"{__name__}:Backwards", ("no-such-package-of-ours",), "pip install it", _write)

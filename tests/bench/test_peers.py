@@ -1,0 +1,215 @@
+"""Peers: the files they read are our model, their processes answer, and figures are ours over theirs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.bench.peers.against import against, tables, verdicts
+from jaxspec.bench.peers.files import write_folder, write_gguf
+from jaxspec.bench.peers.named import PEERS
+from jaxspec.bench.peers.panel import Panel
+from jaxspec.bench.peers.worker import Loaded, Request, Worker
+from jaxspec.bench.speed.cases import PLAIN, Case
+from jaxspec.bench.speed.groups import groups
+from jaxspec.bench.speed.measure import Measurement
+from jaxspec.bench.speed.setting import Setting
+from jaxspec.bench.speed.summary import ALL, Spread
+from jaxspec.drafters import NGramDrafter, NoDrafter
+from jaxspec.nn import Rope, RopeScaling
+from jaxspec.training.prompts import Conversation
+from jaxspec.weights.assemble import assemble
+from jaxspec.weights.gguf import read_gguf_checkpoint
+from jaxspec.weights.huggingface import read_huggingface_checkpoint
+from tests import text_models, tiny
+from tests.bench import fake_peer
+
+EPS = 2.0**-17  # a float32, as GGUF stores it
+MODELS = {
+    "llama": {"layers": 2, "norm_eps": EPS},
+    "llama-3, untied, biases": {
+        "norm_eps": EPS,
+        "tied_head": False,
+        "ropes": (Rope(5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),),
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+    },
+    "qwen2": {"norm_eps": EPS, "qkv_bias": True},
+    "qwen3": {"norm_eps": EPS, "query_key_norm": True},
+}
+
+
+def _same(model, other):
+    assert other.module.config == model.module.config
+    jax.tree.map(np.testing.assert_array_equal, other.params, model.params)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_is_our_model(name, tmp_path):
+    model = tiny.transformer(2, **MODELS[name])
+    _same(model, assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "float32")), jnp.dtype("float32")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
+    model = tiny.transformer(2, **MODELS[name])
+    path = write_gguf(model, tmp_path, "float32")
+    # The vocabulary is of numbers, which is no tokenizer of ours.
+    monkeypatch.setattr("jaxspec.weights.gguf.Tokenizer.from_gguf", lambda metadata: None)
+    checkpoint = read_gguf_checkpoint(path)
+    if model.module.config.ropes[0].scaling is not None:
+        assert checkpoint.config["rope_scaling"]["factor"] == pytest.approx(8.0)
+    _same(model, assemble(checkpoint, jnp.dtype("float32")))
+
+
+def test_weights_are_written_in_other_dtypes(tmp_path):
+    model = tiny.transformer(2)
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.ndim > 1 else x, model.params)
+    folder = assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "bfloat16")), jnp.dtype("float32"))
+    np.testing.assert_array_equal(folder.params["embedding"], rounded["embedding"])
+    assert (tmp_path / "model.safetensors").stat().st_size < 2.5 * sum(
+        x.size for x in jax.tree.leaves(model.params)
+    ) + 4096
+
+
+def test_other_families_are_refused(tmp_path):
+    for options in ({"windows": (4,)}, {"ropes": (None,)}, {"post_norms": True}):
+        with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows"):
+            write_folder(tiny.transformer(**options), tmp_path, "float32")
+
+
+LOADED = Loaded("", None, "float32", 1, 512)
+REQUEST = Request([1, 2, 3], 5, 0.0, 0, [])
+
+
+@pytest.fixture(scope="module")
+def panel():
+    target = tiny.transformer(1, vocab=text_models.VOCAB)
+    target = dataclasses.replace(target, tokenizer=text_models.byte_level())
+    with Panel({"fake": fake_peer.PEER}, target, None, dtype="float32", context=512) as panel:
+        yield panel
+
+
+def test_a_worker_answers_and_its_own_words_are_no_answers(panel):
+    assert panel.labels == ("fake plain", "fake lookup")
+    answer = panel.ask("fake lookup", [1, 2, 3], 5, 0.0, jax.random.key(0))
+    assert answer["seconds"] > 0
+    assert answer | {"seconds": 0} == {
+        "seconds": 0,
+        "tokens": [5],
+        "ids": [[3, 2, 1, 3, 2]],
+        "drafted": 4,
+        "accepted": 1,
+    }
+
+
+def test_a_worker_that_fails_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match=r"Backwards ended with 1 and said: FileNotFoundError: .*'no-file'"):
+        Worker(fake_peer.PEER.engine, dataclasses.replace(LOADED, model="no-file"))
+    (tmp_path / "weights").write_text("7 float32")
+    worker = Worker(fake_peer.PEER.engine, dataclasses.replace(LOADED, model=str(tmp_path / "weights")))
+    assert worker.answer("plain", REQUEST).ids == [3, 2, 1, 3, 2]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ValueError: thirteen is too many"):
+            worker.answer("plain", dataclasses.replace(REQUEST, max_new_tokens=13))
+    worker.close()
+
+
+def test_draft_models_must_fit():
+    with pytest.raises(ValueError, match="the draft model has 7 tokens, the target 11"):
+        Panel({"fake": fake_peer.PEER}, tiny.transformer(), tiny.transformer(vocab=7), dtype="float32", context=64)
+
+
+class Answers:
+    """A panel in this process whose first peer knows what plain decoding writes."""
+
+    labels = ("a plain", "b plain")
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, label, prompt, most, temperature, key):
+        self.asked.append((label, tuple(prompt)))
+        ids = [0] * 3
+        if label == "a plain":
+            result = jaxspec.generate(TARGET, None, jnp.asarray([prompt]), key=key, max_new_tokens=most)
+            ids = result.tokens[0].tolist()
+        return {"seconds": 0.5, "tokens": [len(ids)], "ids": [ids], "drafted": None, "accepted": None}
+
+
+TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
+QUESTIONS = [Conversation(("the sea",), category="qa"), Conversation(("hello",), category="qa")]
+
+
+def test_peers_take_their_turns_and_their_tokens_are_compared():
+    panel = Answers()
+    cases = [Case(PLAIN, PLAIN, NoDrafter()), Case("x", "ngram", NGramDrafter(k=2))]
+    setting = Setting("tiny", ("ngram",), max_new_tokens=6, repeats=2)
+    measurement = Measurement(TARGET, cases, QUESTIONS, setting, panel=panel)
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[0], 0.0)
+    assert [label for label, _ in panel.asked] == ["a plain", "b plain"] * 2
+    ours = record["cases"][PLAIN]["repeats"]
+    theirs = record["peers"]["a plain"]["repeats"]
+    assert [one["ids"] for one in ours] == [one["ids"] for one in theirs]
+    assert all(one["partings"] == [None] for one in theirs)
+    assert record["cases"]["x"]["repeats"][0]["partings"] == [None] and "partings" not in ours[0]
+    ((place, distance),) = record["peers"]["b plain"]["repeats"][0]["partings"]
+    assert place == 0 and distance > 0.01
+    # Batches are not for them, and drawn tokens need not be the same.
+    (record,) = measurement.turns(groups(QUESTIONS, 2)[0], 0.0)
+    assert "peers" not in record
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[0], 1.0)
+    assert "partings" not in record["peers"]["b plain"]["repeats"][0]
+
+
+def test_exact_cases():
+    assert Case("x", "x", NGramDrafter(k=2)).is_exact(0.0) and not Case("x", "x", NGramDrafter(k=2)).is_exact(1.0)
+    assert Case("x", "x", NGramDrafter(k=2), jaxspec.CoupledVerifier()).is_exact(1.0)
+
+
+def _turn(index, task, ours, theirs, partings=None):
+    """Ten tokens each, in these seconds."""
+    side = lambda seconds, more: {"repeats": [{"tokens": [10], "seconds": one, **more} for one in seconds]}
+    peer = {"drafted": 8, "accepted": 2} | ({} if partings is None else {"partings": partings})
+    return {
+        "kind": "turn", "unit": [1, 0.0, index], "batch": 1, "temperature": 0.0, "task": task, "turn": 0,
+        "questions": [index], "cases": {PLAIN: side(ours, {}), "x, k=4": side([one / 2 for one in ours], {})},
+        "peers": {"p plain": side(theirs, peer)},
+    }  # fmt: skip
+
+
+def test_ours_over_theirs():
+    turns = [_turn(0, "qa", [2.0, 1.0], [4.0, 1.0], [None]), _turn(1, "rag", [1.0, 1.0], [1.0, 5.0], [[4, 2.0]])]
+    first, _, whole = against(turns)
+    assert (first.task, first.ours[PLAIN], first.ours["x, k=4"]) == ("qa", Spread(1.0, 1.5, 2.0), Spread(2.0, 3.0, 4.0))
+    assert first.tokens_per_second == Spread.of([2.5, 10.0]) and first.acceptance_rate == 0.25
+    # The mean over questions of tokens a second, then its ratio.
+    assert whole.task == ALL and whole.ours[PLAIN] == Spread.of([(5 + 10) / (2.5 + 10), (10 + 10) / (10 + 2)])
+    assert (whole.agreement.same, whole.agreement.different) == (2, 2)
+    ratios, speeds = tables([first, whole])
+    assert ratios.rows == (("plain / p plain", "1.50", "1.43"), ("x, k=4 / p plain", "3.00", "2.87"))
+    assert speeds.rows == (("p plain", "6.2", "6.1", "25%"),)
+    ((good, text),) = verdicts([first, whole])
+    assert good and text.startswith(
+        "batch 1, temperature 0: our x, k=4 was FASTER than p plain: 2.87x (repeats 2.40 to"
+    )
+    assert "2 were DIFFERENT, first at question 1, turn 0, token 4" in text
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", ["transformers", "llama.cpp"])
+def test_real_peers_write_our_tokens(name, tmp_path):
+    if PEERS[name].versions() is None:
+        pytest.skip(PEERS[name].install)
+    model = tiny.transformer(5, vocab=64, layers=2, norm_eps=EPS)
+    with Panel({name: PEERS[name]}, model, model, dtype="float32", context=256) as panel:
+        assert panel.labels == tuple(f"{name} {mode}" for mode in ("plain", "lookup", "draft"))
+        prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+        ours = jaxspec.generate(model, None, jnp.asarray([prompt]), max_new_tokens=24).tokens[0].tolist()
+        for label in panel.labels:
+            assert panel.ask(label, prompt, 24, 0.0, jax.random.key(0))["ids"] == [ours], label
+            assert len(panel.ask(label, prompt, 24, 1.0, jax.random.key(0))["ids"][0]) == 24

@@ -1,0 +1,159 @@
+"""Quality: BLEU by hand, noise by its rule, and where answers part."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.bench.quality.bleu import BleuCounts
+from jaxspec.bench.quality.compared import compare_corpora, compare_perplexity
+from jaxspec.bench.quality.partings import parting, score_of
+from jaxspec.bench.quality.quality import Agreement, assess
+from jaxspec.bench.quality.report import tables, verdicts
+from jaxspec.training.prompts import Conversation, read_prompts
+from tests import tiny
+
+LAW = np.log([0.4, 0.4 - 2e-4, 0.15, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "expected"),
+    [
+        ("the cat sat on the mat", "the cat sat on the mat", 1.0),
+        ("a b c d e", "a b c d f", (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),
+        # Of seven "the" two are in the reference: clipping.
+        ("the the the the the the the", "the cat is on the mat", 0.0),
+        ("a b c d", "a b c d e f", math.exp(1 - 6 / 4)),
+        ("a b c d a b c d", "a b c d", (4 / 8 * 3 / 7 * 2 / 6 * 1 / 5) ** 0.25),
+        ("Hi, there: you!", "Hi , there : you !", 1.0),
+        ("", "a b c d", 0.0),
+    ],
+)
+def test_bleu_by_hand(candidate, reference, expected):
+    assert BleuCounts.of(candidate, reference).bleu == pytest.approx(expected, abs=1e-12)
+
+
+def test_bleu_of_a_corpus_is_no_mean():
+    counts = [BleuCounts.of("a b c d e", "a b c d f"), BleuCounts.of("g h", "g h i j")]
+    assert counts[1].bleu == 0
+    expected = (6 / 7 * 4 / 5 * 2 / 3 * 1 / 2) ** 0.25 * math.exp(1 - 9 / 7)
+    assert BleuCounts.sum(counts).bleu == pytest.approx(expected)
+    assert BleuCounts.sum([]).bleu == 0
+
+
+def test_perplexities_differ_by_their_interval():
+    plain = [1.0, 2.0, 3.0]
+    found = compare_perplexity(plain, [1.2, 2.0, 3.4])
+    error = 0.2 / math.sqrt(3)
+    assert (found.plain, found.other) == pytest.approx((math.exp(2.0), math.exp(2.2)))
+    assert (found.difference, found.error) == pytest.approx((0.2, error))
+    # Student's t of two degrees of freedom at 99.5 %.
+    assert (found.low, found.high) == pytest.approx((0.2 - 9.92484 * error, 0.2 + 9.92484 * error), rel=1e-5)
+    assert found.within_noise
+    assert compare_perplexity(plain, [1.2, 2.2, 3.2001]).within_noise is False
+    assert compare_perplexity([1.0], [7.0]).within_noise is None
+
+
+def test_corpora_are_drawn_in_pairs():
+    mean = lambda values: sum(values) / len(values)
+    same = compare_corpora([1.0, 5.0, 9.0], [1.5, 5.5, 9.5], mean)  # question by question the same difference
+    assert (same.difference, same.low, same.high) == pytest.approx((0.5, 0.5, 0.5)) and same.within_noise is False
+    noise = compare_corpora([0.0] * 40, [1.0, -1.0] * 20, mean)
+    assert noise.within_noise and noise.error == pytest.approx(1 / math.sqrt(40), rel=0.1)
+    assert compare_corpora([1.0], [2.0], mean).within_noise is None
+
+
+def test_where_answers_part():
+    score = lambda text: {0: LAW, 1: LAW[::-1]}[len(text)]
+    assert parting([0, 1], [0, 1], score) is None
+    assert parting([0, 1], [1, 1], score) == (0, pytest.approx(5e-4, rel=1e-3))
+    assert parting([0, 3], [0, 0], score) == (1, pytest.approx(math.log(0.4 / 0.05)))
+    assert parting([0, 1], [0], score) == (1, None)
+
+
+def test_both_sides_of_a_tie_are_near_the_best():
+    # The two best are a tie, and neither side wrote the second of them.
+    assert parting([0], [3], lambda _: LAW) == (0, pytest.approx(math.log(0.4 / 0.05)))
+
+
+@pytest.mark.parametrize("policy", [jaxspec.Greedy(), jaxspec.Sampling(0.8)], ids=["greedy", "coupled"])
+def test_plain_decoding_writes_what_scores_best(policy):
+    target, key, lengths = tiny.transformer(1), jax.random.key(3), [4, 6]
+    prompts = jnp.asarray([[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 9, 10]])
+    result = jaxspec.generate(
+        target, None, prompts, prompt_length=jnp.asarray(lengths), key=key, sampling=policy, max_new_tokens=8
+    )
+    for row, length in enumerate(lengths):
+        score = score_of(target, prompts[row, :length].tolist(), row, 2, policy, key)
+        tokens = result.tokens[row].tolist()
+        assert [int(score(tokens[:place]).argmax()) for place in range(8)] == tokens
+
+
+def _turn(question, temperature, repeats, **more):
+    cases = {
+        "plain": {"repeats": [{"ids": [[0]], "tokens": [2], "log_probs": [-2.0]}] * len(repeats)},
+        "x": {"repeats": repeats},
+    }
+    return {
+        "kind": "turn",
+        "batch": 1,
+        "temperature": temperature,
+        "turn": 0,
+        "questions": [question],
+        "cases": cases,
+    } | more
+
+
+def test_agreement_is_counted():
+    turns = [
+        _turn(0, 0.0, [{"ids": [[1]], "partings": [None]}, {"ids": [[1]], "partings": [[3, 9e-4]]}]),
+        _turn(1, 0.0, [{"ids": [[1]], "partings": [[2, 0.5]]}, {"ids": [[1]], "partings": [[1, None]]}]),
+    ]
+    (found,) = assess(turns, [Conversation(("a",))] * 2, str)
+    assert found.agreement == Agreement(4, 1, 1, 2, {"question": 1, "turn": 0, "place": 2, "distance": 0.5})
+    ((good, text),) = verdicts([found])
+    assert not good and "2 were DIFFERENT, first at question 1, turn 0, token 2" in text
+    assert tables([found])[0].rows == (("x", "0", "1", "4", "1", "1", "2"),)
+    (found,) = assess(turns[:1], [Conversation(("a",))], str)
+    ((good, text),) = verdicts([found])
+    assert good and "in 1 of 2 answers; 1 parted where" in text
+
+
+def test_drawn_answers_are_compared_by_likelihood_and_references():
+    repeats = lambda loss, text: [{"ids": [[text]], "tokens": [4], "log_probs": [-loss]}]
+    turns = [_turn(0, 1.0, repeats(4.0, 1)), _turn(1, 1.0, repeats(6.0, 1)), _turn(1, 1.0, repeats(2.0, 1))]
+    questions = [Conversation(("a",)), Conversation(("b",), references=("a b c d",))]
+    (found,) = assess(turns, questions, lambda ids: "a b c d" if ids == [1] else "a b c e")
+    # Question 1 has two answers of four tokens each.
+    assert (found.perplexity.plain, found.perplexity.other) == pytest.approx((math.e, math.e))
+    assert (found.bleu.plain, found.bleu.other, found.bleu.questions) == (0.0, 1.0, 1)
+    assert found.agreement is None
+    ((good, text),) = verdicts([found])
+    assert good and "within noise; BLEU +1.0000: one question cannot tell" in text
+    (found,) = assess(turns, [Conversation(("a",))] * 2, str)
+    assert found.bleu is None and "no references" in next(verdicts([found]))[1]
+    worse = dataclasses.replace(found, perplexity=compare_perplexity([1.0, 1.1], [2.0, 2.1]))
+    assert next(verdicts([worse]))[0] is False
+
+
+def test_records_without_ids_are_refused():
+    with pytest.raises(ValueError, match="no token ids, which --quality compares"):
+        assess([_turn(0, 0.0, [{}], cases={"plain": {"repeats": [{}]}})], [], str)
+
+
+def test_references_are_read(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        '{"turns": ["a", "b"], "reference": ["x", ""]}\n{"prompt": "a", "reference": "y"}\n'
+        '{"prompt": "a", "reference": null}\n{"prompt": "a"}\n'
+    )
+    found = read_prompts([path])
+    assert [one.references for one in found] == [("x", ""), ("y",), (), ()]
+    assert repr(found[1]) == repr(found[2])  # files of results know questions by it
+    path.write_text('{"prompt": "a", "reference": 3}\n')
+    with pytest.raises(ValueError, match="reference must be a string or a list of strings, got int"):
+        read_prompts([path])

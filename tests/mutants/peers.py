@@ -1,0 +1,101 @@
+"""Faults of `jaxspec bench --quality` and `--against`: texts that pass for equal, and figures of something else."""
+
+from tests.mutants.mutants import Mutant
+
+_QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
+_PARTINGS, _BLEU, _COMPARED = (f"bench/quality/{name}.py" for name in ("partings", "bleu", "compared"))
+_PART = f"{_QUALITY}::test_where_answers_part"
+
+MUTANTS = (
+    Mutant(
+        "an answer that ended early is equal",
+        _PARTINGS,
+        "if plain == other:",
+        "if plain[: len(other)] == other:",
+        (_PART,),
+    ),
+    Mutant(
+        "a tie excuses any token",
+        _PARTINGS,
+        "scores.max() - min(scores[plain[place]], scores[other[place]])",
+        "scores.max() - np.sort(scores)[-2]",
+        (f"{_QUALITY}::test_both_sides_of_a_tie_are_near_the_best",),
+    ),
+    Mutant(
+        "a drawn token is scored without its noise",
+        _PARTINGS,
+        "policy.log_probs(logits[None, None]) + noise",
+        "policy.log_probs(logits[None, None]) + 0 * noise",
+        (f"{_QUALITY}::test_plain_decoding_writes_what_scores_best[coupled]",),
+    ),
+    Mutant(
+        "a real difference passes for a near tie",
+        "bench/quality/quality.py",
+        "one[3] is None or one[3] > NEAR",
+        "one[3] is not None and one[3] > 1.0",
+        (f"{_QUALITY}::test_agreement_is_counted",),
+    ),
+    Mutant(
+        "BLEU counts a word more often than its reference",
+        _BLEU,
+        "(first & second).total()",
+        "sum(count for gram, count in first.items() if gram in second)",
+        (f"{_QUALITY}::test_bleu_by_hand",),
+    ),
+    Mutant(
+        "BLEU rewards short texts",
+        _BLEU,
+        "min(0.0, 1.0 - self.reference / self.length)",
+        "0.0",
+        (f"{_QUALITY}::test_bleu_by_hand",),
+    ),
+    Mutant(
+        "noise is of unpaired questions",
+        _COMPARED,
+        "error = statistics.stdev(differences) / math.sqrt(count)",
+        "error = math.hypot(statistics.stdev(plain), statistics.stdev(other)) / math.sqrt(count)",
+        (f"{_QUALITY}::test_perplexities_differ_by_their_interval",),
+    ),
+    Mutant(
+        "the bootstrap draws each side's questions apart",
+        _COMPARED,
+        "figure([plain[i] for i in places])",
+        "figure([plain[-i] for i in places])",
+        (f"{_QUALITY}::test_corpora_are_drawn_in_pairs",),
+    ),
+    Mutant(
+        "llama.cpp rotates halves",
+        "bench/peers/files.py",
+        "x = _to_neighbours(x, heads)",
+        "x = _to_neighbours(x, 1)",
+        (f"{_PEERS}::test_a_gguf_file_is_our_model",),
+    ),
+    Mutant(
+        "a stretched rotation is written unstretched",
+        "bench/peers/files.py",
+        "(plain / scaled)",
+        "(plain / plain)",
+        (f"{_PEERS}::test_a_gguf_file_is_our_model",),
+    ),
+    Mutant(
+        "a peer's words are taken for its answers",
+        "bench/peers/worker.py",
+        "    os.dup2(2, 1)\n",
+        "",
+        (f"{_PEERS}::test_a_worker_answers_and_its_own_words_are_no_answers",),
+    ),
+    Mutant(
+        "ours over theirs is theirs over ours",
+        "bench/peers/against.py",
+        "Spread.of(a / b for a, b in",
+        "Spread.of(b / a for a, b in",
+        (f"{_PEERS}::test_ours_over_theirs",),
+    ),
+    Mutant(
+        "sampled speculation must write the tokens of plain decoding",
+        "bench/speed/cases.py",
+        "temperature == 0 or isinstance(verifier, CoupledVerifier)",
+        "temperature == 0 or verifier.lossless",
+        (f"{_PEERS}::test_exact_cases",),
+    ),
+)
