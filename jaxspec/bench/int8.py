@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.bench.speed.setting import our_prompts
+from jaxspec.bench.named_questions import read_questions
 from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import filled_cache, show_machine
 from jaxspec.model import LanguageModel
@@ -95,7 +95,7 @@ def _compare(variant, model, text, there) -> Float[Array, "4"]:
 
 
 def _texts(model: LanguageModel) -> tuple[Array, Array]:
-    texts = [model.tokenizer.encode("\n".join(prompt.turns))[:_WIDTH] for prompt in our_prompts()]
+    texts = [model.tokenizer.encode("\n".join(prompt.turns))[:_WIDTH] for prompt in read_questions("ours")]
     tokens = np.zeros((len(texts), _WIDTH), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text

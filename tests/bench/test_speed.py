@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import pytest
 
+from jaxspec.bench.named_questions import read_questions
 from jaxspec.bench.questions import TASKS, evenly, padded, task_of
 from jaxspec.bench.speed.cases import PLAIN, Case
 from jaxspec.bench.speed.groups import groups, is_asked, prompt_of
 from jaxspec.bench.speed.measure import Measurement
 from jaxspec.bench.speed.meters import EnergyMeter, energy_meter, peak_memory, processor_meter
-from jaxspec.bench.speed.setting import Setting, our_prompts
+from jaxspec.bench.speed.setting import Setting
 from jaxspec.bench.speed.summary import ALL, Spread, summarize
 from jaxspec.drafters import NoDrafter
 from jaxspec.training.decontamination import turn_hash
@@ -61,7 +62,7 @@ def _measurement(**changes) -> Measurement:
 
 
 def test_our_prompts_are_five_of_each_task_and_no_evaluation_questions():
-    prompts = our_prompts()
+    prompts = read_questions("ours")
     tasks = [task_of(one) for one in prompts]
     assert {task: tasks.count(task) for task in TASKS} == dict.fromkeys(TASKS, 5) and len(tasks) == 30
     assert {len(one.turns) for one in prompts if task_of(one) == "multi-turn"} == {2}

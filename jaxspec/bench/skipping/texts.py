@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxspec.bench.named_questions import read_questions
 from jaxspec.bench.questions import evenly
-from jaxspec.bench.speed.setting import our_prompts
 from jaxspec.model import LanguageModel
 from jaxspec.pytree import register_dataclass
 from jaxspec.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ def read_texts(
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from None
         return of_text(text, target.tokenizer, reading.tokens, _longest(target))
-    questions = our_prompts() if path is None else read_prompts([path])
+    questions = read_questions("ours") if path is None else read_prompts([path])
     return of_answers(evenly(questions, reading.count), target, reading, temperature)
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.bench.named_questions import read_questions
 from jaxspec.bench.peers.named import PEERS
 from jaxspec.drafters.adapting import Wish
 from jaxspec.sampling import Greedy, Policy, Sampling
@@ -101,8 +100,3 @@ class Setting:
 def policy_at(temperature: float) -> Policy:
     """How tokens are drawn."""
     return Greedy() if temperature == 0 else Sampling(temperature=temperature)
-
-
-def our_prompts() -> list[Conversation]:
-    """Our own questions, five for each of Spec-Bench's tasks."""
-    return read_questions("ours")
