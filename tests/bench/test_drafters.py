@@ -11,8 +11,9 @@ import jaxspec
 from jaxspec.bench import drafter_costs, drafters
 from jaxspec.bench.draft_bytes import drafting_by_bytes, speedup_by_bytes
 from jaxspec.bench.drafter_cases import choose_cases
-from jaxspec.bench.drafter_costs import begun, measure_cost
-from jaxspec.bench.drafter_tables import costs_markdown, markdown
+from jaxspec.bench.drafter_costs import DrafterCost, begun, measure_cost
+from jaxspec.bench.drafter_tables import costs_markdown, markdown, total_of
+from jaxspec.bench.questions import Counts
 from jaxspec.bench.workload import pass_bytes, weight_bytes
 from jaxspec.weights import zoo
 from tests import blocks, text_models, tiny
@@ -145,22 +146,45 @@ def tiny_model(monkeypatch, tmp_path):
     return tmp_path
 
 
+def _words(folder, *more):
+    asked = ["--questions", folder / "questions.jsonl", "--temperatures", 0, "--out", folder / "out.json"]
+    return [*asked, "--drafters", "n-gram", "--costs", "--repeats", 1, "--batch", 2, *more]
+
+
 def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
-    out = tiny_model / "out.json"
-    words = ["--questions", tiny_model / "questions.jsonl", "--max-new-tokens", 8, "--temperatures", 0, "--out", out]
-    words += ["--costs", "--repeats", 1, "--batch", 2, "--drafters", "n-gram"]
-    _run(*words)
-    kept = json.loads(out.read_text())
-    assert set(kept["found"]) == {"n-gram, temperature 0"} and set(kept["costs"]) == {"n-gram"}
-    assert set(kept["found"]["n-gram, temperature 0"]) == {"multi-turn", "code"}
-    printed = capsys.readouterr().out
-    assert "| n-gram, T = 0 |" in printed and "| n-gram | 4 |" in printed
+    calls = []
+
+    def ask(target, drafter, questions, *, policy, max_new_tokens, batch):
+        calls.append((type(drafter).__name__, len(questions), policy, max_new_tokens, batch))
+        return {"code": Counts(rounds=10, emitted=15, drafted=20, accepted=5)}
+
+    monkeypatch.setattr(drafters, "ask", ask)
+    monkeypatch.setattr(drafters, "begun", lambda target, prompt: prompt)
+    monkeypatch.setattr(drafters, "measure_cost", lambda *_, **__: DrafterCost(4, 1.25, 1.0, 2.0, 0.2, {"1": 0.5}))
+    _run(*_words(tiny_model, "--max-new-tokens", 8, "--draft", "suffix"))
+    assert calls == [(name, 2, jaxspec.Greedy(), 8, 2) for name in ("NGramDrafter", "SuffixDrafter")]
+    kept = json.loads((tiny_model / "out.json").read_text())
+    assert list(kept["found"]) == ["n-gram, temperature 0", "suffix, temperature 0"]
+    row = "| n-gram | 4 | 1.50 | 20% | 1.25 | **1.20** |  | 1.00 |"
+    assert row in capsys.readouterr().out
     monkeypatch.setattr(drafters, "ask", None)
     monkeypatch.setattr(drafters, "measure_cost", None)
-    _run(*words)
-    assert json.loads(out.read_text()) == kept
+    _run(*_words(tiny_model, "--max-new-tokens", 8))
+    assert row in capsys.readouterr().out
     with pytest.raises(ValueError, match="results of another setting"):
-        _run(*words, "--count", 1)
+        _run(*_words(tiny_model, "--max-new-tokens", 9))
+
+
+@pytest.mark.slow
+def test_a_run_behind_source_text_measures_what_it_predicts(tiny_model, capsys):
+    _run(*_words(tiny_model, "--max-new-tokens", 24, "--context", 300, "--draft", "sparse-cache", "--measure", 1))
+    kept = json.loads((tiny_model / "out.json").read_text())
+    for name in ("n-gram", "sparse-cache"):
+        (total,) = [total_of(counts) for label, counts in kept["found"].items() if label.startswith(name)]
+        assert 2 <= total.emitted <= 48 and total.emitted == total.rounds + total.accepted
+        assert kept["costs"][name]["round"] > 0 and kept["measured"][name] > 0
+    assert kept["costs"]["sparse-cache"]["by_bytes"]["1"] == 4.0  # its window holds all of this text
+    assert "| sparse-cache | 4 |" in capsys.readouterr().out
 
 
 def test_options_that_do_not_fit_say_so(tiny_model):
