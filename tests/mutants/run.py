@@ -5,7 +5,7 @@
     python -m tests.mutants.run 2/3        the second of three parts
 
 Prints a table; exits with 1 if a mutant survives, or if its tests fail without it. Each core has a
-copy of its own; all of them take some thirty minutes on two.
+copy of its own; all of them take over an hour on two.
 """
 
 import concurrent.futures
