@@ -250,10 +250,10 @@ def test_the_command_and_the_drafter_by_name(folder):
     assert result.exit_code == 0, result.stderr
     for part in ("attention skipped", "1 of 3: 1", "1 of 3: 2", "100.0% over 60 places", "a gain is predicted"):
         assert part in result.stdout
-    drafter = jaxspec.load_drafter("skipping", load(folder), target_name=str(folder))
+    drafter = jaxspec.load_drafter("skipping", load(folder), target_name=str(folder), k="fixed")
     assert drafter == jaxspec.SkippingDrafter((1,), (2,), k=3)
     assert jaxspec.load_drafter(folder / "skipping.json", load(folder), k=2).k == 2
-    composed = jaxspec.load_drafter("ngram+skipping", load(folder), target_name=str(folder))
+    composed = jaxspec.load_drafter("ngram+skipping", load(folder), target_name=str(folder), k="fixed")
     assert composed.model == drafter
     drafted = run("generate", "-m", folder, "-d", "skipping", "-n", "8", "the sea")
     assert drafted.exit_code == 0 and "mean acceptance length" in drafted.stderr
