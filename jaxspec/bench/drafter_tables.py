@@ -35,13 +35,13 @@ def total_of(counts: Mapping[str, Mapping[str, int]]) -> Counts:
     return total
 
 
-def costs_markdown(found: Found, costs: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> str:
+def costs_markdown(found: Found, costs: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float | None]) -> str:
     """A table of what drafters gain at temperature 0, best prediction first.
 
     Args:
       found: as of `markdown`, greedy rows among them.
       costs: a `DrafterCost` as a dictionary, by the drafter's name; rows are made of these.
-      measured: speed-ups of whole answers without their prompts' time, by name; may lack any.
+      measured: speed-ups of whole answers without their prompts' time, by name; `None` where they were too short.
     """
     lengths = {name: total_of(found[greedy(name)]).mean_acceptance_length for name in costs}
     rows_counted = list(next(iter(costs.values()))["by_bytes"]) if costs else []
@@ -52,7 +52,7 @@ def costs_markdown(found: Found, costs: Mapping[str, Mapping[str, Any]], measure
     for name in sorted(costs, key=lambda name: -predicted[name]):
         one = costs[name]
         cells = [name, str(one["drafts"]), f"{lengths[name]:.2f}", f"{one['share']:.0%}", f"{one['round']:.2f}"]
-        cells += [f"**{predicted[name]:.2f}**", f"{measured[name]:.2f}" if name in measured else ""]
+        cells += [f"**{predicted[name]:.2f}**", "" if measured.get(name) is None else f"{measured[name]:.2f}"]
         for passes in one["by_bytes"].values():
             cells.append("" if passes is None else f"{speedup_by_bytes(lengths[name], passes):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
