@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec import checks
 from jaxspec.drafters import Drafter
+from jaxspec.drafters.adapting import Wish
 from jaxspec.drafters.named import drafter_of, load_drafter
 from jaxspec.generate import generate
 from jaxspec.model import Model, Network
@@ -211,5 +212,6 @@ def _as_drafter(
     if not isinstance(draft, str | os.PathLike):
         k = "adaptive" if k is None and num_drafts == 1 else k
         return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
+    Wish.parse(k)  # what is wrong with it is said before anything is loaded
     name = target_name if isinstance(target_name, str) else None
     return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

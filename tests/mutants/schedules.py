@@ -111,8 +111,8 @@ MUTANTS = (
     Mutant(
         "n-grams do not ask the schedule",
         "drafters/copying.py",
-        ".cut(self.schedule.limit(state.schedule))",
-        ".cut(jnp.full_like(context.length, self.k))",
+        "self.guess(context.tokens, context.length).cut(limit)",
+        "self.guess(context.tokens, context.length)",
         ("tests/drafters/test_ngram.py::TestAdaptive::test_rounds_draft_different_numbers",),
     ),
     Mutant(
