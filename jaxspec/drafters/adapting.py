@@ -1,6 +1,7 @@
 """A drafter's number of drafts by a word: "adaptive", "adaptive:16", "fixed"."""
 
 import dataclasses
+from typing import Any
 
 from jaxspec import checks
 from jaxspec.drafters.base import Drafter
@@ -31,7 +32,7 @@ class Wish:
     most: int | None = None
 
     @classmethod
-    def parse(cls, k: int | Schedule | str | None) -> "Wish":
+    def parse(cls, k: Any) -> "Wish":
         """From a number, a schedule, or a word, digits among them.
 
         Raises:
