@@ -9,7 +9,6 @@ What the head made of its own states goes: verification brings the true ones of 
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,7 @@ from jaxtyping import Float, Int
 
 from jaxspec import checks
 from jaxspec.cache import Cache, Entries, KVCache
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
+from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft import Draft, Window
 from jaxspec.heads.capture import check_capture
 from jaxspec.heads.eagle import EagleHead
@@ -27,9 +25,9 @@ from jaxspec.model import Model, ModelOutput
 from jaxspec.prefill import CHUNK
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
+from jaxspec.schedules.base import Schedule
 from jaxspec.state import Context
-from jaxspec.verifiers.base import Draws, pick
+from jaxspec.verifiers.base import pick
 
 # While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
 _PATIENCE = 16
@@ -191,7 +189,7 @@ class EagleDraft(Draft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter(Drafter):
+class EagleDrafter(ChainDrafter):
     """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.
 
     Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3); a multi-token prediction module (DeepSeek-V3, 2412.19437) is
@@ -212,15 +210,6 @@ class EagleDrafter(Drafter):
     sampling: Policy | None = None
     schedule: Schedule | None = None
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
-
     @property
     def capture(self) -> tuple[int, ...]:
         """What the head reads of the target."""
@@ -230,21 +219,5 @@ class EagleDrafter(Drafter):
     def context_length(self) -> int | None:
         return self.head.context_length
 
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
-        self._chain.draft.check(type(self).__name__, target)
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        return self._chain.init(context, prefilled, slots)
-
-    def propose(self, draws: Draws, state: Any, context: Context):
-        return self._chain.propose(draws, state, context)
-
-    def observe(self, state, context: Context, verdict, hidden):
-        return self._chain.observe(state, context, verdict, hidden)
-
-    @property
-    def _chain(self) -> Chain:
-        return Chain(EagleDraft(self.head, self.k), self.k, self.sampling, self.schedule)
+    def draft(self, target: Model) -> Draft:
+        return EagleDraft(self.head, self.k)

@@ -14,16 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec import checks
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
-from jaxspec.drafters.draft import SelfDraft, Window
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft import Draft, SelfDraft, Window
 from jaxspec.heads.capture import check_capture
 from jaxspec.heads.early_exit import EarlyExitHead
 from jaxspec.model import LanguageModel, Model, ModelOutput, Partial
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
+from jaxspec.schedules.base import Schedule
 from jaxspec.state import Context
 from jaxspec.tree import positive
 from jaxspec.verifiers.base import Draws
@@ -107,7 +105,7 @@ class EarlyExitDraft(SelfDraft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EarlyExitDrafter(Drafter):
+class EarlyExitDrafter(ChainDrafter):
     """Draws a chain of tokens from the target's first layers, through its own final norm and head.
 
     Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
@@ -132,9 +130,7 @@ class EarlyExitDrafter(Drafter):
     head: EarlyExitHead | None = None
 
     def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
+        super().__post_init__()
         positive("layers", self.layers)
         # JAX may put something else into its place for a moment.
         if isinstance(self.head, EarlyExitHead) and self.head.layers != self.layers:
@@ -142,34 +138,17 @@ class EarlyExitDrafter(Drafter):
                 f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
             )
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
-
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
-        EarlyExitDraft(target, self.layers, self.k, self.head).check(type(self).__name__, target)
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        return self._chain(context).init(context, prefilled, slots)
+    def draft(self, target: Model) -> Draft:
+        return EarlyExitDraft(target, self.layers, self.k, self.head)
 
     def propose(self, draws: Draws, state: Any, context: Context):
-        proposal, state = self._chain(context).propose(draws, state, context)
+        proposal, state = super().propose(draws, state, context)
         if self.k == 0:
             return proposal, state
-        fed, draft = state.kept, self._chain(context).draft
+        fed, draft = state.kept, self.draft(context.target)
         # The drafts that were drawn before the last one have been fed; with it verification has all it reads.
         tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
         with jax.named_scope("last_draft"):
             fed = fed.append(draft.feed(context, newest, fed)[1])
         return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, kept=())
-
-    def observe(self, state, context: Context, verdict, hidden):
-        return self._chain(context).observe(state, context, verdict, hidden)
-
-    def _chain(self, context: Context) -> Chain:
-        draft = EarlyExitDraft(context.target, self.layers, self.k, self.head)
-        return Chain(draft, self.k, self.sampling, self.schedule)

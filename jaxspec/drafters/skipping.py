@@ -11,18 +11,14 @@ from typing import Any
 from jax import Array
 from jaxtyping import Int
 
-from jaxspec import checks
 from jaxspec.cache import KVCache
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
-from jaxspec.drafters.draft import ModelDraft
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft import Draft, ModelDraft
 from jaxspec.model import LanguageModel, Model, ModelOutput
 from jaxspec.nn.skipping import run_without
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
-from jaxspec.state import Context
-from jaxspec.verifiers.base import Draws
+from jaxspec.schedules.base import Schedule
 
 
 @register_dataclass
@@ -68,7 +64,7 @@ class SkippingModel:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SkippingDrafter(Drafter):
+class SkippingDrafter(ChainDrafter):
     """Draws a chain of tokens from the target without some of its attention and MLP blocks.
 
     Zhang et al. 2309.08168 (Draft & Verify), section 3, with a given set of blocks. It shares the target's weights and
@@ -91,21 +87,16 @@ class SkippingDrafter(Drafter):
     schedule: Schedule | None = None
 
     def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
+        super().__post_init__()
         for name in ("attention", "mlp"):
             object.__setattr__(self, name, _layer_numbers(name, getattr(self, name)))
         if not self.attention and not self.mlp:
             raise ValueError("nothing is skipped; pass layers, such as attention=(3, 5), mlp=(4,)")
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
+    def draft(self, target: Model) -> Draft:
+        return ModelDraft(SkippingModel(target, self.attention, self.mlp))
 
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+    def check_draft(self, target: Model) -> None:
         if not (isinstance(target, LanguageModel) and target.resumes):
             raise TypeError(
                 f"SkippingDrafter runs parts of a LanguageModel over a jaxspec.nn.Transformer, got a target of type "
@@ -116,20 +107,6 @@ class SkippingDrafter(Drafter):
             raise ValueError(f"layer {last} cannot be skipped, got a target of {layers} layers; pass 0 to {layers - 1}")
         if len(self.attention) == layers:
             raise ValueError(f"the attention of all {layers} layers is skipped; leave one at least")
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        return self._chain(context).init(context, prefilled, slots)
-
-    def propose(self, draws: Draws, state: Any, context: Context):
-        return self._chain(context).propose(draws, state, context)
-
-    def observe(self, state, context: Context, verdict, hidden):
-        return self._chain(context).observe(state, context, verdict, hidden)
-
-    def _chain(self, context: Context) -> Chain:
-        model = SkippingModel(context.target, self.attention, self.mlp)
-        return Chain(ModelDraft(model), self.k, self.sampling, self.schedule)
 
 
 def _layer_numbers(name: str, layers: Any) -> tuple[int, ...]:

@@ -13,15 +13,13 @@ from typing import Any
 
 import jax
 
-from jaxspec import checks
 from jaxspec.cache import KVCache
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
-from jaxspec.drafters.draft import SelfDraft, Window
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft import Draft, SelfDraft, Window
 from jaxspec.model import Model, ModelOutput
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
+from jaxspec.schedules.base import Schedule
 from jaxspec.state import Context
 from jaxspec.tree import positive
 from jaxspec.verifiers.base import Draws
@@ -58,7 +56,7 @@ class SparseCacheDraft(SelfDraft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SparseCacheDrafter(Drafter):
+class SparseCacheDrafter(ChainDrafter):
     """Draws a chain of tokens from the target itself, which sees the first and the last tokens of the text alone.
 
     Chen et al. 2408.11049 (MagicDec); Sun et al. 2404.11912 (TriForce), section 4. Which tokens
@@ -81,32 +79,13 @@ class SparseCacheDrafter(Drafter):
     schedule: Schedule | None = None
 
     def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
+        super().__post_init__()
         positive("sinks", self.sinks)
         positive("window", self.window)
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
-
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
-        self._chain(target).draft.check(type(self).__name__, target)
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        return self._chain(context.target).init(context, prefilled, slots)
+    def draft(self, target: Model) -> Draft:
+        return SparseCacheDraft(target, self.sinks, self.window, self.k)
 
     def propose(self, draws: Draws, state: Any, context: Context):
-        proposal, state = self._chain(context.target).propose(draws, state, context)
+        proposal, state = super().propose(draws, state, context)
         return proposal, dataclasses.replace(state, kept=())
-
-    def observe(self, state, context: Context, verdict, hidden):
-        return self._chain(context.target).observe(state, context, verdict, hidden)
-
-    def _chain(self, target: Model) -> Chain:
-        draft = SparseCacheDraft(target, self.sinks, self.window, self.k)
-        return Chain(draft, self.k, self.sampling, self.schedule)

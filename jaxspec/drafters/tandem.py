@@ -9,23 +9,19 @@ states, whoever drafted. So the decoder is never behind the text, and a pause co
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from jaxspec import checks
 from jaxspec.cache import Cache
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
+from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft import Draft, Window
 from jaxspec.heads.capture import check_capture
 from jaxspec.heads.tandem import TandemHead
 from jaxspec.model import Model, ModelOutput
 from jaxspec.pytree import register_dataclass
 from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
-from jaxspec.state import Context
-from jaxspec.verifiers.base import Draws
+from jaxspec.schedules.base import Schedule
 
 
 @register_dataclass
@@ -85,7 +81,7 @@ class TandemDraft(Draft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TandemDrafter(Drafter):
+class TandemDrafter(ChainDrafter):
     """Drafts a chain of tokens from a small decoder, each layer of which also attends to the target's states.
 
     Aishwarya et al. 2402.08644. The states are those up to the last verified token, and come from verification: a
@@ -104,15 +100,6 @@ class TandemDrafter(Drafter):
     sampling: Policy | None = None
     schedule: Schedule | None = None
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
-
     @property
     def capture(self) -> tuple[int, ...]:
         """What the head reads of the target."""
@@ -122,21 +109,5 @@ class TandemDrafter(Drafter):
     def context_length(self) -> int | None:
         return self.head.context_length
 
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            checks.draft_policy(self.sampling)
-        self._chain.draft.check(type(self).__name__, target)
-        self.schedule.check()
-
-    def init(self, context, prefilled, slots):
-        return self._chain.init(context, prefilled, slots)
-
-    def propose(self, draws: Draws, state: Any, context: Context):
-        return self._chain.propose(draws, state, context)
-
-    def observe(self, state, context: Context, verdict, hidden):
-        return self._chain.observe(state, context, verdict, hidden)
-
-    @property
-    def _chain(self) -> Chain:
-        return Chain(TandemDraft(self.head), self.k, self.sampling, self.schedule)
+    def draft(self, target: Model) -> Draft:
+        return TandemDraft(self.head)
