@@ -145,6 +145,7 @@ TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), token
 QUESTIONS = [Conversation(("the sea",), category="qa"), Conversation(("hello",), category="qa")]
 
 
+@pytest.mark.slow
 def test_peers_take_their_turns_and_their_tokens_are_compared():
     panel = Answers()
     cases = [Case(PLAIN, PLAIN, NoDrafter()), Case("x", "ngram", NGramDrafter(k=2))]

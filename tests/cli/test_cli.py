@@ -157,7 +157,9 @@ def test_chat_and_stop(folder, decoder):
     assert result.stdout == free.text[: free.text.index(stop)] + "\n"
 
 
-@pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--verifier", "coupled")])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--temperature", "0.8", "--verifier", "coupled"), marks=pytest.mark.slow)]
+)
 def test_compare_finds_the_same_tokens(folder, options):
     result = _generate(folder, "hello", "--compare", *options)
     assert result.exit_code == 0, result.stderr

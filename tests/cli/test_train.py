@@ -49,6 +49,7 @@ def _train(folders, kind, out, *arguments):
     return typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_a_drafter_in_one_line(folders, tmp_path, model):
     out = tmp_path / "run"
     result = _train(folders, "distill", out, *SMALL, *SHORT, "--divergence", "jsd:0.3")

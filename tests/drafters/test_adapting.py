@@ -112,6 +112,7 @@ def test_several_processes_do_not_read_each_its_own_costs(monkeypatch):
     assert saved_costs(TARGET, drafter, LENGTHS) is None
 
 
+@pytest.mark.slow
 def test_by_name_drafts_adapt_and_the_tokens_are_those_of_plain_decoding():
     plain = jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=40)
     named = jaxspec.load_drafter("ngram", TARGET)
@@ -134,6 +135,7 @@ def test_words_that_do_not_fit():
     assert jaxspec.load_drafter("none", TARGET).k == 0
 
 
+@pytest.mark.slow
 def test_where_no_row_may_draft_none_is_searched():
     """The guess is left as it was, none of it is meant, and another one appears when the time has come."""
     drafter = jaxspec.NGramDrafter(k=Adaptive((1.0, 50.0), (0, 2)))

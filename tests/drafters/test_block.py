@@ -96,6 +96,7 @@ def context_of(head, target, tokens):
     return head.context(hidden, jnp.zeros(batch, jnp.int32))
 
 
+@pytest.mark.slow
 class TestAdaptive(ScheduledContract, BlockContract):
     """Lengths that move every few rounds, so that the drafter pauses. Whole generations are as without."""
 

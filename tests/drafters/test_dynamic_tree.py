@@ -82,6 +82,7 @@ def test_the_nodes_are_those_of_a_plain_search(model, options, temperature):
         assert paths(proposal, row) == search(history(model, temperature), text, **options)
 
 
+@pytest.mark.slow
 def test_a_transformer_finds_them_too():
     """Real keys and values, in windows that paths reach across; another tree in each row."""
     model = tiny.transformer(1, layers=2, windows=(2, None), ropes=(jaxspec.nn.Rope(1e4),) * 2)

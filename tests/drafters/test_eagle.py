@@ -215,6 +215,7 @@ def test_full_acceptance_of_a_head_that_knows():
     assert found.stats.rounds.tolist() == [6] * 4
 
 
+@pytest.mark.slow
 def test_a_pause_longer_than_the_head_s_patience():
     """Features that wait are taken in before there is no room for more."""
     drafter = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 9.0, 9.0), (0, 1, 3), period=40))

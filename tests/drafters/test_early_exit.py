@@ -75,6 +75,7 @@ class TestTwoLayers(EarlyExitContract):
     drafter = jaxspec.EarlyExitDrafter(2, k=3)
 
 
+@pytest.mark.slow
 class TestTrainedExit(EarlyExitContract):
     """An exit with a block, a norm and a draft vocabulary of its own."""
 

@@ -100,6 +100,7 @@ def test_what_is_no_draft():
     assert found.length.tolist() == [4]
 
 
+@pytest.mark.slow
 def test_a_draft_model_of_another_tokenizer_guesses_what_both_have():
     own, other = text_models.byte_level(), text_models.sentencepiece()
     target = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=own)

@@ -13,7 +13,8 @@ TARGET = tiny.history_model(2)
 DRAFT = tiny.nearby(TARGET, 0.7)
 
 
-@pytest.mark.parametrize("distinct", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("distinct", [True, False])
 def test_it_drafts_as_a_tree_of_chains_does(distinct):
     draw = jaxspec.WithoutReplacement() if distinct else jaxspec.WithReplacement()
     tree = jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.chains(3, 2), draw=draw)
