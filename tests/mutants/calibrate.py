@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant(
         "a trained exit is not used",
         "drafters/early_exit.py",
-        "draft = EarlyExitDraft(context.target, self.layers, self.k, self.head)",
-        "draft = EarlyExitDraft(context.target, self.layers, self.k)",
+        "return EarlyExitDraft(target, self.layers, self.k, self.head)",
+        "return EarlyExitDraft(target, self.layers, self.k)",
         (f"{_EXIT}::TestTrainedExit::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(
