@@ -17,9 +17,9 @@ MODEL = pathlib.Path(__file__).resolve().parent.parent
 FILES = ("training.json", "loss.svg")
 TITLES = {
     "eagle": "EAGLE-3 head",
-    "block": "block drafter (DSpark)",
+    "block": "Block drafter (DSpark)",
     "medusa": "Medusa heads",
-    "distilled": "small draft model, distilled",
+    "distilled": "Small draft model, distilled,",
 }
 LICENCES = (
     "permissive, but for passages of BoolQ (CC-BY-SA-3.0) and questions of ARC (CC-BY-SA-4.0), see the recipe; "
