@@ -48,7 +48,7 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
       * `"messages"`: dictionaries with `role` and `content`: at most one of the system first, then user and assistant
         in turn. What the assistant says is used as it is.
     `"category"`, `"source"` and `"licence"` are strings; `"reference"` is a good answer, or one for each of the first
-    turns; other keys are ignored.
+    turns, a string or a list of its parts; other keys are ignored.
 
     Raises:
       ValueError: a line is none of these, with the file's name and the line's number; or there is no line.
@@ -112,7 +112,12 @@ def _references(value: Any) -> tuple[str, ...]:
         return (value,)
     if not isinstance(value, list):
         raise ValueError(f"reference must be a string or a list of strings, got {_kind(value)}")
-    return tuple(_string(one, f"reference[{place}]") for place, one in enumerate(value))
+    return tuple(_reference(one, f"reference[{place}]") for place, one in enumerate(value))
+
+
+def _reference(value: Any, name: str) -> str:
+    """A string, or its parts: Spec-Bench's questions about documents list what an answer should say."""
+    return "; ".join(_string(part, name) for part in value) if isinstance(value, list) else _string(value, name)
 
 
 def _strings(values: Any, name: str) -> tuple[str, ...]:

@@ -149,10 +149,10 @@ def test_references_are_read(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text(
         '{"turns": ["a", "b"], "reference": ["x", ""]}\n{"prompt": "a", "reference": "y"}\n'
-        '{"prompt": "a", "reference": null}\n{"prompt": "a"}\n'
+        '{"prompt": "a", "reference": null}\n{"prompt": "a"}\n{"prompt": "a", "reference": [["x y", "z"]]}\n'
     )
     found = read_prompts([path])
-    assert [one.references for one in found] == [("x", ""), ("y",), (), ()]
+    assert [one.references for one in found] == [("x", ""), ("y",), (), (), ("x y; z",)]
     assert repr(found[1]) == repr(found[2])  # files of results know questions by it
     path.write_text('{"prompt": "a", "reference": 3}\n')
     with pytest.raises(ValueError, match="reference must be a string or a list of strings, got int"):
