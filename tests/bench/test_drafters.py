@@ -192,7 +192,9 @@ def test_a_run_behind_source_text(tiny_model, capsys):
     kept = json.loads((tiny_model / "out.json").read_text())
     for name in ("n-gram", "sparse-cache"):
         (total,) = [total_of(counts) for label, counts in kept["found"].items() if label.startswith(name)]
-        assert 2 <= total.emitted <= 48 and total.emitted == total.rounds + total.accepted
+        assert 2 <= total.emitted <= 48
+        # The last round of each of two answers may keep more than the budget has room for: at most its four drafts.
+        assert 0 <= total.rounds + total.accepted - total.emitted <= 2 * 4
         assert kept["costs"][name]["round"] > 0
     assert kept["costs"]["sparse-cache"]["by_bytes"]["1"] == 4.0  # its window holds all of this text
     assert "| sparse-cache | 4 |" in capsys.readouterr().out
