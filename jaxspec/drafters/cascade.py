@@ -108,8 +108,7 @@ class CascadeDrafter(Drafter):
             # Rows are at different drafts; beyond the last nothing is read.
             of_places = jnp.take_along_axis(noise, jnp.minimum(places, self.k - 1)[..., None], axis=1)
             own = jnp.argmax(law + of_places, axis=-1).astype(jnp.int32)
-            rows = jnp.arange(own.shape[0], dtype=jnp.int32)[:, None]
-            laws = drafts.laws.at[rows, places].set(law, mode="drop")
+            laws = _lay(drafts.laws, law, drafts.count)
         meant = guess.places < guess.count[:, None]
         right = leading(meant & (guess.tokens == own[:, :-1]))
         count = jnp.minimum(drafts.count + right + 1, self.k)
@@ -157,6 +156,14 @@ class _Drafts:
 
 def _noise(draws: Draws, k: int, vocab_size: int) -> Float[Array, "b k v"]:
     return jnp.stack([draws.draft_noise(jnp.int32(offset), vocab_size) for offset in range(k)], axis=1)
+
+
+def _lay(laws: Float[Array, "b k v"], law: Float[Array, "b g v"], count: Int[Array, "b"]) -> Float[Array, "b k v"]:
+    """`law` over each row's laws from `count` on. Gathered: XLA brings all rows to all devices for a scatter."""
+    place = jnp.arange(laws.shape[1], dtype=jnp.int32)[None] - count[:, None]
+    within = (place >= 0) & (place < law.shape[1])
+    new = jnp.take_along_axis(law, jnp.clip(place, 0, law.shape[1] - 1)[..., None], axis=1)
+    return jnp.where(within[..., None], new, laws)
 
 
 def _write(text: Int[Array, "b s"], tokens: Int[Array, "b g"], end: Int[Array, "b"]) -> Int[Array, "b s"]:
