@@ -11,33 +11,41 @@ _SECONDS_TO_CLEAN_UP = 1.0
 
 def main() -> None:
     """Runs the command with the process's arguments."""
-    signal.signal(signal.SIGINT, _interrupt)
+    ending = _Ending()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ending)
     try:
         from jaxspec.cli.app import run
 
         run()
     except KeyboardInterrupt:
-        _leave()
+        ending.leave()
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            _leave()
+            ending.leave()
         raise
 
 
-def _interrupt(*_) -> None:
-    """Ends the process soon, whatever becomes of the exception.
+class _Ending:
+    """What a signal does: the command gives up, cleans up and ends with the code of that signal."""
 
-    Raised while JAX collects garbage it is lost, and while JAX compiles it waits for the end.
-    """
-    sys.unraisablehook = lambda _: None
-    timer = threading.Timer(_SECONDS_TO_CLEAN_UP, os._exit, (_INTERRUPTED,))
-    timer.daemon = True
-    timer.start()
-    raise KeyboardInterrupt
+    def __init__(self):
+        self._code = _INTERRUPTED
 
+    def __call__(self, number: int, frame: object) -> None:
+        """Ends the process soon, whatever becomes of the exception.
 
-def _leave() -> None:
-    # Python's own exit, while JAX compiles in other threads, ends in a segmentation fault.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_INTERRUPTED)
+        Raised while JAX collects garbage it is lost, and while JAX compiles it waits for the end.
+        """
+        self._code = 128 + number
+        sys.unraisablehook = lambda _: None
+        timer = threading.Timer(_SECONDS_TO_CLEAN_UP, os._exit, (self._code,))
+        timer.daemon = True
+        timer.start()
+        raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        """Leaves without Python's own exit, which is a segmentation fault while JAX compiles in other threads."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._code)

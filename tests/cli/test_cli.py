@@ -261,6 +261,29 @@ def test_a_real_interruption_is_quiet(folder):
     assert (process.returncode, error) == (130, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_folder_behind(number):
+    script = (
+        "import tempfile, time\n"
+        "from jaxspec.cli import app, main\n"
+        "def run():\n"
+        "    with tempfile.TemporaryDirectory() as folder:\n"
+        "        print(folder, flush=True)\n"
+        "        time.sleep(60)\n"
+        "app.run = run\n"
+        "main()\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
+        folder = Path(process.stdout.readline().strip())
+        assert folder.is_dir()
+        process.send_signal(number)
+        error = process.communicate()[1]
+    assert (process.returncode, error) == (128 + number, "")
+    assert not folder.exists()
+
+
 def test_models():
     table, lines = _run("models"), _run("models", "--json")
     records = [json.loads(line) for line in lines.stdout.splitlines()]
