@@ -11,13 +11,14 @@ import jax
 import jaxtyping
 import pytest
 
-from tests import typecheck
+from tests import fast_compiles, typecheck
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 assert typecheck.functions
 jaxtyping.install_import_hook("jaxspec", "tests.typecheck.functions")
+fast_compiles.install()
 
 MAPS, MOST_MAPS = pathlib.Path("/proc/self/maps"), 20_000  # of the 65,530 that Linux allows
 DEFAULT_MODEL = "smollm2-135m-instruct"
