@@ -84,6 +84,7 @@ def test_padded_takes_few_widths():
     assert tokens.shape == (3, 128) and length.tolist() == [3, 65, 1]
     assert tokens[0, :4].tolist() == [1, 2, 3, 0] and tokens[1].sum() == 4 * 65
     assert padded([[4] * 65], 1, widest=100)[0].shape == (1, 100)
+    assert padded([[4] * 65], 1, narrowest=256)[0].shape == (1, 256)
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1, 1, 1]), (2, [2, 2]), (3, [3, 3])])
