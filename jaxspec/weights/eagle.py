@@ -5,6 +5,9 @@ Their names are those of a Llama model of one layer; EAGLE-3 adds a reduced voca
     d2t   int64[n]   what to add to a draft token's number for its id in the target
     t2d   bool[v]    which of the target's tokens the draft knows
 
+The captured layers stand in `eagle_aux_hidden_state_layer_ids`, in two countings: inside `eagle_config` a layer whose
+output is read, as SpecForge, SGLang and TensorRT-LLM have it; at the top level one whose input is, as vLLM has it.
+
 A head whose output head is the target's is written without it, and gets the target's rows again when it is read.
 """
 
@@ -68,7 +71,7 @@ def read_eagle(
 def _third(folder, config, tensors, target, dtype, placement) -> EagleHead:
     ids = _draft_vocabulary(folder, tensors, config, target)
     layer = _layer_config(folder, config, len(ids))
-    capture = tuple(config.get("eagle_config", {}).get(_LAYERS) or _default_capture(target))
+    capture = _capture(config) or _default_capture(target)
     width = config.get("target_hidden_size") or target.module.config.width
     module = EagleLayer(layer, len(capture) * width, dtype)
     wanted = eagle_recipes(layer, module.features)
@@ -121,7 +124,8 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
         "vocab_size": head.vocab_size,
         "draft_vocab_size": len(ids),
         "target_hidden_size": head.module.features // len(head.capture),
-        "eagle_config": {_LAYERS: list(head.capture)},
+        _LAYERS: list(head.capture),
+        "eagle_config": {_LAYERS: [layer - 1 for layer in head.capture]},
     }
     save_head_folder(folder, config, tensors)
 
@@ -149,6 +153,12 @@ def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], config, targ
     if not rising or (known is not None and not np.array_equal(np.flatnonzero(known), ids)):
         raise ValueError(f"{folder}: d2t and t2d do not name one rising list of the target's tokens")
     return ids.astype(np.int32)
+
+
+def _capture(config: dict[str, Any]) -> tuple[int, ...]:
+    """The hidden states that the configuration names, `i` entering layer `i`; none if it names none."""
+    outputs = (config.get("eagle_config") or {}).get(_LAYERS) or ()
+    return tuple(config.get(_LAYERS) or (layer + 1 for layer in outputs))
 
 
 def _default_capture(target: LanguageModel) -> tuple[int, ...]:

@@ -145,10 +145,15 @@ def test_a_first_eagle_is_the_paper_s_arithmetic(tmp_path):
 def test_the_layers_and_the_names_of_other_writers(tmp_path):
     """Layers that the configuration names; a layer called `layers.0`, as serving engines write it."""
     renamed = {name.replace("midlayer", "layers.0"): x for name, x in tensors().items()}
-    config = CONFIG | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}}
+    layers = "eagle_aux_hidden_state_layer_ids"
+    config = CONFIG | {"eagle_config": {layers: [-1, 2, 4], "use_aux_hidden_state": True}}
     head = jaxspec.load_head(write(tmp_path / "head", renamed, config), TARGET)
     plain = jaxspec.load_head(write(tmp_path / "plain", tensors()), TARGET)
-    assert head.capture == (0, 3, 5)
+    entered = jaxspec.load_head(write(tmp_path / "entered", tensors(), CONFIG | {layers: [0, 3, 5]}), TARGET)
+    assert head.capture == entered.capture == (0, 3, 5)
+    for nothing in ({}, None, {layers: []}):
+        (tmp_path / "plain" / "config.json").write_text(json.dumps(CONFIG | {"eagle_config": nothing}))
+        assert jaxspec.load_head(tmp_path / "plain", TARGET).capture == plain.capture
     jax.tree.map(np.testing.assert_array_equal, head.params, plain.params)
 
 
@@ -157,7 +162,8 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
     stored = tensors()
     if not with_head:
         stored["lm_head.weight"] = np.asarray(TARGET.head)[IDS]
-    head = jaxspec.load_head(write(tmp_path / "head", stored), TARGET, dtype="bfloat16")
+    config = CONFIG | {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    head = jaxspec.load_head(write(tmp_path / "head", stored, config), TARGET, dtype="bfloat16")
     write_eagle(head, tmp_path / "again", with_head=with_head)
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert ("lm_head.weight" in again) == with_head and set(again) | {"lm_head.weight"} == set(stored)
@@ -165,6 +171,9 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
         np.testing.assert_array_equal(x, stored[name].astype(x.dtype), err_msg=name)
     found = jaxspec.load_head(tmp_path / "again", TARGET, dtype="bfloat16")
     jax.tree.map(np.testing.assert_array_equal, found, head)
+    # Engines that read a layer's output count one less.
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
     with pytest.raises(FileExistsError, match="again exists"):
         write_eagle(head, tmp_path / "again")
 
