@@ -33,7 +33,7 @@ from jaxspec.nn.block import BlockConfig, BlockNetwork
 from jaxspec.training.blocks import Blocks, choose_anchors
 from jaxspec.training.calibration import calibrate
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, check_at_least
 from jaxspec.weights import load_head
 from jaxspec.weights.block import write_block
 
@@ -79,6 +79,15 @@ class BlockRecipe(Recipe):
     total_variation: float = 0.9
     trust: float = 1.0
     k: int | None = None
+
+    def __post_init__(self):
+        check_at_least(self, 1, "block_size", "draft_vocabulary", "num_layers", "mlp_width", "anchor_every", "k")
+        check_at_least(self, 0, "markov_rank", "cross_entropy", "total_variation", "trust")
+        if not self.decay > 0:
+            raise ValueError(f"decay must be above 0, got {self.decay}")
+        # Known before training, and not where it is measured.
+        if self.k is not None and self.k > self.block_size:
+            raise ValueError(f"k must be at most block_size, {self.block_size}, got {self.k}; pass a larger block_size")
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "BlockRecipe":

@@ -28,7 +28,7 @@ from jaxspec.nn.products import project
 from jaxspec.nn.rope import apply_rope
 from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay
 from jaxspec.weights.eagle import write_eagle
 
 
@@ -60,6 +60,10 @@ class EagleRecipe(Recipe):
     places: int = 224
     divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
     k: int = 4
+
+    def __post_init__(self):
+        check_at_least(self, 1, "draft_vocabulary", "num_kv_heads", "mlp_width", "steps", "places", "k")
+        check_decay(self.decay)
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":

@@ -22,7 +22,7 @@ from jaxspec.nn.early_exit import ExitConfig, ExitNetwork
 from jaxspec.nn.products import project
 from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, check_at_least
 from jaxspec.weights.early_exit import write_early_exit
 
 
@@ -50,6 +50,10 @@ class EarlyExitRecipe(Recipe):
     places: int = 224
     divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
     k: int = 4
+
+    def __post_init__(self):
+        check_at_least(self, 1, "layers", "mlp_width", "draft_vocabulary", "places", "k")
+        check_at_least(self, 0, "blocks")
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EarlyExitRecipe":

@@ -107,16 +107,22 @@ def train(
     Raises:
       TypeError: the target has no layers to look into, a recipe's parameters are not float32, or states are to be kept
         of other data than a `Dataset`.
-      ValueError: `out` holds another run; says in what they differ. Or the target is in float16, or JAX runs in
-        several processes; or states are to be kept of a mesh.
+      ValueError: `out` holds another run; says in what they differ. Or the target is in float16 or lacks layers that
+        the recipe reads, the data hold no answers, JAX runs in several processes, or states are to be kept of a mesh.
       FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
     """
     _check_target(target)
+    _check_capture(recipe, target)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     if mesh is not None:
         target = shard(target, mesh, rules)
     placement, counts = placement_of(target), data.token_counts()
+    if not counts.any():
+        raise ValueError(
+            "the data hold no answers to learn; make them with `jaxspec data --max-new-tokens 128`, or learn prompts "
+            "too, with `--whole-texts` or dataclasses.replace(data, whole_texts=True)"
+        )
     devices = _row_devices(placement)
     batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
     run = {
@@ -253,6 +259,12 @@ def _kept(folder: Path, target: LanguageModel, data: Data, mesh: Mesh | None) ->
 def _row_devices(placement: Any) -> int:
     """How many devices the rows of a batch are split over."""
     return pieces(placement.mesh, as_tuple(placement.rules.batch)) if isinstance(placement, Placement) else 1
+
+
+def _check_capture(recipe: Recipe, target: LanguageModel) -> None:
+    layers = target.module.config.num_layers
+    if not all(0 <= layer <= layers for layer in recipe.capture):
+        raise ValueError(f"capture must be of layers from 0 to {layers} for this target, got {recipe.capture}")
 
 
 def _check_target(target: Any) -> None:

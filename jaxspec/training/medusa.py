@@ -33,7 +33,7 @@ from jaxspec.nn.medusa import ConditionedConfig, ConditionedHeads
 from jaxspec.nn.products import project
 from jaxspec.training.batches import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay
 from jaxspec.weights import load_head
 from jaxspec.weights.medusa import write_medusa
 
@@ -66,6 +66,11 @@ class MedusaRecipe(Recipe):
     decay: float = 0.8
     places: int = 96
     divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+
+    def __post_init__(self):
+        check_at_least(self, 1, "num_heads", "draft_vocabulary", "mlp_width", "places")
+        check_at_least(self, 0, "shared_blocks", "num_blocks")
+        check_decay(self.decay)
 
     def init(self, key, target, token_counts):
         module, width = self._module(target), target.module.config.width

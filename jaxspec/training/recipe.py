@@ -98,3 +98,17 @@ class Recipe(abc.ABC):
         """
         del folder, target, batches, path
         return False
+
+
+def check_at_least(recipe: Recipe, least: int, *names: str) -> None:
+    """Raises `ValueError` unless each of these options is that much, or `None`."""
+    for name in names:
+        value = getattr(recipe, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_decay(decay: float) -> None:
+    """Raises `ValueError` unless later drafts weigh something, and no more than earlier ones."""
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must be above 0 and at most 1, got {decay}")

@@ -31,7 +31,7 @@ from jaxspec.nn.products import project
 from jaxspec.nn.tandem import TandemConfig, TandemNetwork
 from jaxspec.training.batches import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Features, Recipe
+from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay
 from jaxspec.weights.tandem import write_tandem
 
 
@@ -73,8 +73,8 @@ class TandemRecipe(Recipe):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.width % (2 * self.heads):
             raise ValueError(f"width must be an even number for each of {self.heads} heads, got {self.width}")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be above 0 and at most 1, got {self.decay}")
+        check_at_least(self, 1, "draft_vocabulary")
+        check_decay(self.decay)
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "TandemRecipe":

@@ -1,0 +1,57 @@
+"""What a run is told wrongly is said before it begins."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxspec.training import TrainingOptions, train
+from jaxspec.training.block import BlockRecipe
+from jaxspec.training.eagle import EagleRecipe
+from jaxspec.training.early_exit import EarlyExitRecipe
+from jaxspec.training.medusa import MedusaRecipe
+from jaxspec.training.tandem import TandemRecipe
+from tests import tiny
+from tests.training.bigram import Bigrams, Conversations
+
+TARGET = tiny.transformer(layers=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "said"),
+    [
+        (EagleRecipe, "steps", 0, "at least 1"),
+        (EagleRecipe, "places", 0, "at least 1"),
+        (EagleRecipe, "draft_vocabulary", -4, "at least 1"),
+        (EagleRecipe, "decay", 0.0, "above 0 and at most 1"),
+        (EagleRecipe, "k", 0, "at least 1"),
+        (BlockRecipe, "anchor_every", 0, "at least 1"),
+        (BlockRecipe, "markov_rank", -1, "at least 0"),
+        (BlockRecipe, "decay", float("nan"), "above 0"),
+        (BlockRecipe, "k", 8, "at most block_size, 7"),
+        (MedusaRecipe, "num_heads", 0, "at least 1"),
+        (MedusaRecipe, "decay", -1.0, "above 0 and at most 1"),
+        (EarlyExitRecipe, "places", 0, "at least 1"),
+        (TandemRecipe, "decay", 2.0, "above 0 and at most 1"),
+    ],
+)
+def test_numbers_out_of_range(kind, option, value, said):
+    with pytest.raises(ValueError, match=f"{option} must be {said}, got"):
+        kind.of(TARGET, **{option: value})
+
+
+@pytest.mark.parametrize("capture", [(1, 99), (-1,)])
+def test_layers_that_the_target_has_not(tmp_path, capture):
+    with pytest.raises(ValueError, match="layers from 0 to 5 for this target"):
+        train(Bigrams(capture=capture), TARGET, Conversations(), TrainingOptions(steps=1), tmp_path)
+
+
+def test_data_without_answers(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Prompts(Conversations):
+        def token_counts(self):
+            return np.zeros(self.vocab, np.int64)
+
+    with pytest.raises(ValueError, match="hold no answers to learn; .*--whole-texts"):
+        train(Bigrams(), TARGET, Prompts(), TrainingOptions(steps=1), tmp_path)
+    assert not any(tmp_path.iterdir())
