@@ -28,6 +28,7 @@ from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.gradients import gradients, rounded
 from jaxspec.training.identity import check_same_run, described, digest
+from jaxspec.training.manifest import weights_digest
 from jaxspec.training.options import TrainingOptions
 from jaxspec.training.progress import Progress
 from jaxspec.training.recipe import Recipe
@@ -130,7 +131,7 @@ def train(
         "options": described(options),
         # Of all answers, and of the order of batches.
         "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
-        "target": described(target.module.config) | {"dtype": target.dtype.name},
+        "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": weights_digest(target)},
         "devices": devices,
         "states": "read in bfloat16" if states is not None else "computed",
     }

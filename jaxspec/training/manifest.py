@@ -108,8 +108,9 @@ def weights_digest(target: Model) -> str:
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(target):
-        flat = leaf.reshape(-1)
-        sample = np.asarray(flat[:: max(1, flat.size // _MOST_SAMPLES)])
+        # On the host: arrays that are split over a mesh cannot be flattened where they lie.
+        flat = np.asarray(leaf).reshape(-1)
+        sample = flat[:: max(1, flat.size // _MOST_SAMPLES)]
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
         digest.update(sample.tobytes())
     return digest.hexdigest()

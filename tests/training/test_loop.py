@@ -99,6 +99,7 @@ def test_a_run_that_died_goes_on(run, target, tmp_path, died_after):
         ({"options": dataclasses.replace(OPTIONS, seed=1)}, "options.seed was 0, now 1"),
         ({"data": Conversations(width=32)}, "data.digest was"),
         ({"target": tiny.transformer(layers=2)}, "target.num_layers was 1, now 2"),
+        ({"target": tiny.transformer(seed=1)}, "target.weights was"),
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(run, target, change, said):
