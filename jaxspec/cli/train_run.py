@@ -88,6 +88,12 @@ def _check_made_for(data: Dataset, target: LanguageModel, name: str) -> None:
             f"the data were made with another tokenizer than that of {name} (vocabulary {data.vocab_size}, model "
             f"{target.vocab_size}); make them with `jaxspec data --model {name}`"
         )
+    longest = int(data.lengths.max(initial=0))
+    if target.context_length is not None and longest > target.context_length:
+        raise ValueError(
+            f"the data have conversations of {longest} tokens, the context of {name} is {target.context_length}; make "
+            f"them with `jaxspec data --max-length {target.context_length}`"
+        )
 
 
 def _options(job: Job, data: Dataset) -> TrainingOptions:

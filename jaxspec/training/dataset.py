@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from jaxspec.training.manifest import Sequences, read_manifest, sha256
-from jaxspec.training.schedule import WIDTHS, Schedule
+from jaxspec.training.schedule import Schedule, widths_for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,13 +148,14 @@ class Dataset:
         return self._only(~aside), self._only(aside)
 
     def batches(
-        self, *, batch_tokens: int, seed: int = 0, devices: int = 1, widths: Sequence[int] = WIDTHS
+        self, *, batch_tokens: int, seed: int = 0, devices: int = 1, widths: Sequence[int] | None = None
     ) -> Schedule:
-        """The batches to train with; `Schedule` describes the arguments.
+        """The batches to train with; `Schedule` describes the arguments. `widths=None` takes sequences of any length.
 
         Raises:
           ValueError: for arguments that do not fit.
         """
+        widths = widths_for(int(self.lengths.max(initial=0))) if widths is None else widths
         return Schedule(self.lengths, self.read, batch_tokens=batch_tokens, seed=seed, devices=devices, widths=widths)
 
     def _only(self, mask: np.ndarray) -> "Dataset":

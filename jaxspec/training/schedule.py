@@ -21,6 +21,14 @@ WIDTHS = (128, 256, 512, 1024)
 _SHUFFLE, _ORDER = 0, 1
 
 
+def widths_for(longest: int) -> tuple[int, ...]:
+    """`WIDTHS`, and as many doubled ones behind them as a sequence of that length needs."""
+    widths = list(WIDTHS)
+    while widths[-1] < longest:
+        widths.append(2 * widths[-1])
+    return tuple(widths)
+
+
 class Schedule:
     """The batches of all epochs; every sequence stands in one batch of each epoch.
 

@@ -24,7 +24,7 @@ from jaxspec.model import LanguageModel
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.manifest import weights_digest
 from jaxspec.training.recipe import Features
-from jaxspec.training.schedule import WIDTHS
+from jaxspec.training.schedule import widths_for
 
 # Sequences of a training set's shard share two files for each layer.
 _NAME = 16
@@ -130,7 +130,9 @@ class _Shard:
 
     @functools.cached_property
     def _widths(self) -> np.ndarray:
-        return np.array([next((w for w in WIDTHS if w >= len(text)), len(text)) for text in self.texts])
+        lengths = [len(text) for text in self.texts]
+        widths = np.array(widths_for(max(lengths, default=0)))
+        return widths[np.searchsorted(widths, lengths)]
 
     def together(self, number: int) -> tuple[int, np.ndarray]:
         """Their width, and their numbers."""

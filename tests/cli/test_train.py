@@ -92,6 +92,13 @@ def test_data_of_another_tokenizer(folders, tmp_path, model):
     assert result.exit_code == 2 and "another tokenizer" in result.stderr
 
 
+def test_data_longer_than_the_context(folders, tmp_path, model):
+    short = dataclasses.replace(model.module, config=dataclasses.replace(model.module.config, context_length=16))
+    save(dataclasses.replace(model, module=short), tmp_path / "short")
+    result = _train(folders, "distill", tmp_path / "run", *SMALL, "--model", tmp_path / "short")
+    assert result.exit_code == 2 and "--max-length 16" in result.stderr
+
+
 def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[3]) or _Done())

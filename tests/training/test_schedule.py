@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.training.schedule import Schedule
+from jaxspec.training.dataset import Dataset
+from jaxspec.training.manifest import Sequences
+from jaxspec.training.schedule import WIDTHS, Schedule, widths_for
 
 RNG = np.random.default_rng(0)
 LENGTHS = np.concatenate([RNG.integers(1, 60, 83), [8, 16, 32, 64]])
@@ -99,3 +101,20 @@ def test_mistakes(options, message):
         _schedule().batch(-1)
     with pytest.raises(ValueError, match="no sequence"):
         Schedule(np.zeros(0, np.int64), _read, batch_tokens=64, seed=0)
+
+
+def test_widths_for_long_sequences():
+    assert widths_for(0) == widths_for(1024) == WIDTHS
+    assert widths_for(1025) == (*WIDTHS, 2048) and widths_for(5000) == (*WIDTHS, 2048, 4096, 8192)
+
+
+def test_a_set_of_long_texts():
+    sequences = Sequences(
+        tokens=np.zeros(1700, np.uint16),
+        offsets=np.array([0, 200, 1700]),
+        answer=np.ones(1700, bool),
+        category=np.zeros(2, np.int32),
+        conversation=np.arange(2, dtype=np.uint64),
+    )
+    data = Dataset(2, "", ("",), sequences, (("", 2, 1700),), np.arange(2))
+    assert data.batches(batch_tokens=4096).shapes == [(16, 256), (2, 2048)]
