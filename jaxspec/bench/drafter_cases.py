@@ -1,6 +1,8 @@
 """Which drafters are measured: those that ship with a model, and others by name."""
 
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxspec.drafters import Compose, Drafter, DynamicTreeDrafter, MedusaDrafter, NGramDrafter
@@ -47,6 +49,13 @@ def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
         for label, make in others.items():
             found[f"{kind}, {label}"] = lambda name=name, make=make: make(load_head(name, target))
     return found
+
+
+def weights_of(model_name: str, name: str) -> str | None:
+    """What tells a drafter's file of weights from one that it had before; `None` of a drafter without a folder."""
+    own = name.partition(", ")[0].rpartition("+")[2]
+    file = (zoo.find_drafter(f"{model_name}/{own}") or Path(own).expanduser()) / "model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
 
 
 def _beside(drafter: Drafter) -> Drafter:

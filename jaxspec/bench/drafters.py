@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.bench.drafter_cases import Cases, choose_cases
+from jaxspec.bench.drafter_cases import Cases, choose_cases, weights_of
 from jaxspec.bench.drafter_costs import DrafterCost, begun, measure_cost
 from jaxspec.bench.drafter_tables import costs_markdown, greedy, markdown, total_of
 from jaxspec.bench.named_questions import read_questions
@@ -56,12 +56,26 @@ class Results:
         self.found: dict[str, Any] = known.get("found", {})
         self.costs: dict[str, Any] = known.get("costs", {})
         self.measured: dict[str, float | None] = known.get("measured", {})
+        self.weights: dict[str, str | None] = known.get("weights", {})
+
+    def renew(self, weights: dict[str, str | None]) -> None:
+        """Forgets what was measured of drafters, by name, that had other weights then."""
+        for name, digest in weights.items():
+            if self.weights.setdefault(name, digest) == digest:
+                continue
+            self.weights[name] = digest
+            self.found = {
+                label: one for label, one in self.found.items() if label.partition(", temperature ")[0] != name
+            }
+            self.costs.pop(name, None)
+            self.measured.pop(name, None)
 
     def write(self) -> None:
         """Replaces the file whole."""
         if self.path is None:
             return
-        value = {"setting": self.setting, "found": self.found, "costs": self.costs, "measured": self.measured}
+        parts = ("setting", "weights", "found", "costs", "measured")
+        value = {name: getattr(self, name) for name in parts}
         partial = self.path.with_name(f".{self.path.name}.partial")
         partial.write_text(json.dumps(value, indent=1))
         os.replace(partial, self.path)
@@ -177,6 +191,7 @@ def run(options: argparse.Namespace) -> None:
     questions = _asked(options, target)
     results = Results(options.out if counts else None, _setting(options, target, questions))
     cases = choose_cases(options.model, target, options.drafters, options.draft, options.dtype)
+    results.renew({name: weights_of(options.model, name) for name in cases})
     if counts:
         count(results, target, cases, questions, options)
         chosen = [f"{name}, temperature {temperature:g}" for name in cases for temperature in options.temperatures]

@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.bench import drafter_costs, drafters
 from jaxspec.bench.draft_bytes import drafting_by_bytes, speedup_by_bytes
-from jaxspec.bench.drafter_cases import choose_cases
+from jaxspec.bench.drafter_cases import choose_cases, weights_of
 from jaxspec.bench.drafter_costs import DrafterCost, begun, measure_cost
 from jaxspec.bench.drafter_tables import costs_markdown, markdown, total_of
 from jaxspec.bench.questions import Counts
@@ -111,6 +111,27 @@ def test_rounds_are_timed_in_steps_turn_by_turn(monkeypatch):
     assert asked == [(TARGET, [0, 2], [prompt], 0.0, 3) for prompt in ([1] * 30, [2] * 50)]
     assert (found.drafts, found.low, found.round, found.high) == (2, 1.0, 2.0, 3.0)
     assert found.share == pytest.approx(1 - 0.5) and found.by_bytes == {"1": 0.0, "32": 0.0}
+
+
+def test_results_of_other_weights_are_measured_again(tmp_path):
+    path, labels = tmp_path / "drafters.json", [f"eagle, temperature {t}" for t in (0, 1)]
+    first = drafters.Results(path, {"count": 1})
+    first.renew({"eagle": "one", "eagle, tree": "one", "n-gram": None})
+    first.found = dict.fromkeys([*labels, "eagle, tree, temperature 0", "n-gram, temperature 0"], {})
+    first.costs, first.measured = {"eagle": {}, "n-gram": {}}, {"eagle": 1.0}
+    first.write()
+    again = drafters.Results(path, {"count": 1})
+    again.renew({"eagle": "two", "eagle, tree": "one", "n-gram": None})
+    assert list(again.found) == ["eagle, tree, temperature 0", "n-gram, temperature 0"]
+    assert list(again.costs) == ["n-gram"] and not again.measured
+
+
+def test_what_tells_weights_apart(tmp_path):
+    shipped = [weights_of("smollm2-135m-instruct", name) for name in ("eagle", "eagle, tree", "ngram+eagle")]
+    assert len(set(shipped)) == 1 and shipped[0] and shipped[0] != weights_of("smollm2-135m-instruct", "medusa")
+    assert weights_of("smollm2-135m-instruct", "n-gram") is None
+    (tmp_path / "model.safetensors").write_bytes(b"some")
+    assert weights_of("tiny", str(tmp_path))
 
 
 def test_names_are_those_that_ship_and_others():
