@@ -1,16 +1,14 @@
 """Making a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 from tqdm import tqdm
 
@@ -18,6 +16,7 @@ from jaxspec.model import Model
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
 from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalise
+from jaxspec.training.files import alone
 from jaxspec.training.manifest import (
     VERSION,
     Sequences,
@@ -87,7 +86,7 @@ def make_data(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     groups = [chosen[start : start + shard] for start in range(0, len(chosen), shard)]
-    with _alone(folder):
+    with alone(folder):
         manifest = _begin(folder, making, chosen, left_out)
         _answer_shards(target, tokenizer, folder, manifest, groups, options, left_out)
     return manifest
@@ -126,16 +125,6 @@ def _describe(target: Model, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
         "tokenizer": tokenizer.digest,
         "weights": weights_digest(target),
     }
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds the folder; raises `ValueError` if another process does."""
-    try:
-        with filelock.FileLock(folder / ".lock", timeout=0):
-            yield
-    except filelock.Timeout:
-        raise ValueError(f"another process is writing to {folder}; wait for it, or pass another --out") from None
 
 
 def _begin(

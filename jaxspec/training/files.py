@@ -1,9 +1,23 @@
-"""Small files: written whole or not at all."""
+"""Small files, written whole or not at all; and folders that one process writes to."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import filelock
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds the folder; raises `ValueError` if another process does."""
+    try:
+        with filelock.FileLock(folder / ".lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ValueError(f"another process is writing to {folder}; wait for it, or pass another --out") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -26,6 +26,7 @@ from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.curve import Curve, Window
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.files import alone
 from jaxspec.training.gradients import gradients, rounded
 from jaxspec.training.identity import check_same_run, described, digest
 from jaxspec.training.manifest import weights_digest
@@ -109,7 +110,8 @@ def train(
       TypeError: the target has no layers to look into, a recipe's parameters are not float32, or states are to be kept
         of other data than a `Dataset`.
       ValueError: `out` holds another run; says in what they differ. Or the target is in float16 or lacks layers that
-        the recipe reads, the data hold no answers, JAX runs in several processes, or states are to be kept of a mesh.
+        the recipe reads, the data hold no answers, JAX runs in several processes, states are to be kept of a mesh,
+        or another process trains in `out`.
       FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
     """
     _check_target(target)
@@ -135,22 +137,24 @@ def train(
         "devices": devices,
         "states": "read in bfloat16" if states is not None else "computed",
     }
-    check_same_run(out, run)
-    # The kind of key that a user configures must not change what is learned.
-    key = jax.random.key(options.seed, impl="threefry2x32")
-    first = TrainState.initial(recipe.init(key, target, counts), options)
-    kept = None if states is None else _kept(Path(states), target, data, mesh)
-    task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
-    with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
-        state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
-    params = whole(state.params)
-    _put(out / "head", lambda path: recipe.save(params, target, counts, path))
-    if aside is not None:
-        _measure(recipe, target, aside, out / "head")
-    write_report(out, run | dict(notes or {}), spent, curve.lines)
-    if not plot(out, curve.lines) and not quiet:
-        print("matplotlib is not installed, so there is no loss.svg; the curve is in metrics.jsonl")
-    return Trained(params, out / "head", curve.lines)
+    with alone(out):
+        # The kind of key that a user configures must not change what is learned.
+        key = jax.random.key(options.seed, impl="threefry2x32")
+        first = TrainState.initial(recipe.init(key, target, counts), options)
+        kept = None if states is None else _kept(Path(states), target, data, mesh)
+        # Only now: what cannot begin does not claim the folder.
+        check_same_run(out, run)
+        task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
+        with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
+            state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
+        params = whole(state.params)
+        _put(out / "head", lambda path: recipe.save(params, target, counts, path))
+        if aside is not None:
+            _measure(recipe, target, aside, out / "head")
+        write_report(out, run | dict(notes or {}), spent, curve.lines)
+        if not plot(out, curve.lines) and not quiet:
+            print("matplotlib is not installed, so there is no loss.svg; the curve is in metrics.jsonl")
+        return Trained(params, out / "head", curve.lines)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import filelock
 import numpy as np
 import pytest
 
@@ -55,3 +56,16 @@ def test_data_without_answers(tmp_path):
     with pytest.raises(ValueError, match="hold no answers to learn; .*--whole-texts"):
         train(Bigrams(), TARGET, Prompts(), TrainingOptions(steps=1), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_process_trains_in(tmp_path):
+    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another process is writing"):
+        train(Bigrams(), TARGET, Conversations(), TrainingOptions(steps=1), tmp_path)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_the_folder_to_another(tmp_path):
+    recipe = EagleRecipe.of(TARGET, num_kv_heads=3)
+    with pytest.raises(ValueError, match="multiple of num_kv_heads"):
+        train(recipe, TARGET, Conversations(), TrainingOptions(steps=1), tmp_path)
+    assert not (tmp_path / "run.json").exists()
