@@ -64,7 +64,7 @@ def generate(
             "-d",
             help="'ngram', 'suffix', 'early-exit', 'skipping' (after `jaxspec calibrate`), 'sparse-cache', 'none', a "
             "drafter that ships with the model, such as 'eagle', a folder, or a model as for --model, with the same "
-            "tokenizer or another. 'auto' is the best that ships with the model, else 'ngram'.",
+            "tokenizer or another. 'auto' is what the model's manifest names, else 'ngram'.",
         ),
     ] = "auto",
     k: Annotated[
