@@ -56,7 +56,7 @@ class SpeculativeDecoder:
         Args:
           target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
           draft: a `Drafter`; a model, a head, or the name of one; "ngram" or "suffix" (they copy from the text
-            itself); where the target is a name, "auto" (the best that ships with it, else "ngram") or one of its
+            itself); where the target is a name, "auto" (what its manifest names, else "ngram") or one of its
             own, such as "eagle"; `None` or "none" for plain decoding. A model of another tokenizer drafts the tokens
             that both have.
           k: drafted tokens a round, a schedule, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as many

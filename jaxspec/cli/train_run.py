@@ -14,11 +14,12 @@ import typer
 
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
-from jaxspec.model import LanguageModel
+from jaxspec.model import LanguageModel, placement_of
 from jaxspec.training import Prompts, Recipe, TrainingOptions, train
 from jaxspec.training.batches import Batch
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import prompts_of
+from jaxspec.training.loop import row_devices
 from jaxspec.training.manifest import MANIFEST
 from jaxspec.weights import load
 
@@ -69,7 +70,7 @@ def run(job: Job) -> None:
         job.recipe.of(target, **job.chosen),
         target,
         rest,
-        _options(job, rest),
+        _options(job, rest, row_devices(placement_of(target))),
         job.out,
         mesh=mesh,
         validation=_prompts(job, aside, target),
@@ -96,8 +97,8 @@ def _check_made_for(data: Dataset, target: LanguageModel, name: str) -> None:
         )
 
 
-def _options(job: Job, data: Dataset) -> TrainingOptions:
-    """With the number of updates that the data are read so often in."""
+def _options(job: Job, data: Dataset, devices: int) -> TrainingOptions:
+    """With the number of updates that the data are read so often in, by batches whose rows `devices` share."""
     lengths = {"--epochs": job.epochs, "--steps": job.steps, "--tokens": job.tokens}
     given = [name for name, value in lengths.items() if value is not None]
     if len(given) > 1:
@@ -110,7 +111,7 @@ def _options(job: Job, data: Dataset) -> TrainingOptions:
         epochs = job.tokens / int(data.lengths.sum())
     if not 0 < epochs < math.inf:
         raise ValueError(f"{given[0]} must be above 0, got {lengths[given[0]]}")
-    batches = data.batches(batch_tokens=one.batch_tokens, seed=one.seed).steps_per_epoch
+    batches = data.batches(batch_tokens=one.batch_tokens, seed=one.seed, devices=devices).steps_per_epoch
     return TrainingOptions(steps=math.ceil(epochs * batches / one.accumulation), **job.options)
 
 

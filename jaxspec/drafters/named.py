@@ -127,8 +127,8 @@ def load_drafter(
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
         target's layers); "skipping", or the path of a `skipping.json` (the target without the blocks that `jaxspec
-        calibrate` found); "sparse-cache" (the target over a part of the text); "auto", the best one that ships with the
-        target, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
+        calibrate` found); "sparse-cache" (the target over a part of the text); "auto", what the target's manifest
+        names, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
         a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
         the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that
         promises more (`Compose`).

@@ -126,7 +126,7 @@ def train(
             "the data hold no answers to learn; make them with `jaxspec data --max-new-tokens 128`, or learn prompts "
             "too, with `--whole-texts` or dataclasses.replace(data, whole_texts=True)"
         )
-    devices = _row_devices(placement)
+    devices = row_devices(placement)
     batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
     run = {
         "recipe": described(recipe),
@@ -261,7 +261,7 @@ def _kept(folder: Path, target: LanguageModel, data: Data, mesh: Mesh | None) ->
     return KeptStates(folder, target, data)
 
 
-def _row_devices(placement: Any) -> int:
+def row_devices(placement: Any) -> int:
     """How many devices the rows of a batch are split over."""
     return pieces(placement.mesh, as_tuple(placement.rules.batch)) if isinstance(placement, Placement) else 1
 

@@ -51,7 +51,7 @@ class ZooEntry:
       size: its size in bytes.
       sha256: its digest, in hexadecimal.
       sources: where to get it, in the order in which they are tried.
-      drafter: the best one that ships with it, if there is one.
+      drafter: what "auto" drafts with, one that ships with it; `None` is n-grams.
     """
 
     name: str

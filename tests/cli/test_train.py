@@ -103,9 +103,10 @@ def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[3]) or _Done())
     shared = (*SMALL, "--batch-tokens", "256", "--validation", "0")  # eight short texts: four batches of two
-    for extra in ((), ("--epochs", "2.5"), ("--tokens", "1"), ("--accumulation", "3")):
+    # Eight devices share rows of eight, so that one batch holds all.
+    for extra in ((), ("--epochs", "2.5"), ("--tokens", "1"), ("--accumulation", "3"), ("--mesh", "data=8,model=1")):
         assert _train(folders, "distill", tmp_path / "run", *shared, *extra).exit_code == 0
-    assert [options.steps for options in seen] == [4, 10, 1, 2]
+    assert [options.steps for options in seen] == [4, 10, 1, 2, 1]
 
 
 def test_whole_texts_and_where_states_are_kept(folders, tmp_path, monkeypatch):
