@@ -14,6 +14,7 @@ from jaxspec.training.block import BlockRecipe
 from jaxspec.training.distill import DistillRecipe
 from jaxspec.training.eagle import EagleRecipe
 from jaxspec.training.early_exit import EarlyExitRecipe
+from jaxspec.training.layer_skip import LayerSkipRecipe
 from jaxspec.training.medusa import MedusaRecipe
 from jaxspec.training.tandem import TandemRecipe
 
@@ -26,6 +27,8 @@ RECIPES = {
     "early-exit": EarlyExitRecipe,
     "distill": DistillRecipe,
 }
+# What `--whole-model` does in place of it, for the kinds that have it.
+WHOLE = {"early-exit": LayerSkipRecipe}
 # Names of a recipe's fields that the run itself has an option of.
 _TAKEN = {"steps": "unrolled_steps"}
 
@@ -82,22 +85,65 @@ def _run(
 
 
 def _command(kind: str, recipe: type) -> Callable[..., None]:
-    own = fields.parameters(recipe, _TAKEN)
+    whole, own = WHOLE.get(kind), fields.parameters(recipe, _TAKEN)
+    if whole is not None:
+        own = _of_both(own, fields.parameters(whole, _TAKEN))
     general = [one for one in fields.parameters(TrainingOptions) if one.name != "steps"]
     shared = [one for one in inspect.signature(_run).parameters.values() if one.kind is not one.VAR_KEYWORD]
 
     def command(**given: Any) -> None:
         from jaxspec.cli.train_run import Job, run
 
-        chosen = fields.values(recipe, given, _TAKEN)
+        trained = recipe
+        if whole is not None:
+            trained, other = (whole, recipe) if given["whole_model"] else (recipe, whole)
+            _check_form(trained, other, given)
+        chosen = fields.values(trained, given, _TAKEN)
         options = fields.values(TrainingOptions, given | {"steps": None})
-        run(Job(recipe, chosen, options, **{one.name: given[one.name] for one in shared}))
+        run(Job(trained, chosen, options, **{one.name: given[one.name] for one in shared}))
 
     command.__name__, command.__doc__ = kind, fields.summary(recipe)
     parameters = [*(one.replace(kind=one.KEYWORD_ONLY) for one in shared), *own, *general]
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return reported(command)
+
+
+def _of_both(own: list[inspect.Parameter], others: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """The options of a command with two forms: `--whole-model`, then those of either form, which default to nothing."""
+    shared = {one.name for one in own} & {one.name for one in others}
+    flag = typer.Option(
+        "--whole-model",
+        help="Train all of the model in place of an exit (LayerSkip): another model then, written whole.",
+    )
+    whole = inspect.Parameter(
+        "whole_model", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, flag]
+    )
+    forms = [_of_one_form(one, "") for one in own if one.name not in shared]
+    forms += [_of_one_form(one, "With --whole-model: ") for one in others if one.name not in shared]
+    return [whole, *(one for one in own if one.name in shared), *forms]
+
+
+def _of_one_form(parameter: inspect.Parameter, when: str) -> inspect.Parameter:
+    """The same option without a value, so that one that was given can be told; its help says the default."""
+    (option,) = parameter.annotation.__metadata__
+    if parameter.default is not None:
+        option.help += f"  [default: {parameter.default}]"
+    option.help = when + option.help
+    return parameter.replace(default=None)
+
+
+def _check_form(trained: type, other: type, given: dict[str, Any]) -> None:
+    """Raises for options of the other form."""
+    names = [one.name for one in fields.parameters(other, _TAKEN)]
+    own = {one.name for one in fields.parameters(trained, _TAKEN)}
+    wrong = [f"--{name.replace('_', '-')}" for name in names if name not in own and given[name] is not None]
+    if wrong and given["whole_model"]:
+        raise ValueError(
+            f"{', '.join(wrong)}: of an exit of its own, which --whole-model does not train; leave out either"
+        )
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: only of --whole-model; pass that too, or leave it out")
 
 
 for _kind, _recipe in RECIPES.items():

@@ -54,7 +54,7 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Trains, and says where the drafter is and how to use it.
+    """Trains, and says where the drafter (or the model) is and how to use it.
 
     Raises:
       ValueError: options, data and model do not fit each other.
@@ -66,8 +66,9 @@ def run(job: Job) -> None:
     _check_made_for(whole, target, job.model)
     rest, aside = whole.split(job.validation)
     rest = dataclasses.replace(rest, whole_texts=job.whole_texts)
+    recipe = job.recipe.of(target, **job.chosen)
     trained = train(
-        job.recipe.of(target, **job.chosen),
+        recipe,
         target,
         rest,
         _options(job, rest, row_devices(placement_of(target))),
@@ -79,7 +80,7 @@ def run(job: Job) -> None:
         notes={"command": f"jaxspec {shlex.join(sys.argv[1:])}", "data_folders": [_told(Path(f)) for f in job.data]},
         quiet=job.quiet,
     )
-    typer.echo(f"{trained.folder}: use it with `jaxspec generate --model {job.model} --draft {trained.folder}`")
+    typer.echo(f"{trained.folder}: use it with `jaxspec generate {recipe.usage(job.model, trained.folder)}`")
 
 
 def _check_made_for(data: Dataset, target: LanguageModel, name: str) -> None:

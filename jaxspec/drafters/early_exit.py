@@ -111,7 +111,8 @@ class EarlyExitDrafter(ChainDrafter):
     Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
     layers' keys and values of the text are the target's, and verification goes on from what they computed of the
     drafts. A round of `k` drafts costs `k + 1` passes of the first layers over one token and one pass of the
-    others over `k + 1`. Only targets that were trained to exit early guess well so, or with a trained exit (`head`).
+    others over `k + 1`. Only targets that were trained to exit early (`jaxspec train early-exit --whole-model`)
+    guess well so, or with a trained exit (`head`).
 
     Attributes:
       layers: how many of the target's layers draft.

@@ -1,6 +1,8 @@
 """Drafters by name: those that ship with a model, folders of heads and of models, and those that need neither."""
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import Mesh
@@ -126,12 +128,12 @@ def load_drafter(
 
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
-        target's layers); "skipping", or the path of a `skipping.json` (the target without the blocks that `jaxspec
-        calibrate` found); "sparse-cache" (the target over a part of the text); "auto", what the target's manifest
-        names, else "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or
-        a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts
-        the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that
-        promises more (`Compose`).
+        target's layers) or "early-exit:5" (five of them); "skipping", or the path of a `skipping.json` (the target
+        without the blocks that `jaxspec calibrate` found); "sparse-cache" (the target over a part of the text); "auto",
+        what the target's manifest names, else "ngram"; a drafter that ships with the target, such as "eagle" or
+        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
+        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+"
+        before one of these copies where that promises more (`Compose`).
       target: the model to draft for.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8, each row on its own
@@ -177,11 +179,12 @@ def _by_name(
 ) -> Drafter:
     """Loads it; `k=None` is the default of the kind."""
     skips = name == "skipping" or is_skip_set(name)
-    if name in _ALONE or name == "none" or skips:
+    alone = _alone(name)
+    if alone is not None or name == "none" or skips:
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
-        if name in _ALONE:
-            return _ALONE[name](target, k)
+        if alone is not None:
+            return alone(target, k)
         if skips:
             return _skipping(locate_skip_set(target_name) if name == "skipping" else name, target, k)
         if k:
@@ -201,6 +204,16 @@ def _by_name(
     return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
 
 
+def _alone(name: str | os.PathLike[str]) -> Callable[[Model, int | Schedule | None], Drafter] | None:
+    """What makes the drafter of this name, if that needs no weights of its own."""
+    word, colon, layers = str(name).partition(":")
+    if word != "early-exit" or not colon:
+        return _ALONE.get(name)
+    if not layers.isdecimal():
+        raise ValueError(f"{name!r} says no number of layers; pass such as 'early-exit:4'")
+    return functools.partial(_early_exit, layers=int(layers))
+
+
 def _ngram(target: Model, k: int | Schedule | None) -> Drafter:
     return NGramDrafter(k=DEFAULT_K if k is None else k)
 
@@ -209,9 +222,12 @@ def _suffix(target: Model, k: int | Schedule | None) -> Drafter:
     return SuffixDrafter() if k is None else SuffixDrafter(k=k)
 
 
-def _early_exit(target: Model, k: int | Schedule | None) -> Drafter:
+def _early_exit(target: Model, k: int | Schedule | None, *, layers: int | None = None) -> Drafter:
     EarlyExitDrafter(1).check(target)  # it has layers to count
-    return EarlyExitDrafter(max(1, target.module.config.num_layers // 4), k=DEFAULT_K if k is None else k)
+    layers = max(1, target.module.config.num_layers // 4) if layers is None else layers
+    drafter = EarlyExitDrafter(layers, k=DEFAULT_K if k is None else k)
+    drafter.check(target)
+    return drafter
 
 
 def _skipping(path: str | os.PathLike[str], target: Model, k: int | Schedule | None) -> Drafter:

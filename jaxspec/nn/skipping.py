@@ -1,9 +1,10 @@
-"""Passes over a decoder without some of its blocks: known beforehand, or said by traced flags."""
+"""Passes over a decoder without some of its blocks: known beforehand, or said by traced flags, for all rows or each."""
 
 import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -77,3 +78,37 @@ def run_where(
 
             x = jax.lax.cond(runs, run, lambda x: x, x)
     return x
+
+
+def run_dropping(
+    module: Transformer,
+    params: Any,
+    runs: Bool[Array, "l b"],
+    tokens: Int[Array, "b t"],
+    cache: KVCache,
+) -> Float[Array, "l b t d"]:
+    """The states after each layer, before the final norm, of a pass that differs from row to row; for training.
+
+    Every layer is computed for all rows. What is computed within one is computed again for its gradients, and not
+    kept.
+
+    Args:
+      module: the decoder.
+      params: its parameters.
+      runs: which layers run for which rows; a row passes one that does not as it is.
+      tokens: the text; the fed tokens see each other alone.
+      cache: an empty one.
+    """
+    config = module.config
+    mask, positions = of_chain(None, None, cache, tokens.shape)
+    x, states = enter(config, params, tokens, positions), []
+    for layer in range(config.num_layers):
+        block = Block(config, layer, module.dtype)
+
+        @jax.checkpoint
+        def run(own, x, block=block):
+            return block.apply({"params": own}, x, cache, None, positions, mask)[0]
+
+        x = jnp.where(runs[layer][:, None, None], run(params[f"layer_{layer}"], x), x)
+        states.append(x)
+    return jnp.stack(states)

@@ -23,10 +23,10 @@ def gradients(
     """The recipe's loss on a batch and its gradients in the float32 parameters.
 
     The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16. Without `features`
-    the target reads the batch.
+    the target reads the batch: as it is now, where it is trained itself.
     """
     if features is None:
-        features = target_features(recipe, target, batch)
+        features = target_features(recipe, recipe.target(rounded(params, target), target), batch)
     trained, constants = split(params)
 
     def loss(trained):

@@ -63,7 +63,7 @@ class Trained:
 
     Attributes:
       params: the recipe's parameters.
-      folder: the trained drafter's.
+      folder: the trained drafter's, or the trained model's.
       curve: the lines of `metrics.jsonl`.
     """
 
@@ -87,7 +87,9 @@ def train(
     notes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Trained:
-    """Trains a drafter for `target`; called again after an interruption, it goes on from the last checkpoint.
+    """Trains a drafter for `target`, or the target itself where the recipe does so; called again, it goes on.
+
+    After an interruption that is from the last checkpoint.
 
     Args:
       recipe: which kind of drafter, and its own options.
@@ -110,12 +112,14 @@ def train(
       TypeError: the target has no layers to look into, a recipe's parameters are not float32, or states are to be kept
         of other data than a `Dataset`.
       ValueError: `out` holds another run; says in what they differ. Or the target is in float16 or lacks layers that
-        the recipe reads, the data hold no answers, JAX runs in several processes, states are to be kept of a mesh,
-        or another process trains in `out`.
+        the recipe reads, the data hold no answers, JAX runs in several processes, states are to be kept of a mesh
+        or of a target that is trained itself, or another process trains in `out`.
       FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
     """
     _check_target(target)
     _check_capture(recipe, target)
+    if states is not None:
+        _check_states(recipe, data, mesh)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     if mesh is not None:
@@ -141,7 +145,7 @@ def train(
         # The kind of key that a user configures must not change what is learned.
         key = jax.random.key(options.seed, impl="threefry2x32")
         first = TrainState.initial(recipe.init(key, target, counts), options)
-        kept = None if states is None else _kept(Path(states), target, data, mesh)
+        kept = None if states is None else KeptStates(Path(states), target, data)
         # Only now: what cannot begin does not claim the folder.
         check_same_run(out, run)
         task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
@@ -171,23 +175,25 @@ class _Task:
 
     def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update, and what it reported."""
-        sums = None
+        sums, params = None, self.recipe.at(state.params, step, self.options.steps)
         for index in range(step * self.options.accumulation, (step + 1) * self.options.accumulation):
             prepare_key, loss_key = jax.random.split(jax.random.fold_in(self.key, index))
             batch = self.placement.rows(jax.tree.map(jnp.asarray, self.batches.batch(index)))
-            prepared = self.recipe.prepare(state.params, self.target, batch, prepare_key)
+            prepared = self.recipe.prepare(params, self.target, batch, prepare_key)
             features = None
             if self.kept is not None and prepared is batch:
                 features = self.kept.features(self.recipe.capture, self.batches.indices(index), batch.tokens.shape)
             batch = self.placement.rows(prepared)
-            fresh = gradients(self.recipe, state.params, self.target, batch, loss_key, features)
+            fresh = gradients(self.recipe, params, self.target, batch, loss_key, features)
             sums = fresh if sums is None else add(sums, fresh)
         return update(state, sums, self.options)
 
     def measure(self, params: Any) -> dict[str, Any]:
         """The true acceptance, for the curve."""
-        drafter = self.recipe.drafter(rounded(whole(params), self.target), self.target, self.token_counts)
-        measured = evaluate(self.target, drafter, self.validation, seed=self.options.seed)
+        params = rounded(whole(params), self.target)
+        target = self.recipe.target(params, self.target)
+        drafter = self.recipe.drafter(params, target, self.token_counts)
+        measured = evaluate(target, drafter, self.validation, seed=self.options.seed)
         return described(measured)
 
     def measures_after(self, step: int) -> bool:
@@ -253,12 +259,16 @@ def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], fold
         warnings.warn(f"{folder} says nothing of how good its guesses are: {error}", stacklevel=3)
 
 
-def _kept(folder: Path, target: LanguageModel, data: Data, mesh: Mesh | None) -> KeptStates:
+def _check_states(recipe: Recipe, data: Data, mesh: Mesh | None) -> None:
+    if not recipe.frozen:
+        raise ValueError(
+            f"states are kept of a target that stays as it is, but {type(recipe).__name__} trains it; leave out the "
+            "folder for states"
+        )
     if mesh is not None:
         raise ValueError("states are kept on one device; leave out the mesh, or the folder for states")
     if not isinstance(data, Dataset):
         raise TypeError(f"states are kept of a jaxspec.training.Dataset, got {type(data).__name__}; leave out states")
-    return KeptStates(folder, target, data)
 
 
 def row_devices(placement: Any) -> int:

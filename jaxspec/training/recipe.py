@@ -22,6 +22,8 @@ from jaxspec.training.batches import Batch
 class Features:
     """The target's pass over a batch, computed anew for each step and never trained through.
 
+    Of a recipe that trains the target itself it is that of the target as it is now.
+
     Attributes:
       hidden: the states that the recipe captures, in its order.
       last: the last layer's output, before the final norm.
@@ -36,9 +38,11 @@ class Recipe(abc.ABC):
 
     Attributes:
       capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).
+      frozen: whether the target stays as it is, so that its states may be kept.
     """
 
     capture: tuple[int, ...] = ()
+    frozen: bool = True
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> Self:
@@ -61,6 +65,22 @@ class Recipe(abc.ABC):
         del params, target, key
         return batch
 
+    def at(self, params: Any, step: int, steps: int) -> Any:
+        """The parameters as the loss of an update takes them: integers among them may say where training is.
+
+        Args:
+          params: as they are trained.
+          step: the number of the update, from 0.
+          steps: how many there are.
+        """
+        del step, steps
+        return params
+
+    def target(self, params: Any, target: LanguageModel) -> LanguageModel:
+        """The model that is drafted for: the target, or what these parameters, in its dtype, make of it."""
+        del params
+        return target
+
     @abc.abstractmethod
     def loss(
         self, params: Any, target: LanguageModel, batch: Batch, features: Features, key: Array
@@ -78,6 +98,10 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def save(self, params: Any, target: LanguageModel, token_counts: np.ndarray, path: str | os.PathLike[str]) -> None:
         """Writes the drafter's folder, in bfloat16, as `jaxspec.load_head` reads it."""
+
+    def usage(self, model: str, folder: str | os.PathLike[str]) -> str:
+        """The options of `jaxspec generate` that use what `save` wrote to this folder, for a target of this name."""
+        return f"--model {model} --draft {folder}"
 
     def measured(
         self, folder: str | os.PathLike[str], target: LanguageModel, batches: Iterable[Batch], path: Path

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import shutil
 
 import pytest
 import typer.testing
@@ -10,10 +11,12 @@ import typer.testing
 import jaxspec
 from jaxspec.cli import app as application
 from jaxspec.cli import fields
-from jaxspec.cli.train import RECIPES
+from jaxspec.cli.train import RECIPES, WHOLE
 from jaxspec.training import TrainingOptions, losses
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
+from jaxspec.training.early_exit import EarlyExitRecipe
+from jaxspec.training.layer_skip import LayerSkipRecipe
 from jaxspec.weights import load, save
 from tests import text_models, tiny
 
@@ -41,6 +44,18 @@ def folders(model, tmp_path_factory):
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(one) + "\n" for one in conversations))
     make_data(load(folder / "model"), [prompts], folder / "data", AnswerOptions(max_length=512))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deep(folders, model, tmp_path_factory):
+    """The same conversations, and a model with layers to exit after."""
+    folder = tmp_path_factory.mktemp("deep")
+    save(
+        dataclasses.replace(tiny.transformer(3, layers=3, vocab=model.vocab_size), tokenizer=model.tokenizer),
+        folder / "model",
+    )
+    shutil.copytree(folders / "data", folder / "data")
     return folder
 
 
@@ -84,6 +99,67 @@ def test_mistakes(folders, tmp_path, arguments, said):
     result = _train(folders, "distill", tmp_path / "run", *SMALL, "--validation", "0", *arguments)
     assert result.exit_code == 2 and said in result.stderr
     assert not (tmp_path / "run" / "head").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--whole-model", "--draft-vocabulary", "64"),
+            "--draft-vocabulary: of an exit of its own, which --whole-model",
+        ),
+        (("--whole-model", "--blocks", "1", "--divergence", "tvd"), "--blocks, --divergence: of an exit"),
+        (("--dropout", "0.1"), "--dropout: only of --whole-model"),
+        (("--growing-dropout",), "--growing-dropout: only of --whole-model"),
+        (("--whole-model", "--states", "kept"), "states are kept of a target that stays as it is"),
+        (("--whole-model", "--dropout", "1"), "dropout must be from 0 to below 1"),
+    ],
+)
+def test_a_whole_model_has_no_exit_of_its_own(deep, tmp_path, arguments, said):
+    result = _train(deep, "early-exit", tmp_path / "run", *SHORT, *arguments)
+    assert result.exit_code == 2 and said in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_two_forms_of_an_early_exit(deep, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[0]) or _Done())
+    common = ("early-exit", tmp_path / "run", *SHORT, "--layers", "2")
+    for extra in ((), ("--blocks", "0", "--draft-vocabulary", "0"), ("--whole-model", "--rotation", "0", "-k", "3")):
+        result = _train(deep, *common, *extra)
+        assert result.exit_code == 0, result.stderr
+    assert seen == [
+        EarlyExitRecipe(2),
+        EarlyExitRecipe(2, blocks=0, draft_vocabulary=None),
+        LayerSkipRecipe(2, rotation=None, k=3),
+    ]
+    assert "`jaxspec generate --model here --draft early-exit:2`" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_whole_model_in_one_line(deep, tmp_path):
+    out = tmp_path / "run"
+    result = _train(deep, "early-exit", out, *SHORT, "--whole-model", "--layers", "1", "--dtype", "float32")
+    assert result.exit_code == 0, result.stderr
+    assert f"jaxspec generate --model {out / 'head'} --draft early-exit:1" in result.stdout
+    words = [
+        "generate",
+        "--model",
+        out / "head",
+        "--draft",
+        "early-exit:1",
+        "--max-new-tokens",
+        "4",
+        "-k",
+        "2",
+        "hello",
+    ]
+    generated = typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
+    assert generated.exit_code == 0, generated.stderr
+    plain = typer.testing.CliRunner().invoke(
+        application.app, [str(word) for word in [*words[:3], "--draft", "none", "--max-new-tokens", "4", "hello"]]
+    )
+    assert plain.exit_code == 0 and plain.stdout == generated.stdout
 
 
 def test_data_of_another_tokenizer(folders, tmp_path, model):
@@ -134,6 +210,8 @@ def test_options_are_the_fields(kind):
     assert own.keys() == {field.name for field in dataclasses.fields(recipe)}
     for name in own.keys() - {"k", "steps"}:
         assert f"--{name.replace('_', '-')}" in help_text
+    if kind in WHOLE:
+        assert "--whole-model" in help_text and "--exit-scale" in help_text
     # What is not said is as the recipe has it.
     made = fields.values(recipe, own)
     for field in dataclasses.fields(recipe):
@@ -142,7 +220,7 @@ def test_options_are_the_fields(kind):
 
 
 def test_every_field_is_explained():
-    for kind in (TrainingOptions, *RECIPES.values()):
+    for kind in (TrainingOptions, *RECIPES.values(), *WHOLE.values()):
         for parameter in fields.parameters(kind):
             (option,) = parameter.annotation.__metadata__
             assert len(option.help) > 3, (kind, parameter.name)

@@ -67,6 +67,11 @@ def test_the_target_itself(shipped):
     deep = tiny.transformer(layers=9)
     drafter = jaxspec.load_drafter("early-exit", deep)
     assert drafter.layers == 2 and drafter.k == 8
+    assert jaxspec.load_drafter("early-exit:5", deep, k=3) == jaxspec.EarlyExitDrafter(5, k=3)
+    assert jaxspec.load_drafter("ngram+early-exit:5", deep, k=3).model.layers == 5
+    for name, said in (("early-exit:", "says no number"), ("early-exit:0", "layers"), ("early-exit:9", "got layers=9")):
+        with pytest.raises(ValueError, match=said):
+            jaxspec.load_drafter(name, deep, k=3)
     assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.SparseCacheDrafter)
     with pytest.raises(ValueError, match="of a target of 1"):
         jaxspec.load_drafter("early-exit", tiny.transformer())

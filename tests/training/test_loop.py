@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,30 @@ def test_another_run_in_the_same_folder_is_refused(run, target, change, said):
     players = {"recipe": Bigrams(), "target": target, "data": DATA, "options": OPTIONS} | change
     with pytest.raises(ValueError, match=said):
         train(**players, out=run[1], quiet=True)
+
+
+def test_the_loss_knows_the_update(target, tmp_path):
+    """Batches of one accumulation belong to the same update, and a resumed run goes on counting."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Told(Bigrams):
+        def init(self, key, target, token_counts):
+            return super().init(key, target, token_counts) | {"at": jnp.zeros(2, jnp.int32)}
+
+        def at(self, params, step, steps):
+            return params | {"at": jnp.asarray([step, steps], jnp.int32)}
+
+        def loss(self, params, target, batch, features, key):
+            value, reported = super().loss(params, target, batch, features, key)
+            return value, reported | {"at": params["at"][0], "of": params["at"][1]}
+
+    options = dataclasses.replace(OPTIONS, steps=3, accumulation=2, log_every=1, checkpoint_every=1)
+    curve = train(Told(), target, DATA, options, tmp_path, quiet=True).curve
+    shutil.rmtree(tmp_path / "checkpoints" / "3")
+    resumed = train(Told(), target, DATA, options, tmp_path, quiet=True).curve
+    assert _numbers(resumed) == _numbers(curve) and len(curve) == 3
+    for line in curve:
+        np.testing.assert_allclose([line["step"] - 1, 3], [line["at"], line["of"]], rtol=1e-6)
 
 
 def test_accumulation_is_one_large_batch(target, tmp_path):
