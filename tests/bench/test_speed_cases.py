@@ -2,6 +2,7 @@
 
 import pytest
 
+import jaxspec
 from jaxspec.bench.speed.cases import load_cases, with_halves
 from jaxspec.bench.speed.setting import Setting
 from jaxspec.schedules import Adaptive, Fixed
@@ -24,6 +25,13 @@ def test_without_a_number_each_drafter_has_its_own():
     cases = load_cases(Setting("some", ("ngram", "suffix")), TARGET)
     assert [case.label for case in cases] == ["plain", "ngram, k=4", "suffix, k=8"]
     assert [case.k for case in with_halves(Setting("some", ("ngram",)), cases[:2], TARGET)] == [0, 2, 4]
+
+
+def test_a_pair_is_called_by_its_own_names(tmp_path):
+    jaxspec.save(TARGET, tmp_path / "a+draft")
+    pair = f"ngram+{tmp_path / 'a+draft'}"
+    cases = load_cases(Setting("some", (pair, str(tmp_path / "a+draft")), lengths=(2,)), TARGET)
+    assert [case.label for case in cases] == ["plain", "ngram+a+draft, k=2", "a+draft, k=2"]
 
 
 @pytest.mark.parametrize("lengths", [("some",), ("fixed",), ("adaptive", "adaptive:4")])

@@ -154,6 +154,17 @@ def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
     assert counts(after[3]) == counts(whole[3])
 
 
+def test_where_rows_find_their_own_k_nothing_is_drawn_over_it(lines, tmp_path):
+    records = lines[1:5]
+    cases = {label: case | {"k": None} for label, case in lines[0]["cases"].items()}
+    files = plots.plot(tmp_path, summarize(records), records, cases)
+    assert sorted(path.name.split("-batch")[0] for path in files) == [
+        "acceptance-by-position",
+        "round",
+        "speed-up-by-task",
+    ]
+
+
 def test_another_run_is_refused(folder, finished, tmp_path):
     before = (folder / "out" / "results.jsonl").read_text()
     for arguments, said in (

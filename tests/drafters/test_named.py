@@ -1,6 +1,7 @@
 """Drafters by name, and of what they are handed."""
 
 import dataclasses
+import json
 import shutil
 
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ def shipped(tmp_path, monkeypatch):
     """A zoo whose one model ships an EAGLE head, its best drafter, and a draft model."""
     folder = tmp_path / "zoo" / "smollm2-135m-instruct"
     folder.mkdir(parents=True)
-    manifest = (zoo._root() / folder.name / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(manifest.replace('"licence"', '"drafter": "eagle",\n  "licence"', 1))
+    manifest = json.loads((zoo._root() / folder.name / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"drafter": "eagle"}))
     write_eagle(HEAD, folder / "eagle")
     jaxspec.save(tiny.transformer(1), folder / "distilled")
     monkeypatch.setattr(zoo, "_root", lambda: folder.parent)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.weights import zoo
+
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
 RUNS = sorted(MODELS.glob("*/*/training.json"))
@@ -45,3 +47,7 @@ def test_they_are_of_their_runs(path):
     said = f"{run['tokens']:,}, of them {run['answer_tokens']:,} in answers, in {run['options']['steps']:,} updates"
     assert said in card and f"{run['seconds'] / 60:.0f} minutes" in card
     assert f"{path.with_name('model.safetensors').stat().st_size / 1e6:.1f} MB" in card
+
+
+def test_the_default_model_drafts_with_what_ships():
+    assert zoo.draft_name("auto", "smollm2-135m-instruct") == "ngram+smollm2-135m-instruct/eagle"

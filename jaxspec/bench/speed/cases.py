@@ -112,6 +112,9 @@ def _in_full(setting: Setting) -> list[str]:
 
 def _short(name: str, model: str) -> str:
     """Of a folder or a file its own name; of what ships with the model, without the model's."""
+    copying, plus, other = name.partition("+")
+    if plus and copying in zoo.COPYING:
+        return f"{copying}+{_short(other, model)}"
     return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
 
 

@@ -30,7 +30,7 @@ def plot(
     records: Sequence[Mapping[str, Any]],
     cases: Mapping[str, Mapping[str, Any]],
 ) -> list[Path]:
-    """Draws four SVG files for each setting.
+    """Draws up to four SVG files for each setting: over `k` where there are several, rounds where they were split.
 
     Args:
       folder: where to; it is made if need be.
@@ -54,8 +54,9 @@ def plot(
         pictures: dict[str, Callable[[Any], None]] = {
             "speed-up-by-task": lambda axes, drafted=drafted: _by_task(axes, drafted),
             "acceptance-by-position": lambda axes, drafted=drafted: _by_position(axes, drafted),
-            "speed-up-over-k": lambda axes, drafted=drafted: _over_k(axes, drafted, cases),
         }
+        if any(cases[one.case]["k"] is not None for one in drafted):
+            pictures["speed-up-over-k"] = lambda axes, drafted=drafted: _over_k(axes, drafted, cases)
         if splits:
             pictures["round"] = lambda axes, split=splits[-1]: _round(axes, split)
         for name, draw in pictures.items():
