@@ -43,7 +43,7 @@ def until(tokens, time, emitted):
 
 
 @pytest.mark.parametrize("costs", TABLES.values(), ids=TABLES)
-@pytest.mark.parametrize("lag", [0.0, 0.04])
+@pytest.mark.parametrize("lag", [0.0, 0.005, 0.04])
 def test_a_useless_draft_costs_less_than_three_hundredths(costs, lag):
     """Over 128 tokens, and over every number of them the bound that the documentation states."""
     limits, time, emitted = (x[:, 0] for x in account(costs, USELESS, lag=lag))

@@ -34,7 +34,7 @@ MUTANTS = (
         _ADAPTIVE,
         "return _at(self._prices(state), index)",
         "return _at(self._prices(dataclasses.replace(state, missed=0 * state.missed)), index)",
-        (f"{_ACCOUNT}::test_text_that_was_missed_is_paid_for", f"{_USELESS}[0.04-copies]"),
+        (f"{_ACCOUNT}::test_text_that_was_missed_is_paid_for", f"{_USELESS}[0.005-head]"),
     ),
     Mutant(
         "two drafters may lose as much as each alone",
