@@ -1,5 +1,6 @@
 """A peer that needs no other package: it says the prompt backwards, and knows no law."""
 
+import threading
 from pathlib import Path
 
 from jaxspec.bench.peers.named import Peer
@@ -16,11 +17,15 @@ class Backwards:
 
     def __init__(self, loaded: Loaded):
         print("this is no answer", flush=True)
+        self.busy = Path(loaded.model).with_name("busy")
         self.vocab_size = int(Path(loaded.model).read_text().split()[0])
 
     def answer(self, mode: str, request: Request) -> Answer:
         if request.max_new_tokens == 13:
             raise ValueError("thirteen is too many")
+        if request.max_new_tokens == 14:
+            self.busy.write_text("fourteen take for ever")
+            threading.Event().wait()
         ids = [id % self.vocab_size for id in (request.prompt * 9)[::-1]][: request.max_new_tokens]
         return Answer(ids, 4, 1) if mode == "lookup" else Answer(ids)
 

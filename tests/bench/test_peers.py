@@ -1,6 +1,9 @@
 """Peers: the files they read are our model, their processes answer, and figures are ours over theirs."""
 
+import concurrent.futures
 import dataclasses
+import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +120,19 @@ def test_a_worker_that_fails_says_why(tmp_path):
         with pytest.raises(RuntimeError, match="ValueError: thirteen is too many"):
             worker.answer("plain", dataclasses.replace(REQUEST, max_new_tokens=13))
     worker.close()
+
+
+def test_a_worker_ends_in_the_middle_of_an_answer(tmp_path):
+    """Weights lie in a folder that goes after it: who stops a run does not wait for an answer."""
+    (tmp_path / "weights").write_text("7 float32")
+    os.mkfifo(tmp_path / "busy")
+    worker = Worker(fake_peer.PEER.engine, dataclasses.replace(LOADED, model=str(tmp_path / "weights")))
+    ask = functools.partial(worker.answer, "plain", dataclasses.replace(REQUEST, max_new_tokens=14))
+    asking = concurrent.futures.ThreadPoolExecutor(2)
+    answer = asking.submit(ask)
+    assert "for ever" in (tmp_path / "busy").read_text()
+    asking.submit(worker.close).result(timeout=60)
+    assert answer.exception(timeout=60) is not None
 
 
 def test_draft_models_must_fit():

@@ -126,8 +126,9 @@ class Worker:
         return Answer(**self._reply())
 
     def close(self) -> None:
-        """Ends it."""
-        with contextlib.suppress(BrokenPipeError):  # it failed, and was told so
+        """Ends it, in the middle of an answer too: it has nothing to lose, and who was told to stop waits for it."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError):  # what it was not told yet
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
