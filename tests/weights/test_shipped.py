@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import jaxspec
 from jaxspec.weights import zoo
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "models"
+PACKAGE = Path(jaxspec.__file__).parent
+# Beside the package in a checkout, inside it in a wheel.
+MODELS = PACKAGE / "zoo" if (PACKAGE / "zoo").is_dir() else PACKAGE.parent / "models"
 RUNS = sorted(MODELS.glob("*/*/training.json"))
 WHEEL, DRAFTER = 40e6, 20e6
 
@@ -25,7 +27,7 @@ def _read(path: Path) -> dict:
 def test_they_fit_into_the_repository_and_the_wheel():
     assert len(RUNS) >= 4
     assert all(_size(path.parent) <= DRAFTER for path in RUNS)
-    files = [path for folder in (MODELS, ROOT / "jaxspec") for path in folder.rglob("*") if path.is_file()]
+    files = {path for folder in (MODELS, PACKAGE) for path in folder.rglob("*") if path.is_file()}
     packed = (zlib.compress(path.read_bytes()) for path in files if "__pycache__" not in path.parts)
     assert sum(map(len, packed)) <= WHEEL
 
