@@ -10,8 +10,10 @@ import pytest
 import jaxspec
 from jaxspec.nn.native import NativeKernel, NoCompilerError, build, register
 from jaxspec.nn.products import project
-from tests import tiny
+from jaxspec.weights.stored import stored_kernels
+from tests import blocks, medusa, tandem, tiny
 from tests.contracts import ModelContract
+from tests.drafters.test_eagle import eagle_head
 
 FLOAT = tiny.transformer(layers=2)
 try:
@@ -74,10 +76,38 @@ def test_speculation_gives_the_same_tokens(sampling):
     np.testing.assert_array_equal(run(FLOAT, None), plain)
 
 
+IDS = [0, 2, 3, 5, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        jaxspec.EagleDrafter(eagle_head(ids=IDS, target=FLOAT), k=3),
+        pytest.param(jaxspec.TandemDrafter(tandem.random_head(FLOAT, ids=IDS), k=3), marks=pytest.mark.slow),
+        pytest.param(jaxspec.MedusaDrafter(medusa.conditioned_head(FLOAT, ids=IDS)), marks=pytest.mark.slow),
+        jaxspec.BlockDrafter(blocks.random_head(FLOAT, ids=IDS), k=3),
+    ],
+    ids=lambda drafter: type(drafter).__name__,
+)
+def test_heads_draft_the_same(drafter):
+    """A head of native products makes the same drafts, of which as many are kept."""
+    head = jaxspec.native_products(drafter.head)
+    assert isinstance(stored_kernels(head)[0], NativeKernel)
+    prompts = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
+    options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(temperature=1.0), "max_new_tokens": 30}
+    run = jax.jit(lambda drafter: jaxspec.generate(FLOAT, drafter, prompts, **options))
+    found, expected = run(dataclasses.replace(drafter, head=head)), run(drafter)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.stats.accepted, expected.stats.accepted)
+    assert expected.stats.accepted.sum() > 0
+
+
 def test_bad_input(tmp_path):
     native = jaxspec.native_products(FLOAT)
     with pytest.raises(TypeError, match="plain weights, got NativeKernel"):
         jaxspec.native_products(native)
+    with pytest.raises(TypeError, match="or a head, got EagleLayer"):
+        jaxspec.native_products(dataclasses.replace(FLOAT, module=eagle_head().module))
     with pytest.raises(TypeError, match="float32 model, got bfloat16"):
         jaxspec.native_products(
             dataclasses.replace(FLOAT, module=dataclasses.replace(FLOAT.module, dtype=jnp.bfloat16))

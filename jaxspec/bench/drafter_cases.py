@@ -10,6 +10,7 @@ from jaxspec.drafters.named import drafter_of, load_drafter
 from jaxspec.model import LanguageModel
 from jaxspec.tree import best_tree
 from jaxspec.weights import load, load_head, zoo
+from jaxspec.weights.native import native_beside
 
 K = 4
 # Loaded when its turn comes: a model may be large.
@@ -39,15 +40,16 @@ def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
     """Every drafter that ships with the model, in chains and in trees, and n-grams."""
     found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
     if zoo.find_drafter(f"{model_name}/distilled"):
-        found["distilled"] = lambda: drafter_of(load(f"{model_name}/distilled"))
+        found["distilled"] = lambda: drafter_of(native_beside(target, load(f"{model_name}/distilled")))
     for kind, others in _TREES.items():
         name = f"{model_name}/{kind}"
         if zoo.find_drafter(name) is None:
             continue
-        found[kind] = lambda name=name: drafter_of(load_head(name, target))
-        found[f"{kind}, or n-gram"] = lambda name=name: _beside(drafter_of(load_head(name, target)))
+        head = lambda name=name: native_beside(target, load_head(name, target))  # noqa: E731
+        found[kind] = lambda head=head: drafter_of(head())
+        found[f"{kind}, or n-gram"] = lambda head=head: _beside(drafter_of(head()))
         for label, make in others.items():
-            found[f"{kind}, {label}"] = lambda name=name, make=make: make(load_head(name, target))
+            found[f"{kind}, {label}"] = lambda head=head, make=make: make(head())
     return found
 
 

@@ -89,11 +89,14 @@ class Chain:
         draft = self.draft
 
         def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
+            # The likeliest token is found in the draft's own vocabulary; a law is of the target's.
+            logits = logits if policy.greedy else draft.over_vocabulary(logits[:, None])[:, 0]
             law, confidence = _laws(policy, logits)
             submitted = drafts.going & self.schedule.submits(schedule_state, confidence)
-            token = _draw(law, logits, draws, drafts.count)
-            log_prob = jnp.take_along_axis(confidence, token[:, None], axis=1)[:, 0]
+            place = _draw(law, logits, draws, drafts.count)
+            log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
             going = submitted & (drafts.count + 1 < limit) & self.schedule.goes_on(schedule_state, log_prob)
+            token = draft.token_ids(place) if policy.greedy else place
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             token = jnp.where(submitted, token, 0)
             return drafts.add(token, submitted, law, going, hidden, kept)
@@ -146,7 +149,7 @@ class _Drafts:
         return _Drafts(self.count + 1, tokens, valid, laws, going, hidden, kept)
 
 
-def _laws(policy: Policy, logits: Float[Array, "b v"]) -> tuple[Float[Array, "b v"] | None, Float[Array, "b v"]]:
+def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
     """The law that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
 
     A one-hot law says nothing of how sure the model is: a schedule then sees the model's own.
@@ -159,7 +162,7 @@ def _laws(policy: Policy, logits: Float[Array, "b v"]) -> tuple[Float[Array, "b 
     return law, jnp.where(certain, own, law)
 
 
-def _draw(law: Float[Array, "b v"] | None, logits: Float[Array, "b v"], draws: Draws, offset) -> Int[Array, "b"]:
+def _draw(law: Float[Array, "b n"] | None, logits: Float[Array, "b n"], draws: Draws, offset) -> Int[Array, "b"]:
     if law is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     noise = draws.draft_noise(offset, law.shape[-1])

@@ -16,7 +16,7 @@ from jaxspec.drafters.medusa import MedusaDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.skipping import SkippingDrafter
 from jaxspec.drafters.tandem import TandemDrafter
-from jaxspec.model import LanguageModel, Model
+from jaxspec.model import LanguageModel, Model, Network
 from jaxspec.prefill import CATCH_UP_CHUNK
 from jaxspec.weights.native import products_of
 
@@ -45,15 +45,15 @@ def estimate_costs(
       batch: rows.
     """
     kind = _kind(target)
-    first, each, lag = _drafting(target, drafter, max(lengths), kind, batch)
+    first, each, lag = _drafting(target, drafter, max(lengths), batch)
     costs = (_pass(kind, n + 1, batch) + (n > 0) * (first + _ROUND) + n * each for n in lengths)
     return tuple(round(cost, 4) for cost in costs), round(lag, 5)
 
 
-def _kind(target: Model) -> str:
+def _kind(network: Model | Network) -> str:
     if jax.default_backend() != "cpu":
         return "accelerator"
-    native = isinstance(target, LanguageModel) and products_of(target).startswith("native")
+    native = isinstance(network, Network) and products_of(network).startswith("native")
     return "native" if native else "cpu"
 
 
@@ -68,10 +68,10 @@ def _pass_of_one(kind: str, tokens: int) -> float:
     return float(np.interp(tokens, places, times)) + slope * max(0, tokens - places[-1])
 
 
-def _drafting(target: Model, drafter: Drafter, k: int, kind: str, batch: int) -> tuple[float, float, float]:
+def _drafting(target: Model, drafter: Drafter, k: int, batch: int) -> tuple[float, float, float]:
     """What drafting takes once a round, for each draft, and for each token that was missed before."""
-    # Draft models are multiplied by XLA whatever the target is.
-    wide = lambda tokens: _pass("cpu" if kind == "native" else kind, tokens, batch)  # noqa: E731
+    kind = _kind(getattr(drafter, "head", None) or getattr(drafter, "model", target))
+    wide = lambda tokens: _pass(kind, tokens, batch)  # noqa: E731
     if isinstance(drafter, CopyingDrafter):
         return _PASS, 0.0, 0.0
     if isinstance(drafter, ModelDrafter | IntersectionDrafter):

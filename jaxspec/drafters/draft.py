@@ -29,13 +29,13 @@ class Window:
     """The pass over the end of the text: the law of what follows it.
 
     Attributes:
-      logits: of the first draft.
+      logits: of the first draft, over the draft vocabulary.
       cache: it holds the text.
       entries: some of what a pass adds to the cache, whatever it is: it lends buffers their shape.
       hidden: what the next pass needs of this one besides the cache, `[b, ...]` each; often nothing.
     """
 
-    logits: Float[Array, "b v"]
+    logits: Float[Array, "b n"]
     cache: Cache
     entries: Any
     hidden: Hidden
@@ -44,7 +44,8 @@ class Window:
 class Draft(abc.ABC):
     """A cheap model that reads its own guesses. A frozen pytree.
 
-    What it keeps between rounds has a cache in it, which a round fills with drafts.
+    What it keeps between rounds has a cache in it, which a round fills with drafts. It may know fewer tokens than the
+    target; logits are then over those alone until a law of the target's tokens is asked for.
 
     Attributes:
       vocab_size: the target's.
@@ -85,8 +86,17 @@ class Draft(abc.ABC):
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Cache, **tree: Any) -> Any:
         """Scores what follows drafts, whose parents' passes left `hidden`, `[b, t, ...]`.
 
-        Returns a `ModelOutput`; `tree` are the options of `Model.__call__` for trees.
+        Returns a `ModelOutput`, its logits over the draft vocabulary; `tree` are the options of `Model.__call__` for
+        trees.
         """
+
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
+        """The same logits over the target's vocabulary, which is the draft's unless that is smaller."""
+        return logits
+
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
+        """The target's ids of tokens of the draft vocabulary."""
+        return places
 
     @abc.abstractmethod
     def cache(self, kept: Any) -> Cache:

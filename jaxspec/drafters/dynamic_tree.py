@@ -138,9 +138,9 @@ class DynamicTreeDrafter(Drafter):
         cache = state.keep(self._draft.cache(state.kept), verdict)
         return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 
-    def _children(self, logits: Float[Array, "b w v"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
+    def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
-        scores, tokens = likeliest(policy.log_probs(logits), self.top_k)
+        scores, tokens = likeliest(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
         # At most 0, even by rounding: a path is never likelier than its beginning. NaN is worst.
         return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 

@@ -140,7 +140,7 @@ class EagleDraft(Draft):
 
     def first(self, kept, context):
         kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
-        logits = self.head.logits(kept.state[:, None])[:, 0]
+        logits = self.head.guesses(kept.state[:, None])[:, 0]
         shape = Entries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
         return Window(logits, kept.cache, shape, (kept.state,)), kept
 
@@ -168,7 +168,13 @@ class EagleDraft(Draft):
     def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
         (states,) = hidden
         states, entries = self.head(self.head.embed(context.target, tokens), states, cache, **tree)
-        return ModelOutput(self.head.logits(states), entries, (states,))
+        return ModelOutput(self.head.guesses(states), entries, (states,))
+
+    def over_vocabulary(self, logits):
+        return self.head.over_vocabulary(logits)
+
+    def token_ids(self, places):
+        return self.head.token_ids(places)
 
     def cache(self, kept) -> Cache:
         return kept.cache

@@ -84,7 +84,15 @@ class EarlyExitDraft(SelfDraft):
         logits, partial = self.feed(context, tokens, cache)
         return ModelOutput(logits, partial)
 
-    def feed(self, context: Context, tokens: Int[Array, "b 1"], fed: Fed) -> tuple[Float[Array, "b 1 v"], Partial]:
+    def over_vocabulary(self, logits):
+        if self.head is None:
+            return logits
+        return self.target.placement.logits(self.head.over_vocabulary(logits, self.vocab_size))
+
+    def token_ids(self, places):
+        return places if self.head is None else self.head.token_ids(places)
+
+    def feed(self, context: Context, tokens: Int[Array, "b 1"], fed: Fed) -> tuple[Float[Array, "b 1 n"], Partial]:
         """Runs the first layers over one more token, which sees the text and what was fed."""
         room = jnp.arange(self.k + 1, dtype=jnp.int32)
         mask = jnp.pad(room < fed.count, (0, 1), constant_values=True)
@@ -98,8 +106,7 @@ class EarlyExitDraft(SelfDraft):
             pending=fed.partial.entries,
         )
         if self.head is not None:  # the compiler leaves out logits that nobody reads
-            own = self.head(self.target, partial.hidden)
-            logits = self.target.placement.logits(self.head.over_vocabulary(own, self.vocab_size))
+            logits = self.target.placement.logits(self.head(self.target, partial.hidden))
         return logits, partial
 
 

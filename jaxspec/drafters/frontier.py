@@ -102,7 +102,7 @@ def grow(
       first: the first level's fed nodes, which follow the text.
       levels: how many passes, at least 1.
       carry: what `expand` is given for the first level.
-      expand: `expand(level, logits [b, w, v], carry)` chooses what is fed next.
+      expand: `expand(level, logits [b, w, n], carry)` chooses what is fed next.
 
     Returns:
       What `expand` found, `[levels, ...]`, and the fed nodes' entries: that of node `i` of level

@@ -33,6 +33,7 @@ from jaxspec.sharding import Rules
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights import load, zoo
 from jaxspec.weights.heads import is_head, load_head
+from jaxspec.weights.native import native_beside
 from jaxspec.weights.skip_set import SkipSet, is_skip_set, locate_skip_set
 
 DEFAULT_K = 4
@@ -134,7 +135,8 @@ def load_drafter(
         "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
         model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+"
         before one of these copies where that promises more (`Compose`).
-      target: the model to draft for.
+      target: the model to draft for. Beside one of `native_products` a float32 head or draft model is one too, of
+        bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8, each row on its own
         (`Adaptive`), "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed"
@@ -199,8 +201,8 @@ def _by_name(
         return Compose(_ALONE[copying](target, drafter.k), drafter)
     tokenizer = options.pop("tokenizer")
     if is_head(name):
-        return drafter_of(load_head(name, target, **options), k, num_drafts)
-    draft = load(name, **options)
+        return drafter_of(native_beside(target, load_head(name, target, **options)), k, num_drafts)
+    draft = native_beside(target, load(name, **options))
     return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
 
 

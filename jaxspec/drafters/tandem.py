@@ -65,7 +65,13 @@ class TandemDraft(Draft):
 
     def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
         states, entries = self.head(context.target.embed(tokens), cache, **tree)
-        return ModelOutput(self.head.logits(states), entries)
+        return ModelOutput(self.head.guesses(states), entries)
+
+    def over_vocabulary(self, logits):
+        return self.head.over_vocabulary(logits)
+
+    def token_ids(self, places):
+        return self.head.token_ids(places)
 
     def cache(self, kept) -> Cache:
         return kept

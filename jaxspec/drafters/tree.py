@@ -111,11 +111,13 @@ class TreeDrafter(Drafter):
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
         window, kept = self._draft.first(state, context)
-        found, pending = _choose(draw, policy, draws, jnp.int32(0), window.logits[:, None], plan.first), None
+        logits = self._draft.over_vocabulary(window.logits[:, None])
+        found, pending = _choose(draw, policy, draws, jnp.int32(0), logits, plan.first), None
 
         if plan.levels:
 
             def expand(level, logits, carry):
+                logits = self._draft.over_vocabulary(logits)
                 found = _choose(draw, policy, draws, level + 1, logits, plan.most)
                 picked = jnp.asarray(plan.picked)[level]
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))

@@ -76,12 +76,17 @@ class EagleHead(Network):
         """One pass; `tree` are the options of `Model.__call__`. Row `i` reads token `i + 1` and state `i`."""
         return self._apply(embedded, states, cache, **tree)
 
-    def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Of the token that follows those that made `states`, over the target's vocabulary."""
-        logits = self._apply(states, method="logits")
-        if self.ids is not None:
-            logits = expand(logits, self.ids, self.vocab_size)
-        return self.placement.logits(logits)
+    def guesses(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
+        """The logits of the token that follows those that made `states`, over the draft vocabulary."""
+        return self.placement.logits(self._apply(states, method="logits"))
+
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
+        """The same logits over the target's vocabulary."""
+        return logits if self.ids is None else self.placement.logits(expand(logits, self.ids, self.vocab_size))
+
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
+        """The target's ids of tokens of the draft vocabulary."""
+        return places if self.ids is None else self.ids[places]
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, **options)

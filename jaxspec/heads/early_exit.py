@@ -49,3 +49,7 @@ class EarlyExitHead(Network):
     def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
         """The same logits over the target's vocabulary."""
         return logits if self.ids is None else expand(logits, self.ids, vocab_size)
+
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
+        """The target's ids of tokens of the draft vocabulary."""
+        return places if self.ids is None else self.ids[places]

@@ -65,13 +65,17 @@ class TandemHead(Network):
         """
         return self._apply(embedded, cache, **tree)
 
-    def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Of the token that follows those that made `states`, over the target's vocabulary."""
-        return self.placement.logits(expand(self.guesses(states), self.ids, self.vocab_size))
-
     def guesses(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """The same over the draft vocabulary alone."""
-        return self._apply(states, method="logits")
+        """The logits of the token that follows those that made `states`, over the draft vocabulary."""
+        return self.placement.logits(self._apply(states, method="logits"))
+
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
+        """The same logits over the target's vocabulary."""
+        return self.placement.logits(expand(logits, self.ids, self.vocab_size))
+
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
+        """The target's ids of tokens of the draft vocabulary."""
+        return self.ids[places]
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, **options)

@@ -4,28 +4,31 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.model import Anywhere, LanguageModel
+from jaxspec.model import Anywhere, LanguageModel, Network
 from jaxspec.nn import Transformer
 from jaxspec.nn.kernels import StoredKernel
 from jaxspec.nn.native import NativeKernel, NoCompilerError, register
 from jaxspec.weights.stored import is_product, stored_kernels
 
+_Network = TypeVar("_Network", bound=Network)
 
-def native_products(model: LanguageModel, *, weights: Any = jnp.float32) -> LanguageModel:
+
+def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
     """The same model, multiplied on a CPU by a product that reads every weight once for up to some ten rows.
 
     XLA takes almost twice as long for five tokens as for one; this takes a tenth longer. It is compiled for the machine
     when it is first asked for, which takes a C++ compiler and five seconds.
 
     Args:
-      model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, on one device.
+      model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
       weights: float32, or bfloat16: half the bytes, with float32 activations and sums. Weights that are not bfloat16
-        numbers already are rounded, which makes another model of them.
+        numbers already are rounded, which makes another model of them. A draft may be another one: the target's law
+        does not depend on it.
 
     Raises:
       TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are stored otherwise
@@ -33,11 +36,11 @@ def native_products(model: LanguageModel, *, weights: Any = jnp.float32) -> Lang
       ValueError: `weights` is another dtype.
       jaxspec.nn.native.NoCompilerError: there is no C++ compiler, or it failed.
     """
-    if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
+    if not _is_known(model):
         kind = type(getattr(model, "module", model)).__name__
-        raise TypeError(f"native_products takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
-    if model.dtype != jnp.float32:
-        raise TypeError(f"native_products takes a float32 model, got {model.dtype}; pass dtype='float32' to load")
+        raise TypeError(f"native_products takes a LanguageModel of a jaxspec.nn.Transformer, or a head, got {kind}")
+    if (dtype := jnp.dtype(model.module.dtype)) != jnp.float32:
+        raise TypeError(f"native_products takes a float32 model, got {dtype}; pass dtype='float32' to load")
     if not isinstance(model.placement, Anywhere):
         raise TypeError("native_products takes a model on one device, got one that is split over a mesh")
     if jnp.dtype(weights) not in (jnp.float32, jnp.bfloat16):
@@ -55,15 +58,29 @@ def native_products(model: LanguageModel, *, weights: Any = jnp.float32) -> Lang
     return dataclasses.replace(model, params=jax.tree.map_with_path(stored, model.params, is_leaf=is_stored))
 
 
-def native_if_possible(model: LanguageModel) -> LanguageModel:
-    """`native_products(model)` on one CPU device, in float32, where there is a compiler; else the model itself."""
-    plain = isinstance(model.module, Transformer) and isinstance(model.placement, Anywhere)
-    if jax.default_backend() != "cpu" or not plain or model.dtype != jnp.float32 or stored_kernels(model):
+def _is_known(model: Any) -> bool:
+    """Whether its products are those of this package: a head's all are."""
+    if isinstance(model, LanguageModel):
+        return isinstance(model.module, Transformer)
+    return isinstance(model, Network)
+
+
+def native_if_possible(model: _Network, *, weights: Any = jnp.float32) -> _Network:
+    """`native_products(...)` on one CPU device, in float32, where there is a compiler; else the model itself."""
+    plain = _is_known(model) and isinstance(model.placement, Anywhere) and not stored_kernels(model)
+    if jax.default_backend() != "cpu" or not plain or jnp.dtype(model.module.dtype) != jnp.float32:
         return model
     try:
-        return native_products(model)
+        return native_products(model, weights=weights)
     except (NoCompilerError, OSError):
         return model
+
+
+def native_beside(target: Any, draft: _Network) -> _Network:
+    """A model or head to draft for `target`, multiplied as that is, and by half the bytes: its weights are rounded."""
+    if not isinstance(target, LanguageModel) or not products_of(target).startswith("native"):
+        return draft
+    return native_if_possible(draft, weights=jnp.bfloat16)
 
 
 # By name, for commands.
@@ -77,7 +94,7 @@ PRODUCTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyT
 )
 
 
-def products_of(model: LanguageModel) -> str:
+def products_of(model: Network) -> str:
     """The name of a model's products: "xla", "native", "native-bfloat16", or the class of its kernels."""
     kernels = stored_kernels(model)
     if not kernels:

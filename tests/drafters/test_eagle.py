@@ -70,7 +70,7 @@ def logits_after(head, tokens, length, drafts):
     place = length - drafts - 2  # the last true pair
     for step in range(drafts + 1):
         made, _ = head(after, states, cache)
-        logits = jnp.take(head.logits(made)[0], place + step, axis=0)
+        logits = jnp.take(head.over_vocabulary(head.guesses(made))[0], place + step, axis=0)
         # The state of the next pair is what the head made of this one.
         own = jnp.arange(MOST_TEXT)[None, :, None] == place + step + 1
         states = jnp.where(own, jnp.roll(made, 1, axis=1), states)

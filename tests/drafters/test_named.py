@@ -9,8 +9,10 @@ import pytest
 
 import jaxspec
 from jaxspec.drafters.named import drafter_of
+from jaxspec.nn.native import NoCompilerError
 from jaxspec.weights import zoo
 from jaxspec.weights.eagle import write_eagle
+from jaxspec.weights.stored import stored_kernels
 from tests import text_models, tiny
 from tests.drafters.test_eagle import HEAD, TARGET
 
@@ -32,8 +34,8 @@ def shipped(tmp_path, monkeypatch):
     zoo._drafters.cache_clear()
 
 
-def load(name, **options):
-    return jaxspec.load_drafter(name, TARGET, **({"target_name": "smollm2-135m-instruct"} | options))
+def load(name, *, target=TARGET, **options):
+    return jaxspec.load_drafter(name, target, **({"target_name": "smollm2-135m-instruct"} | options))
 
 
 def test_the_best_that_ships_with_the_model(shipped):
@@ -49,6 +51,19 @@ def test_without_one_the_text_itself(shipped):
     assert isinstance(load("ngram", k=3), jaxspec.NGramDrafter)
     assert isinstance(load("suffix"), jaxspec.SuffixDrafter) and load("suffix", k=3).k == 3
     assert load("none").k == 0
+
+
+def test_beside_a_native_target_drafts_are_native_too(shipped):
+    """And of half the bytes; not where the target's products are XLA's."""
+    try:
+        target = jaxspec.native_products(TARGET)
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    for name, part in (("eagle", "head"), ("distilled", "model")):
+        kernels = [x.values.dtype for x in stored_kernels(getattr(load(name, target=target), part))]
+        assert kernels and set(kernels) == {jnp.dtype(jnp.bfloat16)}
+        assert not stored_kernels(getattr(load(name), part))
+        assert not stored_kernels(getattr(load(name, target=target, dtype="bfloat16"), part))
 
 
 def test_one_beside_n_grams(shipped):

@@ -66,7 +66,7 @@ def chain(head, text, place):
     for step in range(3):
         made, entries = head(head.embed(TARGET, fed), states, cache)
         cache, states = cache.append(entries), made[:, -1:]
-        found.append(jax.nn.log_softmax(head.logits(states)[0, 0]))
+        found.append(jax.nn.log_softmax(head.over_vocabulary(head.guesses(states))[0, 0]))
         fed = text[None, min(place + 2 + step, len(text) - 1)][:, None]
     return jnp.stack(found)
 

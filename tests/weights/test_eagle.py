@@ -117,7 +117,7 @@ def run(head, tokens):
     output = TARGET(tokens, TARGET.init_cache(1, 16), capture=head.capture)
     features, embedded = head.features(TARGET, output.hidden), head.embed(TARGET, tokens[:, 1:])
     made, _ = head(embedded, head.fuse(features)[:, :-1], head.init_cache(1, 16))
-    return features[0, :-1], embedded[0], head.logits(made)[0]
+    return features[0, :-1], embedded[0], head.over_vocabulary(head.guesses(made))[0]
 
 
 TEXT = jnp.asarray([[3, 1, 4, 1, 5, 9, 2, 6]], jnp.int32)

@@ -77,7 +77,7 @@ def run(head):
     output = TARGET(TEXT, TARGET.init_cache(1, 16), capture=head.capture)
     features, embedded = head.features(TARGET, output.hidden), head.embed(TARGET, TEXT[:, 1:])
     made, _ = head(embedded, head.fuse(features)[:, :-1], head.init_cache(1, 16))
-    return features[0, :-1], embedded[0], head.logits(made)[0]
+    return features[0, :-1], embedded[0], head.over_vocabulary(head.guesses(made))[0]
 
 
 def test_it_is_chained_with_its_own_states(tmp_path):
