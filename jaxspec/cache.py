@@ -6,7 +6,8 @@ next write, never zeroed: a zeroed key would still add e^0 to the softmax.
 
 import dataclasses
 import functools
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,19 @@ class KVCache:
     def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
         """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
         return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
+
+    def attend(
+        self,
+        otherwise: Callable[..., Array],
+        queries: Float[Array, "b t g r d"],
+        fresh: Any,
+        layer: int,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Array, "b t g r d"]:
+        """What `jaxspec.nn.attention.attend` gives over a layer; here that is `otherwise(queries, fresh, self)`."""
+        return otherwise(queries, fresh, self)
 
     def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
         """Fresh keys or values as they will be read back: here as they are."""

@@ -1,4 +1,4 @@
-"""The native product: the same numbers as XLA's, a model like any other, and plain words where it cannot be had."""
+"""Native kernels: the same numbers as XLA's, a model like any other, and plain words where they cannot be had."""
 
 import dataclasses
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.nn.native import NativeKernel, NoCompilerError, build, register
+from jaxspec.cache import KVCache
+from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.native import NativeKernel, NativeKVCache, NoCompilerError, build, register
 from jaxspec.nn.products import project
 from jaxspec.weights.stored import stored_kernels
 from tests import blocks, medusa, tandem, tiny
@@ -52,6 +54,50 @@ def test_kernels_of_more_axes_and_batches():
     np.testing.assert_allclose(found, jnp.einsum("bti,nmoi->btnmo", x, values), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("batch", "time", "heads", "group", "width", "window", "pending", "numbered"),
+    [
+        (1, 1, 3, 3, 64, None, 0, False),
+        (2, 5, 3, 3, 64, None, 0, False),
+        (3, 4, 2, 1, 22, None, 3, False),
+        (2, 5, 2, 2, 20, 7, 0, False),
+        (2, 3, 1, 4, 80, 9, 40, True),
+        (2, 32, 2, 2, 16, None, 0, False),
+        (2, 33, 2, 2, 16, None, 0, False),
+    ],
+)
+def test_attention_is_that_of_the_cache(batch, time, heads, group, width, window, pending, numbered):
+    """Of histories of every length, tails of blocks, trees' masks, windows, and slots that say where they stand."""
+    rng = np.random.default_rng(time)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    slots, count = 300, pending + time
+    length = jnp.asarray(rng.integers(0, slots - time, size=batch), jnp.int32).at[-1].set(0)
+    shift = 2 if numbered else 0
+    offsets = jnp.concatenate([jnp.arange(pending, dtype=jnp.int32) % 3, jnp.arange(time, dtype=jnp.int32)])
+    own = jnp.arange(count)[None, None] == pending + jnp.arange(time)[None, :, None]
+    mask = jnp.asarray(rng.random((batch, time, count)) < 0.6) | own
+    places = length[:, None] + offsets[None] + shift
+    fresh = Fresh(draw(batch, count, heads, width), draw(batch, count, heads, width), places, mask)
+    parts = {"keys": draw(3, batch, heads, slots, width), "values": draw(3, batch, heads, slots, width)}
+    positions = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32) + shift, (batch, slots)) if numbered else None
+    queries = draw(batch, time, heads, group, width)
+    run = jax.jit(lambda cache: attend(queries, fresh, History(cache, 1), scale=0.3, window=window))
+    found, expected = (run(kind(**parts, length=length, positions=positions)) for kind in (NativeKVCache, KVCache))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert jnp.isfinite(expected).all()
+
+
+def test_attention_hides_no_nan():
+    """A key that is not finite shows, and one in a stale slot does not."""
+    cache = NativeKVCache.empty(layers=1, batch=1, heads=1, capacity=64, head_dim=8, dtype=jnp.float32)
+    one = jnp.ones((1, 1, 1, 8))
+    fresh = Fresh(one, one, jnp.asarray([[40]], jnp.int32), jnp.ones((1, 1, 1), jnp.bool_))
+    run = jax.jit(lambda cache: attend(one[:, :, None], fresh, History(cache, 0), scale=1.0, window=None))
+    cache = dataclasses.replace(cache, keys=cache.keys.at[..., 39, 2].set(jnp.nan))
+    assert jnp.isfinite(run(cache.truncate(jnp.asarray([39], jnp.int32)))).all()
+    assert jnp.isnan(run(cache.truncate(jnp.asarray([40], jnp.int32)))).all()
+
+
 SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow)
 
 
@@ -93,6 +139,7 @@ def test_heads_draft_the_same(drafter):
     """A head of native products makes the same drafts, of which as many are kept."""
     head = jaxspec.native_products(drafter.head)
     assert isinstance(stored_kernels(head)[0], NativeKernel)
+    assert head.cache_type is (KVCache if isinstance(drafter, jaxspec.MedusaDrafter) else NativeKVCache)
     prompts = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
     options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(temperature=1.0), "max_new_tokens": 30}
     run = jax.jit(lambda drafter: jaxspec.generate(FLOAT, drafter, prompts, **options))

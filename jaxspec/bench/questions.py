@@ -15,9 +15,8 @@ from jaxspec.sampling import Policy
 from jaxspec.training.prompts import Conversation
 
 BATCH = 16
-_NARROWEST = 64
-# Where nothing is timed: what is beyond a row's end is never fed, and a program takes longer to compile than to run.
-_NARROWEST_COUNTED = 512
+# What is beyond a row's end is never fed, and a program takes longer to compile than to run.
+_NARROWEST = 512
 # The tasks of Spec-Bench, in its order.
 TASKS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 # MT-bench's kinds are one task of Spec-Bench.
@@ -136,7 +135,7 @@ def padded(
 def _generate(target, drafter: Drafter, prompts: list[list[int]], batch: int, policy: Policy, new_tokens: int, key):
     """One batch of `batch` rows; those without a prompt emit nothing."""
     contexts = [length for length in (target.context_length, drafter.context_length) if length is not None]
-    tokens, length = padded(prompts, batch, min(contexts) - new_tokens if contexts else None, _NARROWEST_COUNTED)
+    tokens, length = padded(prompts, batch, min(contexts) - new_tokens if contexts else None)
     budget = np.where(np.arange(batch) < len(prompts), new_tokens, 0).astype(np.int32)
     result = jaxspec.generate(
         target,

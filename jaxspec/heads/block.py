@@ -29,6 +29,7 @@ class BlockHead(Network):
       confidence_scale: what the log-odds of each draft's acceptance are divided by (sequential temperature scaling,
         DSpark, section 3.2); `None` is 1.
       placement: how its cache is laid out over a mesh; `jaxspec.shard` sets it.
+      cache_type: the class of its cache; `jaxspec.native_products` sets it.
     """
 
     module: BlockNetwork = dataclasses.field(metadata={"static": True})
@@ -38,6 +39,7 @@ class BlockHead(Network):
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     confidence_scale: Float[Array, "k"] | None = None
     placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @classmethod
     def of(cls, module: BlockNetwork, params: Any, ids: Any, capture: tuple[int, ...], vocab_size: int) -> Self:

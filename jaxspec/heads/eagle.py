@@ -29,6 +29,7 @@ class EagleHead(Network):
       capture: the target's hidden states that it reads: `i` enters layer `i`.
       normalised: whether the target's final norm comes before the head reads a state, as in EAGLE-1 and MTP.
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
+      cache_type: the class of its cache; `jaxspec.native_products` sets it.
     """
 
     module: Any = dataclasses.field(metadata={"static": True})
@@ -39,6 +40,7 @@ class EagleHead(Network):
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     normalised: bool = dataclasses.field(default=False, metadata={"static": True})
     placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
     def context_length(self) -> int | None:

@@ -26,6 +26,7 @@ class TandemHead(Network):
       vocab_size: the target's.
       capture: the target's hidden states that it reads, in this order (`i` enters layer `i`).
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
+      cache_type: the class of its cache; `jaxspec.native_products` sets it.
     """
 
     module: TandemNetwork = dataclasses.field(metadata={"static": True})
@@ -34,6 +35,7 @@ class TandemHead(Network):
     vocab_size: int = dataclasses.field(metadata={"static": True})
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
     def config(self) -> TandemConfig:

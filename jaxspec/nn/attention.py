@@ -30,6 +30,7 @@ _LEAST_SLOTS = 32
 _MOST_PAIRS = 2**12
 
 
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fresh:
     """What the fed tokens know of each other, and of pending ones that stand before them."""
@@ -80,18 +81,27 @@ def attend(
       scale: multiplies every score.
       window: how many positions back a token sees, itself included; `None` sees all.
     """
+    if history is None:
+        return _attend(queries, fresh, None, layer=0, scale=scale, window=window)
+    layer = history.layer
+    otherwise = functools.partial(_attend, layer=layer, scale=scale, window=window)
+    return history.cache.attend(otherwise, queries, fresh, layer, scale=scale, window=window)
+
+
+def _attend(queries, fresh: Fresh, cache: KVCache | None, *, layer: int, scale: float, window: int | None):
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
-    if history is None or history.cache.capacity == 0:
+    if cache is None or cache.capacity == 0:
         state = _Partial.empty(queries)
     else:
         block = _accelerator_block(positions.size)
+        over = functools.partial(_over_history, layer=layer, scale=scale, window=window)
         state = jax.lax.platform_dependent(
             queries,
             positions,
-            history,
-            cpu=functools.partial(_over_history, scale=scale, window=window, block=_cpu_block(queries.shape[0])),
-            default=functools.partial(_over_history, scale=scale, window=window, block=block),
+            cache,
+            cpu=functools.partial(over, block=_cpu_block(queries.shape[0])),
+            default=functools.partial(over, block=block),
         )
     state = _accumulate(
         state,
@@ -123,8 +133,8 @@ def _cpu_block(batch: int) -> int:
     return block
 
 
-def _over_history(queries, positions, history: History, *, scale, window, block) -> _Partial:
-    cache, capacity = history.cache, history.cache.capacity
+def _over_history(queries, positions, cache: KVCache, *, layer, scale, window, block) -> _Partial:
+    capacity = cache.capacity
     block = min(block, capacity)
 
     def visit(index, state):
@@ -136,7 +146,7 @@ def _over_history(queries, positions, history: History, *, scale, window, block)
         if cache.positions is not None:
             key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
         seen = seen & _within(positions, key_positions, window)
-        keys, values = cache.block(history.layer, start, block)
+        keys, values = cache.block(layer, start, block)
         return _accumulate(state, _scores(queries, keys, scale), values, seen)
 
     blocks = (jnp.max(cache.length) + block - 1) // block

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.cache import KVCache
 from jaxspec.model import Anywhere, LanguageModel, Network
 from jaxspec.nn import Transformer
 from jaxspec.nn.kernels import StoredKernel
-from jaxspec.nn.native import NativeKernel, NoCompilerError, register
+from jaxspec.nn.native import NativeKernel, NativeKVCache, NoCompilerError, register
 from jaxspec.weights.stored import is_product, stored_kernels
 
 _Network = TypeVar("_Network", bound=Network)
@@ -55,7 +56,9 @@ def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
         return NativeKernel(x.astype(weights), jnp.dtype(x.dtype))
 
     is_stored = lambda x: isinstance(x, StoredKernel)  # noqa: E731
-    return dataclasses.replace(model, params=jax.tree.map_with_path(stored, model.params, is_leaf=is_stored))
+    params = jax.tree.map_with_path(stored, model.params, is_leaf=is_stored)
+    keeps = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
+    return dataclasses.replace(model, params=params, **({"cache_type": NativeKVCache} if keeps else {}))
 
 
 def _is_known(model: Any) -> bool:

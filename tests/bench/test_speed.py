@@ -81,8 +81,9 @@ def test_evenly():
 
 def test_padded_takes_few_widths():
     tokens, length = padded([[1, 2, 3], [4] * 65], 3)
-    assert tokens.shape == (3, 128) and length.tolist() == [3, 65, 1]
+    assert tokens.shape == (3, 512) and length.tolist() == [3, 65, 1]
     assert tokens[0, :4].tolist() == [1, 2, 3, 0] and tokens[1].sum() == 4 * 65
+    assert padded([[4] * 513], 1)[0].shape == (1, 1024)
     assert padded([[4] * 65], 1, widest=100)[0].shape == (1, 100)
     assert padded([[4] * 65], 1, narrowest=256)[0].shape == (1, 256)
 

@@ -87,8 +87,8 @@ MUTANTS = (
     Mutant(
         "a trained exit's guesses are places in its vocabulary",
         "drafters/early_exit.py",
-        "self.head.over_vocabulary(own, self.vocab_size)",
-        "jnp.pad(own, ((0, 0), (0, 0), (0, self.vocab_size - own.shape[-1])), constant_values=-jnp.inf)",
+        "self.head.over_vocabulary(logits, self.vocab_size)",
+        "jnp.pad(logits, ((0, 0), (0, 0), (0, self.vocab_size - logits.shape[-1])), constant_values=-jnp.inf)",
         (f"{_EXIT}::TestTrainedExit::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Compiles `product.cpp` for this machine, once, and tells XLA of it."""
+"""Compiles the kernels for this machine, once, and tells XLA of them."""
 
 import ctypes
 import functools
@@ -15,20 +15,22 @@ import jax
 import jaxlib
 import platformdirs
 
-TARGET = "jaxspec_product"
-_SOURCE = Path(__file__).with_name("product.cpp")
+# By the names of their handlers.
+PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
+_HERE = Path(__file__).parent
+_SOURCES, _HEADERS = (_HERE / "product.cpp", _HERE / "attention.cpp"), (_HERE / "lanes.h",)
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C++ compiler, or it did not compile the product."""
+    """There is no C++ compiler, or it did not compile the kernels."""
 
 
 @functools.cache
 def register() -> None:
-    """Makes the product known to XLA under `TARGET`, compiling it first where that was not done on this machine.
+    """Makes the kernels known to XLA by their names, compiling them first where that was not done on this machine.
 
     The compiler is `$CXX`, or the first of c++, g++ and clang++ on the path. What it makes is kept in `$JAXSPEC_CACHE`,
     by default the user's cache folder, for these sources, compiler, processor and version of jaxlib.
@@ -38,18 +40,19 @@ def register() -> None:
       OSError: the cache folder cannot be written.
     """
     library = ctypes.cdll.LoadLibrary(str(_compiled()))
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.JaxspecProduct), platform="cpu")
+    for name in (PRODUCT, ATTENTION):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
 def _compiled() -> Path:
     compiler = _compiler()
     root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
-    path = Path(root) / "native" / f"product-{_digest(compiler)}.so"
+    path = Path(root) / "native" / f"kernels-{_digest(compiler)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            _run([*compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(made)])
+            _run([*compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", *map(str, _SOURCES), "-o", str(made)])
             os.replace(made, path)
     return path
 
@@ -68,7 +71,8 @@ def _compiler() -> list[str]:
 
 def _digest(compiler: list[str]) -> str:
     """Of all that decides what comes out: a cache folder may be shared by unlike machines."""
-    parts = (_SOURCE.read_bytes(), jaxlib.__version__, compiler, _run([*compiler, "--version"]), _processor())
+    sources = [path.read_bytes() for path in (*_SOURCES, *_HEADERS)]
+    parts = (sources, _OPTIONS, jaxlib.__version__, compiler, _run([*compiler, "--version"]), _processor())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

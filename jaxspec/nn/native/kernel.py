@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxspec.nn.kernels import StoredKernel
-from jaxspec.nn.native.build import TARGET
+from jaxspec.nn.native.build import PRODUCT
 from jaxspec.nn.products import contract
 from jaxspec.pytree import register_dataclass
 
@@ -59,5 +59,5 @@ def _cpu(x: Array, values: Array) -> Array:
         return _contract(x, values)
     flat = values.reshape(-1, width)
     shape = jax.ShapeDtypeStruct((rows, flat.shape[0]), jnp.float32)
-    found = jax.ffi.ffi_call(TARGET, shape, vmap_method="sequential")(x.reshape(rows, width), flat)
+    found = jax.ffi.ffi_call(PRODUCT, shape, vmap_method="sequential")(x.reshape(rows, width), flat)
     return found.reshape(batch, time, *values.shape[:-1])

@@ -3,40 +3,24 @@
 // XLA's own forms of this product are bound by arithmetic from a few rows on (its inner loops use a part of the vector
 // registers); here a tile of sums stays in registers, so that five rows take hardly longer than one.
 
-#include <atomic>
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <thread>
 
-#include "xla/ffi/api/ffi.h"
+#include "lanes.h"
 
 namespace ffi = xla::ffi;
+using namespace jaxspec;
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
 constexpr int kSums = 24;  // of 32 registers; the others hold weights and activations
 #else
-constexpr int kLanes = 8;
 constexpr int kSums = 12;  // of 16
 #endif
 constexpr int kMostRows = 8;    // of one tile
 constexpr int kMostOutputs = 8;
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
-
-typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-typedef uint32_t Words __attribute__((vector_size(4 * kLanes), may_alias));
-
-inline Lanes Read(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
-
-// bfloat16 is the upper half of a float32.
-inline Lanes Read(const uint16_t* from) {
-  Words wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Words) << 16;
-  return reinterpret_cast<Lanes&>(wide);
-}
 
 inline float One(const float* from) { return *from; }
 
@@ -45,12 +29,6 @@ inline float One(const uint16_t* from) {
   float value;
   __builtin_memcpy(&value, &wide, sizeof value);
   return value;
-}
-
-inline float Sum(Lanes x) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += x[lane];
-  return total;
 }
 
 template <int kRows, int kOutputs, typename Weight>
@@ -110,33 +88,12 @@ void AnyRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in
   }
 }
 
-// Chunks that threads take one after the other. The caller takes some too and waits only for those that were taken, so
-// it never waits for a thread that does not come.
-struct Chunks {
-  std::atomic<int64_t> next{0}, done{0};
-  int64_t count = 0;
-
-  template <typename Work>
-  void Take(const Work& work) {
-    for (int64_t chunk; (chunk = next.fetch_add(1)) < count;) {
-      work(chunk);
-      done.fetch_add(1, std::memory_order_release);
-    }
-  }
-};
-
 template <typename Weight>
 void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
   const int64_t outputs = std::max<int64_t>(kMostOutputs, kChunkBytes / (in * sizeof(Weight)));
-  auto chunks = std::make_shared<Chunks>();
-  chunks->count = (out + outputs - 1) / outputs;
-  auto work = [=](int64_t chunk) {
+  Share(pool, (out + outputs - 1) / outputs, [=](int64_t chunk) {
     AnyRows(x, w, y, rows, in, out, chunk * outputs, std::min(out, (chunk + 1) * outputs));
-  };
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), chunks->count) - 1;
-  for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([=] { chunks->Take(work); });
-  chunks->Take(work);
-  while (chunks->done.load(std::memory_order_acquire) < chunks->count) std::this_thread::yield();
+  });
 }
 
 ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
