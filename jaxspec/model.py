@@ -152,7 +152,8 @@ class LanguageModel(Network):
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
       placement: how its caches and logits are laid out over a mesh; `jaxspec.shard` sets it.
-      cache_type: the class of its caches: `KVCache`, or `Int8KVCache` (`jaxspec.quantise_cache` sets it).
+      cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantise_cache` sets it), or
+        `NativeKVCache` (`jaxspec.native_products`).
     """
 
     module: nn.Module = dataclasses.field(metadata={"static": True})
