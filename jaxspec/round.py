@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.drafters.base import Drafter
 from jaxspec.model import Model, ModelOutput
 from jaxspec.pytree import register_dataclass
@@ -146,7 +147,7 @@ def _verdict(
 ) -> tuple[Verdict, Float[Array, "b n v"] | None]:
     """The verdict, and the law it was drawn from (`None`: one-hot, for a greedy policy)."""
     if policy.greedy:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        tokens = best_token(logits)
         return verifier.verify_greedy(proposal, tokens), None
     law = policy.log_probs(logits)
     return verifier.verify(draws, proposal, law), law

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.pytree import register_dataclass
 
 
@@ -34,7 +35,7 @@ class Greedy:
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """The one-hot law of the most likely token."""
-        return _one_hot_log(jnp.argmax(logits, axis=-1), logits.shape[-1])
+        return _one_hot_log(best_token(logits), logits.shape[-1])
 
 
 @register_dataclass
@@ -70,7 +71,7 @@ class Sampling:
         scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
         scaled = _keep(scaled, self._threshold(scaled))
         law = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
-        certain = _one_hot_log(jnp.argmax(logits, axis=-1), logits.shape[-1]).astype(law.dtype)
+        certain = _one_hot_log(best_token(logits), logits.shape[-1]).astype(law.dtype)
         return jnp.where(temperature > 0, law, certain)
 
     def _threshold(self, scaled):

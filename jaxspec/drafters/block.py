@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec import checks
+from jaxspec.best_token import best_token
 from jaxspec.cache import KVCache
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads.block import BlockHead
@@ -156,10 +157,10 @@ class BlockDrafter(Drafter):
     def _token(self, law: Float[Array, "b n"] | None, seen: Float[Array, "b n"], draws: Draws, offset):
         """The drawn token, its place in the draft vocabulary, and the law over the target's."""
         if law is None:
-            place = jnp.argmax(seen, axis=-1).astype(jnp.int32)
+            place = best_token(seen)
             return self.head.ids[place], place, None
         law = expand(law, self.head.ids, self.head.vocab_size)
-        token = jnp.argmax(law + draws.draft_noise(offset, law.shape[-1]), axis=-1).astype(jnp.int32)
+        token = best_token(law + draws.draft_noise(offset, law.shape[-1]))
         return token, self.head.places[token], law
 
 

@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec import checks
+from jaxspec.best_token import best_token
 from jaxspec.cache import Cache
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.copying import CopyingDrafter, Guess
@@ -102,12 +103,12 @@ class CascadeDrafter(Drafter):
         logits, cache = self._score(_write(drafts.text, guess.tokens, end), end, guess, drafts.cache)
         places = drafts.count[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         if policy.greedy:
-            laws, own = None, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            laws, own = None, best_token(logits)
         else:
             law = policy.log_probs(logits)
             # Rows are at different drafts; beyond the last nothing is read.
             of_places = jnp.take_along_axis(noise, jnp.minimum(places, self.k - 1)[..., None], axis=1)
-            own = jnp.argmax(law + of_places, axis=-1).astype(jnp.int32)
+            own = best_token(law + of_places)
             laws = _lay(drafts.laws, law, drafts.count)
         meant = guess.places < guess.count[:, None]
         right = leading(meant & (guess.tokens == own[:, :-1]))

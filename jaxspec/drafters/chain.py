@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.drafters.draft import Draft, Hidden
 from jaxspec.prefill import Prefilled
 from jaxspec.pytree import register_dataclass
@@ -164,6 +165,6 @@ def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b 
 
 def _draw(law: Float[Array, "b n"] | None, logits: Float[Array, "b n"], draws: Draws, offset) -> Int[Array, "b"]:
     if law is None:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return best_token(logits)
     noise = draws.draft_noise(offset, law.shape[-1])
-    return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)
+    return best_token(law + noise)

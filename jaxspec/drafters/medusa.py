@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec import checks
+from jaxspec.best_token import best_token
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.frontier import likeliest
 from jaxspec.heads.capture import check_capture
@@ -178,13 +179,13 @@ class MedusaDrafter(Drafter):
         def draft() -> Proposal:
             logits, laws = self._logits(state, context), None
             if policy.greedy:
-                chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+                chosen = best_token(logits)
                 tokens, seen = self.head.token_ids(chosen), jax.nn.log_softmax(logits)
             else:
                 logits = placement_of(context.target).logits(self.head.over_vocabulary(logits, vocab_size))
                 laws = policy.log_probs(logits)
                 noise = [draws.draft_noise(jnp.int32(i), vocab_size) for i in range(self.k)]
-                tokens = chosen = jnp.argmax(laws + jnp.stack(noise, axis=1), axis=-1).astype(jnp.int32)
+                tokens = chosen = best_token(laws + jnp.stack(noise, axis=1))
                 # A one-hot law says nothing of how sure a head is: a schedule then sees the head's own.
                 certain = jnp.max(laws, axis=-1, keepdims=True) == 0
                 seen = jnp.where(certain, jax.nn.log_softmax(logits), laws)

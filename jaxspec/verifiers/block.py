@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.keys import RoundDraws
 from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
@@ -35,8 +36,8 @@ class BlockVerifier(Verifier):
         # The longest, whatever became of those before: this is where it is not the token rule.
         accepted = jnp.max(jnp.where(kept, numbers, 0), axis=1, initial=0)
         law = next_law(proposal, target_log_probs, accepted)
-        next_token = jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1)
-        return Verdict(accepted, next_token.astype(jnp.int32))
+        next_token = best_token(law + draws.next_noise(law.shape[-1]))
+        return Verdict(accepted, next_token)
 
 
 def log_prefix_ratio(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n_plus_1"]:

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.keys import PositionDraws
 from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
@@ -39,4 +39,4 @@ class CoupledVerifier(Verifier):
 
 def coupled_tokens(log_probs: Float[Array, "*b v"], noise: Float[Array, "*b v"]) -> Int[Array, "*b"]:
     """Each position's draw from its law with its noise (the Gumbel-max trick)."""
-    return jnp.argmax(log_probs + noise, axis=-1).astype(jnp.int32)
+    return best_token(log_probs + noise)

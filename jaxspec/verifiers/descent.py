@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
 from jaxspec.verifiers.base import candidates, first_of, first_row, go_on, pick
@@ -99,7 +100,7 @@ def as_tree(proposal: Proposal) -> Proposal:
 def drawn(draws, proposal: Proposal, descent: Descent) -> Verdict:
     """The verdict of a descent: its last token drawn."""
     noise = draws.next_noise(descent.next_law.shape[-1])
-    next_token = jnp.argmax(descent.next_law + noise, axis=-1).astype(jnp.int32)
+    next_token = best_token(descent.next_law + noise)
     return Verdict(descent.accepted, next_token, None if proposal.parents is None else descent.path)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.checks import is_concrete
 from jaxspec.keys import RoundDraws
 from jaxspec.pytree import register_dataclass
@@ -236,7 +237,7 @@ def without(law: Float[Array, "b v"], tokens: Int[Array, "b c"]) -> Float[Array,
 
 
 def _drawn(draws: RoundDraws, law: Float[Array, "b v"]) -> Int[Array, "b"]:
-    return jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1).astype(jnp.int32)
+    return best_token(law + draws.next_noise(law.shape[-1]))
 
 
 def _no_trees(rule: RelaxedRule, got: str) -> str:

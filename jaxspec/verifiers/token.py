@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.best_token import best_token
 from jaxspec.keys import RoundDraws
 from jaxspec.pytree import register_dataclass
 from jaxspec.state import Proposal, Verdict
@@ -28,8 +29,8 @@ class TokenVerifier(Verifier):
         kept = jnp.log(uniforms) < log_acceptance(proposal, target_log_probs)
         accepted = leading(proposal.valid & kept)
         law = next_law(proposal, target_log_probs, accepted)
-        next_token = jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1)
-        return Verdict(accepted, next_token.astype(jnp.int32))
+        next_token = best_token(law + draws.next_noise(law.shape[-1]))
+        return Verdict(accepted, next_token)
 
 
 def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:

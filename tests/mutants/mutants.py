@@ -151,15 +151,15 @@ MUTANTS = (
     Mutant(
         "drafts are drawn at another temperature than reported",
         "drafters/chain.py",
-        "return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)",
-        "return jnp.argmax(2.0 * law + noise, axis=-1).astype(jnp.int32)",
+        "return best_token(law + noise)",
+        "return best_token(2.0 * law + noise)",
         (f"{_LAW}::test_the_joint_law_of_three_tokens[model, token]",),
     ),
     Mutant(
         "drafts are the most likely tokens, their law is soft",
         "drafters/chain.py",
-        "return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)",
-        "return jnp.argmax(law, axis=-1).astype(jnp.int32)",
+        "return best_token(law + noise)",
+        "return best_token(law)",
         (f"{_LAW}::test_the_joint_law_of_three_tokens[model, token]",),
     ),
     Mutant(

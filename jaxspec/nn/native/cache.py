@@ -11,9 +11,6 @@ from jaxspec.cache import KVCache
 from jaxspec.nn.native.build import ATTENTION
 from jaxspec.pytree import register_dataclass
 
-# Above this many tokens a row arithmetic decides, and XLA's matrix products are better.
-_MOST_TOKENS = 32
-
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +19,7 @@ class NativeKVCache(KVCache):
 
     def attend(self, otherwise, queries, fresh, layer, *, scale, window):
         """As `KVCache.attend`, in one operation that copies nothing."""
-        if queries.shape[1] > _MOST_TOKENS or queries.dtype != jnp.float32:
+        if queries.dtype != jnp.float32:
             return otherwise(queries, fresh, self)
         native = functools.partial(_native, layer=layer, scale=scale, window=window)
         return jax.lax.platform_dependent(queries, fresh, self, cpu=native, default=otherwise)

@@ -14,7 +14,7 @@ from jaxspec.nn.products import contract
 from jaxspec.pytree import register_dataclass
 
 # Above this many rows arithmetic decides, and XLA's matrix product is as good.
-_MOST_ROWS = 48
+_MOST_ROWS = 96
 
 
 @register_dataclass
@@ -54,10 +54,11 @@ def _contract(x: Array, values: Array) -> Array:
 
 def _cpu(x: Array, values: Array) -> Array:
     batch, time, width = x.shape
-    rows = batch * time
-    if rows > _MOST_ROWS:
-        return _contract(x, values)
-    flat = values.reshape(-1, width)
-    shape = jax.ShapeDtypeStruct((rows, flat.shape[0]), jnp.float32)
-    found = jax.ffi.ffi_call(PRODUCT, shape, vmap_method="sequential")(x.reshape(rows, width), flat)
+    # Flat, because XLA copies weights of more axes in another order first.
+    flat_x, flat = x.reshape(batch * time, width), values.reshape(-1, width)
+    if batch * time > _MOST_ROWS:
+        found = _contract(flat_x, flat)
+    else:
+        shape = jax.ShapeDtypeStruct((batch * time, flat.shape[0]), jnp.float32)
+        found = jax.ffi.ffi_call(PRODUCT, shape, vmap_method="sequential")(flat_x, flat)
     return found.reshape(batch, time, *values.shape[:-1])

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -33,16 +34,76 @@ inline Lanes Read(const uint16_t* from) {
   return reinterpret_cast<Lanes&>(wide);
 }
 
+// What was read stays in a register. GCC would read it again for every product that it is a factor of, and processors do
+// one or two reads in the time of two products.
+inline Lanes Kept(Lanes x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
 inline void Write(float* to, Lanes x) { *reinterpret_cast<Lanes*>(to) = x; }
 
-// By fours: one lane after the other, each addition would wait for the one before it.
-inline float Sum(Lanes x) {
+#if defined(__clang__) || __GNUC__ >= 12
+#define JAXSPEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define JAXSPEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Integers{__VA_ARGS__})
+#endif
+
+// Where `lane` of a fold comes from: the first halves of `a`'s groups, then those of `b`'s.
+constexpr int FirstHalf(int group, int lane) {
+  const int from = lane / (group / 2), groups = kLanes / group;
+  return (from < groups ? from * group : kLanes + (from - groups) * group) + lane % (group / 2);
+}
+
+template <int kGroup, int... kLane>
+inline Lanes Fold(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
+  return JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane)...) + JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...);
+}
+
+// Adds the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.
+template <int kGroup>
+inline Lanes Fold(Lanes a, Lanes b) {
+  return Fold<kGroup>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+
+// Folds `kCount` vectors, a power of two, whose groups have `kGroup` lanes each, into one: a tree, in which no addition
+// waits for one of another vector. With groups of all lanes, lane i of kLanes vectors folded is the sum over the i-th.
+template <int kCount, int kGroup = kLanes>
+inline __attribute__((always_inline)) Lanes FoldAll(const Lanes* x) {
+  if constexpr (kCount == 1) {
+    return *x;
+  } else {
+    constexpr int half = kCount / 2;
+    return Fold<2 * kGroup / kCount>(FoldAll<half, kGroup>(x), FoldAll<half, kGroup>(x + half));
+  }
+}
+
+template <int kGroup>
+inline Lanes FoldSelf(Lanes x) {
+  if constexpr (kGroup == 1) {
+    return x;
+  } else {
+    return FoldSelf<kGroup / 2>(Fold<kGroup>(x, x));
+  }
+}
+
+// The sums over the lanes of `kCount` vectors, a power of two, in the first lanes.
+template <int kCount>
+inline __attribute__((always_inline)) Lanes SumEach(const Lanes* x) {
+  return FoldSelf<kLanes / kCount>(FoldAll<kCount>(x));
+}
+
+inline float Sum(Lanes x) { return SumEach<1>(&x)[0]; }
+
+inline float Largest(Lanes x) {
   Four parts[kLanes / 4];
   __builtin_memcpy(parts, &x, sizeof x);
-  Four sum = parts[0];
+  Four most = parts[0];
 #pragma GCC unroll 4
-  for (int part = 1; part < kLanes / 4; ++part) sum += parts[part];
-  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+  for (int part = 1; part < kLanes / 4; ++part) most = parts[part] > most ? parts[part] : most;
+  return std::max(std::max(most[0], most[2]), std::max(most[1], most[3]));
 }
 
 // Chunks that threads take one after the other. The caller takes some too and waits only for those that were taken, so

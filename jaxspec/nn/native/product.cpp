@@ -1,7 +1,8 @@
-// y[r, o] = sum over i of x[r, i] * w[o, i], for few rows: every weight is read from memory once.
+// y[r, o] = sum over i of x[r, i] * w[o, i]: every weight is read from memory once, as it lies.
 //
 // XLA's own forms of this product are bound by arithmetic from a few rows on (its inner loops use a part of the vector
-// registers); here a tile of sums stays in registers, so that five rows take hardly longer than one.
+// registers); here a tile of sums stays in registers, so that five rows take hardly longer than one. For many rows XLA
+// copies the weights in another order first, which takes as long as the product.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +21,10 @@ constexpr int kSums = 12;  // of 16
 #endif
 constexpr int kMostRows = 8;    // of one tile
 constexpr int kMostOutputs = 8;
+constexpr int kManyRows = 4;    // of a tile where there are more than kMostRows: its weights stay in the nearest cache
+constexpr int64_t kBand = 128;  // rows that do in the next one
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
+constexpr int64_t kChunkOutputs = 24;     // a multiple of all tiles' outputs
 
 inline float One(const float* from) { return *from; }
 
@@ -31,6 +35,23 @@ inline float One(const uint16_t* from) {
   return value;
 }
 
+// Sums over the lanes of each of `kCount` vectors.
+template <int kCount>
+inline __attribute__((always_inline)) void SumAll(const Lanes* x, float* to) {
+  if constexpr (kCount >= kLanes) {
+    Write(to, SumEach<kLanes>(x));
+    SumAll<kCount - kLanes>(x + kLanes, to + kLanes);
+  } else if constexpr (kCount > 0) {
+    constexpr int kPower = kCount > 8 ? 16 : kCount > 4 ? 8 : kCount > 2 ? 4 : kCount;
+    Lanes padded[kPower] = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) padded[i] = x[i];
+    const Lanes found = SumEach<kPower>(padded);
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) to[i] = found[i];
+  }
+}
+
 template <int kRows, int kOutputs, typename Weight>
 void Tile(const float* x, const Weight* w, float* y, int64_t in, int64_t out) {
   Lanes sums[kOutputs][kRows] = {};
@@ -39,20 +60,22 @@ void Tile(const float* x, const Weight* w, float* y, int64_t in, int64_t out) {
     Lanes weights[kOutputs];
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      weights[o] = Read(w + o * in + i);
+      weights[o] = Kept(Read(w + o * in + i));
       // The next tile's: too far ahead for the processor to guess.
       __builtin_prefetch(w + (kOutputs + o) * in + i);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Lanes value = Read(x + r * in + i);
+      const Lanes value = Kept(Read(x + r * in + i));
 #pragma GCC unroll 8
       for (int o = 0; o < kOutputs; ++o) sums[o][r] += weights[o] * value;
     }
   }
+  float totals[kOutputs * kRows];
+  SumAll<kOutputs * kRows>(&sums[0][0], totals);
   for (int r = 0; r < kRows; ++r) {
     for (int o = 0; o < kOutputs; ++o) {
-      float total = Sum(sums[o][r]);
+      float total = totals[o * kRows + r];
       for (int64_t i = whole; i < in; ++i) total += One(w + o * in + i) * x[r * in + i];
       y[r * out + o] = total;
     }
@@ -69,28 +92,47 @@ void Rows(const float* x, const Weight* w, float* y, int64_t in, int64_t out, in
 }
 
 template <typename Weight>
+void FewRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
+             int64_t last) {
+  switch (rows) {
+    case 1: return Rows<1>(x, w, y, in, out, first, last);
+    case 2: return Rows<2>(x, w, y, in, out, first, last);
+    case 3: return Rows<3>(x, w, y, in, out, first, last);
+    case 4: return Rows<4>(x, w, y, in, out, first, last);
+    case 5: return Rows<5>(x, w, y, in, out, first, last);
+    case 6: return Rows<6>(x, w, y, in, out, first, last);
+    case 7: return Rows<7>(x, w, y, in, out, first, last);
+    default: return Rows<8>(x, w, y, in, out, first, last);
+  }
+}
+
+// As many outputs as a tile has, of all rows: tile after tile reads the same weights.
+template <int kOutputs, typename Weight>
+void Down(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
+  int64_t r = 0;
+  for (; r + kManyRows <= rows; r += kManyRows) Tile<kManyRows, kOutputs>(x + r * in, w, y + r * out, in, out);
+  for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in, w, y + r * out, in, out);
+}
+
+template <typename Weight>
 void AnyRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
              int64_t last) {
-  // The chunk's weights stay in the core's cache between groups of rows.
-  for (int64_t r = 0; r < rows; r += kMostRows) {
-    const float* some = x + r * in;
+  if (rows <= kMostRows) return FewRows(x, w, y, rows, in, out, first, last);
+  constexpr int kOutputs = kSums / kManyRows;
+  for (int64_t r = 0; r < rows; r += kBand) {
+    const int64_t some = std::min(kBand, rows - r);
+    const float* from = x + r * in;
     float* to = y + r * out;
-    switch (std::min<int64_t>(kMostRows, rows - r)) {
-      case 1: Rows<1>(some, w, to, in, out, first, last); break;
-      case 2: Rows<2>(some, w, to, in, out, first, last); break;
-      case 3: Rows<3>(some, w, to, in, out, first, last); break;
-      case 4: Rows<4>(some, w, to, in, out, first, last); break;
-      case 5: Rows<5>(some, w, to, in, out, first, last); break;
-      case 6: Rows<6>(some, w, to, in, out, first, last); break;
-      case 7: Rows<7>(some, w, to, in, out, first, last); break;
-      default: Rows<8>(some, w, to, in, out, first, last);
-    }
+    int64_t o = first;
+    for (; o + kOutputs <= last; o += kOutputs) Down<kOutputs>(from, w + o * in, to + o, some, in, out);
+    for (; o < last; ++o) Down<1>(from, w + o * in, to + o, some, in, out);
   }
 }
 
 template <typename Weight>
 void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
-  const int64_t outputs = std::max<int64_t>(kMostOutputs, kChunkBytes / (in * sizeof(Weight)));
+  const int64_t fit = kChunkBytes / (in * sizeof(Weight)) / kChunkOutputs * kChunkOutputs;
+  const int64_t outputs = std::max(kChunkOutputs, fit);
   Share(pool, (out + outputs - 1) / outputs, [=](int64_t chunk) {
     AnyRows(x, w, y, rows, in, out, chunk * outputs, std::min(out, (chunk + 1) * outputs));
   });
