@@ -46,6 +46,22 @@ def test_products_are_those_of_the_weights(width, outputs, weights):
         np.testing.assert_allclose(found, expected, atol=2e-6 * width**0.5 * 10, rtol=1e-5)
 
 
+@pytest.mark.parametrize("time", [1, 5, 12, 130])
+def test_weights_that_bfloat16_holds_are_held_so(time):
+    """To the bit what float32 gives, up to where XLA takes over; one weight that it cannot hold keeps all wide."""
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), FLOAT.params)
+    model = dataclasses.replace(FLOAT, params=rounded)
+    tokens = jnp.asarray(np.random.default_rng(time).integers(0, tiny.VOCAB, size=(1, time)), jnp.int32)
+    run = jax.jit(lambda model: model(tokens, model.init_cache(1, 256)).logits)
+    held, wide = jaxspec.native_products(model), jaxspec.native_products(model, weights=jnp.float32)
+    assert {str(x.values.dtype) for x in stored_kernels(held)} == {"bfloat16"}
+    assert {str(x.values.dtype) for x in stored_kernels(wide)} == {"float32"}
+    np.testing.assert_allclose(run(held), run(wide), atol=0 if time <= 96 else 1e-5)
+    kernel = rounded["layer_1"]["mlp"]["down"]["kernel"]
+    rounded["layer_1"]["mlp"]["down"]["kernel"] = kernel.at[0, 0].set(1 + 2**-20)
+    assert {str(x.values.dtype) for x in stored_kernels(jaxspec.native_products(model))} == {"float32"}
+
+
 def test_kernels_of_more_axes_and_batches():
     rng = np.random.default_rng(1)
     values = jnp.asarray(rng.normal(size=(2, 3, 4, 24)), jnp.float32)

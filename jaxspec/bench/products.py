@@ -24,7 +24,7 @@ def run(model_name: str, repeats: int) -> None:
     ways = {"xla": model}
     try:
         ways |= {
-            "native": native_products(model),
+            "native": native_products(model, weights=jnp.float32),
             "native, bfloat16 weights": native_products(model, weights=jnp.bfloat16),
         }
     except NoCompilerError as error:

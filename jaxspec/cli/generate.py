@@ -43,6 +43,7 @@ class ProductsName(enum.StrEnum):
     AUTO = "auto"
     XLA = "xla"
     NATIVE = "native"
+    NATIVE_FLOAT32 = "native-float32"
     NATIVE_BFLOAT16 = "native-bfloat16"
 
 
@@ -112,8 +113,8 @@ def generate(
         ProductsName,
         typer.Option(
             help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
-            "tokens; 'native-bfloat16' rounds them to bfloat16; 'auto' is native where it can be had, in float32, else "
-            "xla."
+            "tokens, in bfloat16 where that holds them exactly; 'native-bfloat16' rounds them to it; 'auto' is native "
+            "where it can be had, else xla."
         ),
     ] = ProductsName.AUTO,
     mesh: Annotated[

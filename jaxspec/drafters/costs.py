@@ -24,6 +24,7 @@ from jaxspec.weights.native import products_of
 # with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
 _PASSES = {
     "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.08), (8, 1.15), (16, 1.5)),
+    "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.07), (5, 1.12), (8, 1.22), (16, 2.1)),
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
@@ -55,8 +56,8 @@ def estimate_costs(
 def _kind(network: Model | Network) -> str:
     if jax.default_backend() != "cpu":
         return "accelerator"
-    native = isinstance(network, Network) and products_of(network).startswith("native")
-    return "native" if native else "cpu"
+    products = products_of(network) if isinstance(network, Network) else "xla"
+    return products if products in _PASSES else "cpu"
 
 
 def _pass(kind: str, tokens: int, batch: int) -> float:

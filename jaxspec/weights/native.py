@@ -19,7 +19,7 @@ from jaxspec.weights.stored import is_product, stored_kernels
 _Network = TypeVar("_Network", bound=Network)
 
 
-def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
+def native_products(model: _Network, *, weights: Any = None) -> _Network:
     """The same model, multiplied on a CPU by a product that reads every weight once for up to some ten rows.
 
     XLA takes almost twice as long for five tokens as for one; this takes a tenth longer. It is compiled for the machine
@@ -27,9 +27,10 @@ def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
 
     Args:
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
-      weights: float32, or bfloat16: half the bytes, with float32 activations and sums. Weights that are not bfloat16
-        numbers already are rounded, which makes another model of them. A draft may be another one: the target's law
-        does not depend on it.
+      weights: how they are held; activations and sums are float32. `None` is bfloat16 where that holds all of them
+        exactly, as it does those of most published models: the same numbers by half the bytes; else float32. With
+        bfloat16, weights that are not bfloat16 numbers already are rounded, which makes another model of them. A
+        draft may be another one: the target's law does not depend on it.
 
     Raises:
       TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are stored otherwise
@@ -44,9 +45,11 @@ def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
         raise TypeError(f"native_products takes a float32 model, got {dtype}; pass dtype='float32' to load")
     if not isinstance(model.placement, Anywhere):
         raise TypeError("native_products takes a model on one device, got one that is split over a mesh")
-    if jnp.dtype(weights) not in (jnp.float32, jnp.bfloat16):
+    if weights is not None and jnp.dtype(weights) not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"weights must be float32 or bfloat16, got {jnp.dtype(weights)}")
     register()
+    if weights is None:
+        weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
 
     def stored(path, x):
         if not is_product(path):
@@ -55,10 +58,20 @@ def native_products(model: _Network, *, weights: Any = jnp.float32) -> _Network:
             raise TypeError(f"native_products takes plain weights, got {type(x).__name__}")
         return NativeKernel(x.astype(weights), jnp.dtype(x.dtype))
 
-    is_stored = lambda x: isinstance(x, StoredKernel)  # noqa: E731
-    params = jax.tree.map_with_path(stored, model.params, is_leaf=is_stored)
+    params = jax.tree.map_with_path(stored, model.params, is_leaf=_is_stored)
     keeps = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
     return dataclasses.replace(model, params=params, **({"cache_type": NativeKVCache} if keeps else {}))
+
+
+def _are_bfloat16(params: Any) -> bool:
+    """Whether rounding to bfloat16 would change none of the weights of products, as far as they are known."""
+    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=_is_stored) if is_product(path)]
+    known = not any(isinstance(x, StoredKernel | jax.core.Tracer) for x in weights)
+    return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)
+
+
+def _is_stored(x: Any) -> bool:
+    return isinstance(x, StoredKernel)
 
 
 def _is_known(model: Any) -> bool:
@@ -68,7 +81,7 @@ def _is_known(model: Any) -> bool:
     return isinstance(model, Network)
 
 
-def native_if_possible(model: _Network, *, weights: Any = jnp.float32) -> _Network:
+def native_if_possible(model: _Network, *, weights: Any = None) -> _Network:
     """`native_products(...)` on one CPU device, in float32, where there is a compiler; else the model itself."""
     plain = _is_known(model) and isinstance(model.placement, Anywhere) and not stored_kernels(model)
     if jax.default_backend() != "cpu" or not plain or jnp.dtype(model.module.dtype) != jnp.float32:
@@ -92,6 +105,7 @@ PRODUCTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyT
         "auto": native_if_possible,
         "xla": lambda model: model,
         "native": native_products,
+        "native-float32": functools.partial(native_products, weights=jnp.float32),
         "native-bfloat16": functools.partial(native_products, weights=jnp.bfloat16),
     }
 )

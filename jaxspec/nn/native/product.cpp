@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "lanes.h"
 
@@ -107,11 +108,18 @@ void FewRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in
 }
 
 // As many outputs as a tile has, of all rows: tile after tile reads the same weights.
-template <int kOutputs, typename Weight>
-void Down(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
+template <int kOutputs>
+void Down(const float* x, const float* w, float* y, int64_t rows, int64_t in, int64_t out) {
   int64_t r = 0;
   for (; r + kManyRows <= rows; r += kManyRows) Tile<kManyRows, kOutputs>(x + r * in, w, y + r * out, in, out);
   for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in, w, y + r * out, in, out);
+}
+
+template <int kOutputs>
+void Down(const float* x, const uint16_t* w, float* y, int64_t rows, int64_t in, int64_t out) {
+  std::vector<float> wide(kOutputs * in);
+  for (int64_t i = 0; i < kOutputs * in; ++i) wide[i] = One(w + i);
+  Down<kOutputs>(x, wide.data(), y, rows, in, out);
 }
 
 template <typename Weight>
