@@ -32,3 +32,11 @@ def test_without_a_highest(path):
 def test_under_vmap():
     scores = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, 50)), jnp.float32)
     np.testing.assert_array_equal(jax.vmap(best_token)(scores), jnp.argmax(scores, axis=-1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_made_once(seed):
+    """Two passes over scores that were computed twice, with other rounding, could find none that is the highest."""
+    scores = lambda key: jax.random.gumbel(key, (3, 5000)) + jax.nn.log_softmax(jax.random.normal(key, (3, 5000)))  # noqa: E731
+    found = jax.jit(lambda key: best_token(scores(key)))(jax.random.key(seed))
+    np.testing.assert_array_equal(found, jnp.argmax(jax.jit(scores)(jax.random.key(seed)), axis=-1))

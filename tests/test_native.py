@@ -81,6 +81,7 @@ def test_kernels_of_more_axes_and_batches():
         (2, 32, 2, 2, 16, None, 0, False),
         (2, 33, 2, 2, 16, None, 0, False),
         (2, 35, 3, 3, 64, 40, 0, False),
+        (1, 100, 1, 2, 24, None, 0, False),
     ],
 )
 def test_attention_is_that_of_the_cache(batch, time, heads, group, width, window, pending, numbered):
@@ -93,6 +94,8 @@ def test_attention_is_that_of_the_cache(batch, time, heads, group, width, window
     offsets = jnp.concatenate([jnp.arange(pending, dtype=jnp.int32) % 3, jnp.arange(time, dtype=jnp.int32)])
     own = jnp.arange(count)[None, None] == pending + jnp.arange(time)[None, :, None]
     mask = jnp.asarray(rng.random((batch, time, count)) < 0.6) | own
+    if time == 100:  # as a prompt: early tokens see none of the later blocks
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_)), mask.shape)
     places = length[:, None] + offsets[None] + shift
     fresh = Fresh(draw(batch, count, heads, width), draw(batch, count, heads, width), places, mask)
     parts = {"keys": draw(3, batch, heads, slots, width), "values": draw(3, batch, heads, slots, width)}
@@ -102,6 +105,20 @@ def test_attention_is_that_of_the_cache(batch, time, heads, group, width, window
     found, expected = (run(kind(**parts, length=length, positions=positions)) for kind in (NativeKVCache, KVCache))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert jnp.isfinite(expected).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_attention_of_any_scale(scale):
+    """What a mask hides, and the end of a block, stay hidden."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    places = jnp.asarray([[20, 21]], jnp.int32)
+    fresh = Fresh(draw(1, 2, 1, 8), draw(1, 2, 1, 8), places, jnp.tril(jnp.ones((1, 2, 2), jnp.bool_)))
+    parts = {"keys": draw(1, 1, 1, 64, 8), "values": draw(1, 1, 1, 64, 8), "length": jnp.asarray([20], jnp.int32)}
+    queries = draw(1, 2, 1, 3, 8)
+    run = jax.jit(lambda cache: attend(queries, fresh, History(cache, 0), scale=scale, window=None))
+    found, expected = (run(kind(**parts, positions=None)) for kind in (NativeKVCache, KVCache))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_attention_hides_no_nan():

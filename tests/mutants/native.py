@@ -4,12 +4,12 @@ from tests.mutants.mutants import Mutant
 
 _ATTENTION = "tests/test_native.py::test_attention_is_that_of_the_cache"
 _NAN = "tests/test_native.py::test_attention_hides_no_nan"
-_SOURCE = "nn/native/attention.cpp"
+_SOURCE, _BLOCK = "nn/native/attention.cpp", "nn/native/block.h"
 
 MUTANTS = (
     Mutant(
         "native attention sees a token one further back than its window",
-        _SOURCE,
+        _BLOCK,
         "position <= query.position - query.window",
         "position < query.position - query.window",
         (_ATTENTION,),
@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "all fed tokens see what the first of them sees",
-        _SOURCE,
+        _BLOCK,
         "tokens.mask[query.time * tokens.mask_stride + j]",
         "tokens.mask[j]",
         (_ATTENTION,),
@@ -43,6 +43,20 @@ MUTANTS = (
         (_ATTENTION,),
     ),
     Mutant(
+        "fed tokens are left out if the first query of a group does not see them",
+        _SOURCE,
+        "time <= last; ++time",
+        "time <= asked.first / sizes.group; ++time",
+        (_ATTENTION,),
+    ),
+    Mutant(
+        "what a mask hides is scaled",
+        _BLOCK,
+        "const Lanes some = Read(scores + j);",
+        "const Lanes some = Read(scores + j) * query.scale;",
+        ("tests/test_native.py::test_attention_of_any_scale",),
+    ),
+    Mutant(
         "of many rows the last few are those before them",
         "nn/native/product.cpp",
         "for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in,",
@@ -51,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "an exponential of what is no number is one",
-        _SOURCE,
+        _BLOCK,
         "return x == x ? sum : x;",
         "return sum;",
         (_NAN,),

@@ -18,7 +18,7 @@ import platformdirs
 # By the names of their handlers.
 PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 _HERE = Path(__file__).parent
-_SOURCES, _HEADERS = (_HERE / "product.cpp", _HERE / "attention.cpp"), (_HERE / "lanes.h",)
+_SOURCES, _HEADERS = (_HERE / "product.cpp", _HERE / "attention.cpp"), (_HERE / "lanes.h", _HERE / "block.h")
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300

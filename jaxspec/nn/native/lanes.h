@@ -37,7 +37,7 @@ inline Lanes Read(const uint16_t* from) {
 // What was read stays in a register. GCC would read it again for every product that it is a factor of, and processors do
 // one or two reads in the time of two products.
 inline Lanes Kept(Lanes x) {
-#if defined(__x86_64__)
+#if defined(__AVX__)
   asm("" : "+v"(x));
 #endif
   return x;
@@ -59,7 +59,8 @@ constexpr int FirstHalf(int group, int lane) {
 
 template <int kGroup, int... kLane>
 inline Lanes Fold(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
-  return JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane)...) + JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...);
+  return JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane)...) +
+         JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...);
 }
 
 // Adds the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "lanes.h"
 
@@ -23,6 +23,7 @@ constexpr int kSums = 12;  // of 16
 constexpr int kMostRows = 8;    // of one tile
 constexpr int kMostOutputs = 8;
 constexpr int kManyRows = 4;    // of a tile where there are more than kMostRows: its weights stay in the nearest cache
+constexpr int kMostHalfRows = 40;  // from here on bfloat16 weights are widened first
 constexpr int64_t kBand = 128;  // rows that do in the next one
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
 constexpr int64_t kChunkOutputs = 24;     // a multiple of all tiles' outputs
@@ -115,17 +116,26 @@ void Down(const float* x, const float* w, float* y, int64_t rows, int64_t in, in
   for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in, w, y + r * out, in, out);
 }
 
+// Widened once for all rows.
 template <int kOutputs>
 void Down(const float* x, const uint16_t* w, float* y, int64_t rows, int64_t in, int64_t out) {
-  std::vector<float> wide(kOutputs * in);
-  for (int64_t i = 0; i < kOutputs * in; ++i) wide[i] = One(w + i);
-  Down<kOutputs>(x, wide.data(), y, rows, in, out);
+  const int64_t count = kOutputs * in;
+  std::unique_ptr<float[]> wide(new float[count]);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Write(wide.get() + i, Read(w + i));
+  for (; i < count; ++i) wide[i] = One(w + i);
+  Down<kOutputs>(x, wide.get(), y, rows, in, out);
 }
 
 template <typename Weight>
 void AnyRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
              int64_t last) {
-  if (rows <= kMostRows) return FewRows(x, w, y, rows, in, out, first, last);
+  if (rows <= (sizeof(Weight) == sizeof(float) ? kMostRows : kMostHalfRows)) {
+    for (int64_t r = 0; r < rows; r += kMostRows) {
+      FewRows(x + r * in, w, y + r * out, std::min<int64_t>(kMostRows, rows - r), in, out, first, last);
+    }
+    return;
+  }
   constexpr int kOutputs = kSums / kManyRows;
   for (int64_t r = 0; r < rows; r += kBand) {
     const int64_t some = std::min(kBand, rows - r);
@@ -152,6 +162,7 @@ ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
     return ffi::Error::InvalidArgument("expected x [rows, in] and w [out, in]");
   }
   const int64_t rows = sizes[0], in = sizes[1], out = shape[0];
+  if (rows == 0) return ffi::Error::Success();
   switch (w.element_type()) {
     case ffi::F32:
       Product(pool, x.typed_data(), w.typed_data<float>(), y->typed_data(), rows, in, out);
