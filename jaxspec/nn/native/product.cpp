@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 
 #include "lanes.h"
 
@@ -20,11 +19,10 @@ constexpr int kSums = 24;  // of 32 registers; the others hold weights and activ
 #else
 constexpr int kSums = 12;  // of 16
 #endif
-constexpr int kMostRows = 8;    // of one tile
+constexpr int kMostRows = 8;              // of one tile
 constexpr int kMostOutputs = 8;
-constexpr int kManyRows = 4;    // of a tile where there are more than kMostRows: its weights stay in the nearest cache
-constexpr int kMostHalfRows = 40;  // from here on bfloat16 weights are widened first
-constexpr int64_t kBand = 128;  // rows that do in the next one
+constexpr int kManyRows = 4;              // of a tile whose float32 weights stay in the nearest cache, for many rows
+constexpr int64_t kBand = 128;            // rows that do in the next one
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
 constexpr int64_t kChunkOutputs = 24;     // a multiple of all tiles' outputs
 
@@ -116,26 +114,24 @@ void Down(const float* x, const float* w, float* y, int64_t rows, int64_t in, in
   for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in, w, y + r * out, in, out);
 }
 
-// Widened once for all rows.
-template <int kOutputs>
-void Down(const float* x, const uint16_t* w, float* y, int64_t rows, int64_t in, int64_t out) {
-  const int64_t count = kOutputs * in;
-  std::unique_ptr<float[]> wide(new float[count]);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) Write(wide.get() + i, Read(w + i));
-  for (; i < count; ++i) wide[i] = One(w + i);
-  Down<kOutputs>(x, wide.get(), y, rows, in, out);
+// Groups of rows, between which a chunk's weights stay in the core's cache: to widen bfloat16 anew takes less time than
+// to keep it wide.
+template <typename Weight>
+void InGroups(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
+              int64_t last) {
+  for (int64_t r = 0; r < rows; r += kMostRows) {
+    FewRows(x + r * in, w, y + r * out, std::min<int64_t>(kMostRows, rows - r), in, out, first, last);
+  }
 }
 
-template <typename Weight>
-void AnyRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
+void AnyRows(const float* x, const uint16_t* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
              int64_t last) {
-  if (rows <= (sizeof(Weight) == sizeof(float) ? kMostRows : kMostHalfRows)) {
-    for (int64_t r = 0; r < rows; r += kMostRows) {
-      FewRows(x + r * in, w, y + r * out, std::min<int64_t>(kMostRows, rows - r), in, out, first, last);
-    }
-    return;
-  }
+  InGroups(x, w, y, rows, in, out, first, last);
+}
+
+void AnyRows(const float* x, const float* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
+             int64_t last) {
+  if (rows <= kMostRows) return InGroups(x, w, y, rows, in, out, first, last);
   constexpr int kOutputs = kSums / kManyRows;
   for (int64_t r = 0; r < rows; r += kBand) {
     const int64_t some = std::min(kBand, rows - r);
