@@ -1,4 +1,4 @@
-// Attention of a few fresh tokens over a cache that is read where it lies, and over each other.
+// Attention of fresh tokens over a cache that is read where it lies, and over each other.
 //
 // XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this is
 // one. Slots are visited in blocks of the same size from the first on, whatever is fed with a token.
