@@ -17,7 +17,7 @@ def _argmax(scores: Array) -> Array:
 
 def _in_two_passes(scores: Array) -> Array:
     """XLA does not vectorise a reduction of values with their places on a CPU: it takes five times as long."""
-    # What made the scores, noise perhaps, is not to be computed in both passes.
+    # Not to be computed in both passes: rounded otherwise in one of them, none would equal the highest.
     scores = jax.lax.optimization_barrier(scores)
     ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
     last = scores.shape[-1] - 1
