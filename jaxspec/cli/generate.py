@@ -113,8 +113,8 @@ def generate(
         ProductsName,
         typer.Option(
             help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
-            "tokens, in bfloat16 where that holds them exactly; 'native-bfloat16' rounds them to it; 'auto' is native "
-            "where it can be had, else xla."
+            "tokens, in bfloat16 where that holds them exactly; 'native-float32' never in that, 'native-bfloat16' "
+            "always, rounded; 'auto' is native where it can be had, else xla."
         ),
     ] = ProductsName.AUTO,
     mesh: Annotated[
