@@ -28,7 +28,7 @@ _PASSES = {
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
-# What a round that drafts takes besides passes, and a pass over heads besides reading their weights.
+# What a round that drafts takes besides passes, and drafting besides reading weights where its layers are not counted.
 _ROUND, _PASS = 0.02, 0.01
 # The share of a pass that goes with its layers, whatever they read.
 _LAYERS = 0.25

@@ -1,8 +1,7 @@
 // y[r, o] = sum over i of x[r, i] * w[o, i]: every weight is read from memory once, as it lies.
 //
 // XLA's own forms of this product are bound by arithmetic from a few rows on (its inner loops use a part of the vector
-// registers); here a tile of sums stays in registers, so that five rows take hardly longer than one. For many rows XLA
-// copies the weights in another order first, which takes as long as the product.
+// registers); here a tile of sums stays in registers, so that five rows take hardly longer than one.
 
 #include <algorithm>
 #include <cstdint>
