@@ -190,18 +190,17 @@ def run(options: argparse.Namespace) -> None:
     target = load(options.model, dtype=options.dtype)
     questions = _asked(options, target)
     results = Results(options.out if counts else None, _setting(options, target, questions))
-    choose = lambda target: choose_cases(options.model, target, options.drafters, options.draft, options.dtype)  # noqa: E731
-    cases = choose(target)
+    native = native_if_possible(target)
+    cases = choose_cases(options.model, native, options.drafters, options.draft, options.dtype)
     results.renew({name: weights_of(options.model, name) for name in cases})
     if counts:
-        count(results, target, cases, questions, options)
+        count(results, native, cases, questions, options)
         chosen = [f"{name}, temperature {temperature:g}" for name in cases for temperature in options.temperatures]
         print("\n" + markdown({label: results.found[label] for label in chosen}) + "\n", flush=True)
     if not counts or options.costs:
-        native = native_if_possible(target)
-        cost(results, native, choose(native), questions, options.repeats)
+        cost(results, native, cases, questions, options.repeats)
         if measures:
-            measure(results, native, choose(native), evenly(questions, options.measure), options)
+            measure(results, native, cases, evenly(questions, options.measure), options)
         if counts:
             costs = {name: results.costs[name] for name in cases}
             found = {greedy(name): results.found[greedy(name)] for name in cases}
