@@ -173,6 +173,22 @@ def _words(folder, *more):
     return [*asked, "--drafters", "n-gram", "--costs", "--repeats", 1, "--batch", 2, *more]
 
 
+def test_everything_is_counted_and_timed_with_native_products(tiny_model, monkeypatch):
+    native, used = dataclasses.replace(TARGET), []
+    monkeypatch.setattr(drafters, "native_if_possible", lambda model: native)
+
+    def note(result):
+        return lambda target, *_, **__: used.append(target) or result
+
+    cost = DrafterCost(4, 1.0, 1.0, 1.0, 0.1, {"1": 0.0})
+    monkeypatch.setattr(drafters, "ask", note({"qa": Counts(1, 2, 4, 1)}))
+    monkeypatch.setattr(drafters, "begun", note([1]))
+    monkeypatch.setattr(drafters, "measure_cost", note(cost))
+    monkeypatch.setattr(drafters, "check", note(types.SimpleNamespace(decode_speedup=None)))
+    _run(*_words(tiny_model, "--measure", 1))
+    assert len(used) >= 4 and all(target is native for target in used)
+
+
 def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
     calls = []
 
