@@ -151,7 +151,7 @@ def test_a_hundred_tokens_are_timed_where_every_row_has_as_many():
     called = []
     records = {PLAIN: {"repeats": [{"tokens": [104, 99]}]}, OTHER: {"repeats": [{"tokens": [104, 100]}]}}
     call = lambda case, *_, most, **__: called.append((case.label, most))
-    _measurement(clock=Clock([3.0]))._time_a_hundred(records, call, jax.random.key(0))
+    _measurement(clock=Clock([3.0]))._time_a_hundred(CASES, records, call, jax.random.key(0))
     assert called == [(OTHER, 100)]
     assert [records[label]["hundred_tokens_seconds"] for label in (PLAIN, OTHER)] == [None, 3.0]
 

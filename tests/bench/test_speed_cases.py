@@ -3,8 +3,9 @@
 import pytest
 
 import jaxspec
-from jaxspec.bench.speed.cases import load_cases, with_halves
+from jaxspec.bench.speed.cases import for_rows, load_cases, with_halves
 from jaxspec.bench.speed.setting import Setting
+from jaxspec.drafters.adapting import adapt
 from jaxspec.schedules import Adaptive, Fixed
 from tests import tiny
 
@@ -16,9 +17,19 @@ def test_numbers_and_adaptive_stand_side_by_side(tmp_path, monkeypatch):
     cases = load_cases(Setting("some", ("ngram",), lengths=(2, "adaptive:4"), batches=(1, 8)), TARGET)
     assert [(case.label, case.k) for case in cases] == [("plain", 0), ("ngram, k=2", 2), ("ngram, k=adaptive", None)]
     assert isinstance(cases[1].drafter.schedule, Fixed) and isinstance(cases[2].drafter.schedule, Adaptive)
-    alone = load_cases(Setting("some", ("ngram",), lengths=("adaptive:4",)), TARGET)[1].drafter
-    # Costs are those of the largest batch.
-    assert cases[2].drafter.schedule.costs[-1] > alone.schedule.costs[-1]
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_what_adapts_counts_with_the_costs_of_each_batch(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    cases = load_cases(Setting("some", (name,), lengths=(2, "adaptive:4"), batches=(1, 8)), TARGET)
+    alone, together = for_rows(cases, TARGET, 1), for_rows(cases, TARGET, 8)
+    assert [case.label for case in together] == [case.label for case in cases]
+    assert together[:2] == cases[:2]
+    one, eight = alone[2].drafter.schedule, together[2].drafter.schedule
+    assert one.lengths == eight.lengths == (0, 2, 4)
+    assert eight.costs[-1] > one.costs[-1]
+    assert one.costs.tolist() == adapt(cases[1].drafter, TARGET, 4, batch=1).schedule.costs.tolist()
 
 
 def test_without_a_number_each_drafter_has_its_own():

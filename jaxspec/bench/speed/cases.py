@@ -67,13 +67,19 @@ def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageM
     """The same weights at another length."""
     wish = Wish.parse(k)
     if wish.adaptive:
-        return adapt(loaded, target, wish.most, batch=max(setting.batches))
+        return adapt(loaded, target, wish.most)
     if wish.k is None:
         return loaded
     if isinstance(loaded, Compose):
         parts = {part: dataclasses.replace(getattr(loaded, part), k=k, schedule=None) for part in ("copying", "model")}
         return dataclasses.replace(loaded, **parts)
     return dataclasses.replace(loaded, k=k, schedule=None)
+
+
+def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
+    """The same, those that adapt with what rounds of so many rows cost."""
+    at = lambda drafter: adapt(drafter, target, drafter.k, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
+    return [dataclasses.replace(case, drafter=at(case.drafter)) for case in cases]
 
 
 def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:

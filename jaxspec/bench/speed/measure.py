@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.bench.peers.panel import Panel
 from jaxspec.bench.quality.partings import parting, score_of
 from jaxspec.bench.questions import padded
-from jaxspec.bench.speed.cases import PLAIN, Case, widest_prompt
+from jaxspec.bench.speed.cases import PLAIN, Case, for_rows, widest_prompt
 from jaxspec.bench.speed.dialogue import Answers, Prompts, counts_of, dialogue, generate, texts_of, tokens_of, turn_key
 from jaxspec.bench.speed.groups import Group
 from jaxspec.bench.speed.meters import EnergyMeter, peak_memory
@@ -49,12 +49,19 @@ class Measurement:
 
     def __post_init__(self):
         self._compiled: set[tuple[float, ...]] = set()
+        self._cases: dict[int, list[Case]] = {}
         self._widest = widest_prompt(self.target, self.cases, self.setting.max_new_tokens)
 
     def forget_programs(self) -> None:
         """Makes room where other programs come next: each takes much memory."""
         jax.clear_caches()
         self._compiled.clear()
+
+    def cases_for(self, rows: int) -> list[Case]:
+        """The cases as they decode batches of so many rows: what a round costs depends on them."""
+        if rows not in self._cases:
+            self._cases[rows] = for_rows(self.cases, self.target, rows)
+        return self._cases[rows]
 
     def turns(self, group: Group, temperature: float) -> Iterator[dict[str, Any]]:
         """One record for each turn of a group's conversations.
@@ -75,7 +82,7 @@ class Measurement:
 
     def _time(self, prompts: Prompts, rows: int, temperature: float, key):
         """Each case's repeats; plain decoding's first answers, as token ids by row; and the peers' repeats."""
-        live = list(prompts)
+        live, timed = list(prompts), self.cases_for(rows)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
         budget = np.array([self.setting.max_new_tokens if row in prompts else 0 for row in range(rows)], np.int32)
         call = functools.partial(self._call, tokens=tokens, length=length, policy=policy_at(temperature), budget=budget)
@@ -84,9 +91,9 @@ class Measurement:
         parts = {"prompt": 0, "first": 1, "all": self.setting.max_new_tokens}
         answers, peers = {}, {label: {"repeats": []} for label in self.panel.labels} if self.panel and rows == 1 else {}
         for repeat in range(self.setting.repeats):
-            done = {case.label: _Timed() for case in self.cases}
+            done = {case.label: _Timed() for case in timed}
             calls, repeat_key = {}, jax.random.fold_in(key, repeat)
-            for case in self.cases:
+            for case in timed:
                 for part, most in parts.items():
                     calls[f"{part} {case.label}"] = functools.partial(
                         call, case, done[case.label], most=most, key=repeat_key
@@ -102,7 +109,7 @@ class Measurement:
             self._compare(records, peers, prompts, rows, temperature, repeat_key)
             if repeat == 0:
                 answers = tokens_of(done[PLAIN].result, live)
-        self._time_a_hundred(records, call, key)
+        self._time_a_hundred(timed, records, call, key)
         return records, answers, peers
 
     def _compare(self, records, peers, prompts: Prompts, rows: int, temperature: float, key) -> None:
@@ -116,10 +123,10 @@ class Measurement:
                 for (row, prompt), first, other in zip(prompts.items(), plain, last["ids"], strict=True)
             ]
 
-    def _time_a_hundred(self, records: dict[str, Any], call: Callable, key) -> None:
+    def _time_a_hundred(self, timed: Sequence[Case], records: dict[str, Any], call: Callable, key) -> None:
         """How long the first 100 tokens take, once, where every row has as many; `None` elsewhere."""
         calls = {}
-        for case in self.cases:
+        for case in timed:
             first = records[case.label]["repeats"][0]
             records[case.label]["hundred_tokens_seconds"] = None
             if min(first["tokens"]) >= HUNDRED:

@@ -169,7 +169,7 @@ def _split(measurement: Measurement, group: Group, temperature: float) -> dict[s
     rows = [measurement.questions[index] for index in group.members]
     turns = [min(len(row.answers), len(row.turns) - 1) for row in rows]
     prompts = [prompt_of(tokenizer, row, turn, {}) for row, turn in zip(rows, turns, strict=True)]
-    cases = list(measurement.cases)
+    cases = measurement.cases_for(len(rows))
     return split_rounds(measurement.target, cases, prompts, temperature, repeats=measurement.setting.repeats)
 
 

@@ -107,30 +107,53 @@ inline float Largest(Lanes x) {
   return std::max(std::max(most[0], most[2]), std::max(most[1], most[3]));
 }
 
-// Chunks that threads take one after the other. The caller takes some too and waits only for those that were taken, so
-// it never waits for a thread that does not come.
-struct Chunks {
-  std::atomic<int64_t> next{0}, done{0};
-  int64_t count = 0;
-
-  template <typename Work>
-  void Take(const Work& work) {
-    for (int64_t chunk; (chunk = next.fetch_add(1)) < count;) {
-      work(chunk);
-      done.fetch_add(1, std::memory_order_release);
+// Chunks of work in as many ranges as there are threads. Each thread takes those of its own range in their order, so that
+// what it asks for ahead of its place is its own, then those that others have not come to. The caller waits only for
+// chunks that were taken, so it never waits for a thread that does not come.
+class Chunks {
+ public:
+  Chunks(int64_t count, int64_t threads) : count_(count), threads_(threads), ranges_(new Range[threads]) {
+    for (int64_t i = 0; i < threads; ++i) {
+      ranges_[i].next = count * i / threads;
+      ranges_[i].last = count * (i + 1) / threads;
     }
   }
+
+  template <typename Work>
+  void Take(int64_t thread, const Work& work) {
+    for (int64_t i = 0; i < threads_; ++i) {
+      Range& range = ranges_[(thread + i) % threads_];
+      for (int64_t chunk; (chunk = range.next.fetch_add(1)) < range.last;) {
+        work(chunk);
+        done_.fetch_add(1, std::memory_order_release);
+      }
+    }
+  }
+
+  void Wait() const {
+    while (done_.load(std::memory_order_acquire) < count_) std::this_thread::yield();
+  }
+
+ private:
+  struct alignas(64) Range {
+    std::atomic<int64_t> next;
+    int64_t last;
+  };
+
+  std::atomic<int64_t> done_{0};
+  const int64_t count_, threads_;
+  const std::unique_ptr<Range[]> ranges_;
 };
 
 // Runs `work(0)` to `work(count - 1)`, whose copies must outlive the call: a thread may come when all is done.
 template <typename Work>
 void Share(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
-  auto chunks = std::make_shared<Chunks>();
-  chunks->count = count;
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), count) - 1;
-  for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([=] { chunks->Take(work); });
-  chunks->Take(work);
-  while (chunks->done.load(std::memory_order_acquire) < chunks->count) std::this_thread::yield();
+  if (count <= 0) return;
+  const int64_t threads = std::min<int64_t>(pool.num_threads(), count);
+  auto chunks = std::make_shared<Chunks>(count, threads);
+  for (int64_t helper = 1; helper < threads; ++helper) pool.Schedule([=] { chunks->Take(helper, work); });
+  chunks->Take(0, work);
+  chunks->Wait();
 }
 
 }  // namespace jaxspec

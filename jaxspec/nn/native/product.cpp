@@ -4,6 +4,7 @@
 // registers); here a tile of sums stays in registers, so that five rows take hardly longer than one.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "lanes.h"
@@ -19,7 +20,7 @@ constexpr int kSums = 24;  // of 32 registers; the others hold weights and activ
 constexpr int kSums = 12;  // of 16
 #endif
 constexpr int kMostRows = 8;              // of one tile
-constexpr int kMostOutputs = 8;
+constexpr int kMostOutputs = 4;           // more are read at as many places of memory
 constexpr int kManyRows = 4;              // of a tile whose float32 weights stay in the nearest cache, for many rows
 constexpr int64_t kBand = 128;            // rows that do in the next one
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
@@ -75,7 +76,8 @@ void Tile(const float* x, const Weight* w, float* y, int64_t in, int64_t out) {
   for (int r = 0; r < kRows; ++r) {
     for (int o = 0; o < kOutputs; ++o) {
       float total = totals[o * kRows + r];
-      for (int64_t i = whole; i < in; ++i) total += One(w + o * in + i) * x[r * in + i];
+      // The compiler would contract this or not, by the kind of weights.
+      for (int64_t i = whole; i < in; ++i) total = std::fma(One(w + o * in + i), x[r * in + i], total);
       y[r * out + o] = total;
     }
   }
