@@ -83,12 +83,20 @@ class RoundDraws:
         """The draws of one of several drafts that are drawn side by side: its own noise."""
         return dataclasses.replace(self, draft=(*self.draft, index))
 
-    def draft_noise(self, offset: Int[Array, ""], vocab_size: int) -> Float[Array, "b v"]:
-        """Gumbel noise to draw the drafted token at `offset` with."""
+    def draft_noise(
+        self, offset: Int[Array, ""], vocab_size: int, ids: Int[Array, "n"] | None = None
+    ) -> Float[Array, "b n"]:
+        """Gumbel noise to draw the drafted token at `offset` with.
+
+        Args:
+          offset: which of the drafts.
+          vocab_size: how many tokens there are.
+          ids: those that may be drawn; `None` is all. No other draw knows this noise, so it is drawn for them alone.
+        """
         stream = self._stream(_DRAFT)
         for index in self.draft:
             stream = _fold(stream, jnp.int32(index + _FIRST_DRAFT))
-        return _gumbel(_fold(stream, offset), vocab_size)
+        return _gumbel(_fold(stream, offset), vocab_size if ids is None else ids.shape[0])
 
     def uniforms(self, count: int) -> Float[Array, "b n"]:
         """One uniform in (0, 1) for each drafted token's acceptance."""
@@ -129,11 +137,15 @@ class PositionDraws:
         del index
         return self
 
-    def draft_noise(self, offset: Int[Array, ""], vocab_size: int) -> Float[Array, "b v"]:
-        """The noise of the position `offset` tokens after the last committed one."""
+    def draft_noise(
+        self, offset: Int[Array, ""], vocab_size: int, ids: Int[Array, "n"] | None = None
+    ) -> Float[Array, "b n"]:
+        """The noise of the position `offset` tokens after the last committed one, or that of some tokens there."""
         if self.kept is not None:
-            return jax.lax.dynamic_index_in_dim(self.kept, offset, axis=1, keepdims=False)
-        return _gumbel(_fold(self._stream(), self.length + offset), vocab_size)
+            noise = jax.lax.dynamic_index_in_dim(self.kept, offset, axis=1, keepdims=False)
+        else:
+            noise = _gumbel(_fold(self._stream(), self.length + offset), vocab_size)
+        return noise if ids is None else noise[:, ids]
 
     def token_noise(self, count: int, vocab_size: int) -> Float[Array, "b n v"]:
         """The noise of the next `count` positions."""

@@ -36,16 +36,36 @@ class ScheduledContract:
         assert both > 0
 
 
+class AdaptiveContract(ScheduledContract):
+    """The same, where rows agree on a length by what each of them has seen."""
+
+    remembers = True
+
+    def test_a_row_does_not_depend_on_its_place_or_neighbours(self, rounds):
+        """On its place: all rows are there."""
+        rows = [3, 1, 0, 2]
+        for before, moved in zip(rounds, self.run_rounds(tuple(rows)), strict=True):
+            np.testing.assert_array_equal(before[2].tokens[rows], moved[2].tokens)
+            np.testing.assert_array_equal(before[4].count[rows], moved[4].count)
+
+
 @jax.jit
+def run_together(schedule, would_accept, live=None):
+    """The limits of rounds in which the first `would_accept[t, b]` drafts are right: `[t, b]`, of one batch."""
+    live = jnp.ones(would_accept.shape, jnp.bool_) if live is None else live
+
+    def one(state, now):
+        right, live = now
+        limit = jnp.where(live, schedule.limit(state, live), 0)
+        return schedule.observe(state, limit, jnp.minimum(limit, right), live), limit
+
+    return jax.lax.scan(one, schedule.init(would_accept.shape[1]), (would_accept, live))[1]
+
+
 def run(schedule, would_accept):
-    """The limits of rounds in which the first `would_accept[t, b]` drafts are right: `[t, b]`."""
-
-    def one(state, right):
-        limit = schedule.limit(state)
-        state = schedule.observe(state, limit, jnp.minimum(limit, right), jnp.ones(right.shape, jnp.bool_))
-        return state, limit
-
-    return jax.lax.scan(one, schedule.init(would_accept.shape[1]), would_accept)[1]
+    """The same, each row alone."""
+    alone = jax.vmap(lambda right: run_together(schedule, right[:, None])[:, 0], in_axes=1, out_axes=1)
+    return alone(would_accept)
 
 
 def right_drafts(seed, probability, rounds, rows, most=8):
@@ -57,35 +77,29 @@ def right_drafts(seed, probability, rounds, rows, most=8):
     return jnp.asarray(np.cumprod(right, axis=-1).sum(-1), jnp.int32)
 
 
-class PlainAdaptive:
-    """`Adaptive` for one row, as the formula reads: lists, loops and no JAX."""
+class PlainRow:
+    """One row of `PlainAdaptive`."""
 
-    def __init__(self, costs, lengths, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
+    def __init__(self, costs, lengths, margin, rate, prior, period):
         self.costs, self.lengths, self.margin, self.rate, self.period = costs, lengths, margin, rate, period
         self.acceptance, self.seen = [prior] * lengths[-1], [0] * lengths[-1]
         self.choice, self.rounds, self.due, self.missed = self.best(), 0, True, 0
-        account = {"allowance": 0.01, "advance": 1.5, "reserve": 12.0, "lag": 0.0} | account
-        self.worth, self.balance = (1 + account["allowance"]) * costs[0], account["advance"]
-        self.reserve, self.lag = account["reserve"], account["lag"]
 
-    def speed(self, index):
+    def tokens(self, index):
         tokens, reach = 1.0, 1.0
         for acceptance in self.acceptance[: self.lengths[index]]:
             reach *= acceptance
             tokens += reach
-        return tokens / self.costs[index]
+        return tokens
+
+    def speed(self, index):
+        return self.tokens(index) / self.costs[index]
 
     def best(self):
         return max(range(len(self.lengths)), key=self.speed)
 
-    def price(self, index):
-        return self.costs[index] + (self.lag * self.missed if self.lengths[index] else 0)
-
-    def limit(self):
-        index = self.choice + (self.due and self.choice + 1 < len(self.lengths))
-        while index > 0 and self.balance + self.worth < self.price(index):
-            index -= 1
-        return self.lengths[index]
+    def wanted(self):
+        return self.choice + (self.due and self.choice + 1 < len(self.lengths))
 
     def observe(self, submitted, accepted):
         for i in range(min(submitted, accepted + 1)):
@@ -96,8 +110,6 @@ class PlainAdaptive:
         for i in range(1, self.lengths[-1]):
             if self.seen[i] == 0 < self.seen[i - 1]:
                 self.acceptance[i:] = [self.acceptance[i - 1]] * len(self.acceptance[i:])
-        taken = next(index for index, length in enumerate(self.lengths) if submitted <= length)
-        self.balance = min(self.reserve, self.balance + self.worth * (1 + accepted) - self.price(taken))
         self.missed = 0 if submitted else self.missed + 1 + accepted
         if submitted > self.lengths[self.choice]:
             self.due = (1 + accepted) / self.costs[self.choice + 1] > self.speed(self.choice)
@@ -105,3 +117,48 @@ class PlainAdaptive:
             self.choice, self.due = self.best(), False
         self.rounds += 1
         self.due = self.due or self.rounds % self.period == 0
+
+
+class PlainAdaptive:
+    """`Adaptive`, as the formulas read: lists, loops and no JAX. All rows draft until they are done."""
+
+    def __init__(self, costs, lengths, rows=1, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
+        self.costs, self.lengths, self.margin = costs, lengths, margin
+        self.rows = [PlainRow(costs, lengths, margin, rate, prior, period) for _ in range(rows)]
+        account = {"allowance": 0.01, "advance": 1.5, "reserve": 12.0, "lag": 0.0} | account
+        self.worth, self.balance = (1 + account["allowance"]) * costs[0], account["advance"]
+        self.reserve, self.lag = account["reserve"], account["lag"]
+
+    def price(self, row, index):
+        return self.costs[index] + (self.lag * row.missed if self.lengths[index] else 0)
+
+    def limits(self, live=None):
+        live = [True] * len(self.rows) if live is None else live
+        rows = [row for row, here in zip(self.rows, live, strict=True) if here]
+        found, tries = [], 0
+        for row in rows:
+            index = row.wanted()
+            while index > 0 and self.balance + self.worth < max(self.price(other, index) for other in rows):
+                index -= 1
+            found.append(index)
+            tries += index == row.wanted() > row.choice
+        longest = max(found, default=0)
+        if 2 * tries <= len(rows):
+            pays = lambda most: (  # noqa: E731
+                sum(row.tokens(min(index, most)) for row, index in zip(rows, found, strict=True)) / self.costs[most]
+            )
+            best = max(range(longest + 1), key=pays)
+            longest = best if pays(best) > (1 + self.margin) * pays(longest) else longest
+        found = iter(found)
+        return [self.lengths[min(next(found), longest)] if here else 0 for here in live]
+
+    def observe(self, submitted, accepted, live=None):
+        live = [True] * len(self.rows) if live is None else live
+        rounds = [each for each in zip(self.rows, submitted, accepted, live, strict=True) if each[3]]
+        if rounds:
+            emitted = sum(1 + min(drafts, kept) for _, drafts, kept, _ in rounds) / len(rounds)
+            taken = lambda drafts: next(i for i, length in enumerate(self.lengths) if drafts <= length)  # noqa: E731
+            price = max(self.price(row, taken(drafts)) for row, drafts, *_ in rounds)
+            self.balance = min(self.reserve, self.balance + self.worth * emitted - price)
+        for row, drafts, kept, _ in rounds:
+            row.observe(drafts, kept)

@@ -34,8 +34,8 @@ class Altered(RoundDraws):
 
     at: jax.Array = dataclasses.field(default=-1, kw_only=True)
 
-    def draft_noise(self, offset, vocab_size):
-        noise = super().draft_noise(offset, vocab_size)
+    def draft_noise(self, offset, vocab_size, ids=None):
+        noise = super().draft_noise(offset, vocab_size, ids)
         return jnp.where(offset == self.at, noise[:, ::-1], noise)
 
 
@@ -72,7 +72,7 @@ def test_no_draft_decides_whether_it_is_submitted(name):
 @pytest.mark.parametrize("schedule", [Schedule, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
 def test_the_calls_show_no_schedule_the_draft_it_decides_about(schedule):
     parameters = lambda name: list(inspect.signature(getattr(schedule, name)).parameters)  # noqa: E731
-    assert parameters("limit") == ["self", "state"]
+    assert parameters("limit") == ["self", "state", "able"]
     assert parameters("trusts") == ["self", "state", "survival"]
     assert parameters("submits") == ["self", "state", "law"]
     assert parameters("goes_on") == ["self", "state", "log_prob"]

@@ -16,7 +16,7 @@ from jaxspec.prefill import CATCH_UP_CHUNK
 from jaxspec.pytree import register_dataclass
 from jaxspec.schedules import Adaptive
 from tests import tiny
-from tests.schedules import PlainAdaptive, right_drafts, run
+from tests.schedules import PlainAdaptive, right_drafts, run, run_together
 from tests.test_generate_compiled import computations_in_loops
 
 # Costs whose sums never come to what may just be spent: rounding would decide then.
@@ -42,10 +42,41 @@ def test_it_picks_what_the_formula_picks(options):
     for row in range(4):
         plain, expected = PlainAdaptive(COSTS, LENGTHS, **options), []
         for accepted in right[:, row].tolist():
-            expected.append(plain.limit())
-            plain.observe(expected[-1], min(accepted, expected[-1]))
+            (limit,) = plain.limits()
+            expected.append(limit)
+            plain.observe([limit], [min(accepted, limit)])
         np.testing.assert_array_equal(found[:, row], expected)
     assert {*found.ravel().tolist()} == {*LENGTHS}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_rows_pick_together_what_the_formula_picks(options):
+    """Rows whose acceptance comes and goes apart, and which end one after the other."""
+    phase = np.arange(900)[:, None] / 90 + np.array([[0.0, 1.5, 3.0, 4.5, 0.5]])
+    right = right_drafts(4, 0.5 + 0.5 * np.sin(phase), 900, 5)
+    live = np.arange(900)[:, None] < np.array([[900, 500, 900, 700, 850]])
+    found = np.asarray(run_together(Adaptive(COSTS, LENGTHS, **options), right, jnp.asarray(live)))
+    plain = PlainAdaptive(COSTS, LENGTHS, rows=5, **options)
+    for at, (accepted, here) in enumerate(zip(right.tolist(), live.tolist(), strict=True)):
+        limits = plain.limits(here)
+        np.testing.assert_array_equal(found[at], limits, err_msg=f"round {at}")
+        plain.observe(limits, [min(pair) for pair in zip(accepted, limits, strict=True)], here)
+    assert {*found.ravel().tolist()} == {*LENGTHS}
+    assert len({tuple(sorted({*row.tolist()})) for row in found[:500]}) > 4  # rows differ in one round
+
+
+def test_a_row_s_good_draft_does_not_make_all_wait():
+    """One of eight accepts everything, the others nothing: what the one gains is less than what all would lose."""
+    right = jnp.zeros((1000, 8), jnp.int32).at[:, 0].set(8)
+    limits = np.asarray(run_together(SCHEDULE, right))
+    time = np.array(COSTS)[np.searchsorted(LENGTHS, limits.max(axis=1))]
+    emitted = (1 + np.minimum(limits, right)).mean(axis=1)
+    assert (np.cumsum(time) <= 1.01 * np.cumsum(emitted) + 1.5 + 1e-3).all()
+    assert (limits[100:] > 0).any(axis=1).mean() < 0.05
+    # Alone it would draft the most, and where most are like it, all wait for those.
+    assert (np.asarray(run(SCHEDULE, right))[100:, 0] == 8).all()
+    most = np.asarray(run_together(SCHEDULE, right.at[:, :6].set(8)))
+    assert (most[100:, :6] == 8).all() and (most[100:, 6:] > 0).mean() < 0.1
 
 
 def test_it_drafts_nothing_where_drafting_does_not_pay():
@@ -97,15 +128,14 @@ def test_small_gains_change_nothing():
         assert state.choice.tolist() == [choice], state
 
 
-def test_rows_decide_alone_and_ended_rows_rest():
-    right = right_drafts(3, 0.6, 300, 5)
-    together = np.asarray(run(SCHEDULE, right))
-    for row in range(5):
-        np.testing.assert_array_equal(together[:, row : row + 1], run(SCHEDULE, right[:, row : row + 1]))
+def test_ended_rows_rest():
     state = SCHEDULE.init(2)
     after = SCHEDULE.observe(state, *jnp.array([[8, 8], [0, 8]], jnp.int32), jnp.array([True, False]))
     changed = jax.tree.map(lambda new, old: (new != old).reshape(2, -1).any(1).tolist(), after, state)
-    assert changed.acceptance == [True, False] and changed.rounds == changed.balance == [True, False]
+    assert changed.acceptance == [True, False] and changed.rounds == [True, False]
+    # The account is that of the live row, and one for all.
+    alone = SCHEDULE.observe(SCHEDULE.init(1), *jnp.array([[8], [0]], jnp.int32), jnp.array([True]))
+    assert after.balance.tolist() == alone.balance.tolist() * 2
 
 
 PASSES = []
@@ -133,7 +163,7 @@ def watch_rounds(draft, schedule, rounds):
     for _ in range(rounds):
         jax.effects_barrier()
         PASSES.clear()
-        limit = schedule.limit(state.drafter_state.schedule).tolist()
+        limit = schedule.limit(state.drafter_state.schedule, ~state.done).tolist()
         state, info = step(state)
         jax.effects_barrier()
         found.append((limit, info.accepted.tolist(), PASSES.copy()))
@@ -156,11 +186,10 @@ def test_rounds_are_those_of_the_formula_through_generate():
     """Limits recorded round by round, against the formula fed with what was accepted."""
     schedule = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
     found = watch_rounds(tiny.nearby(TARGET, 0.8), schedule, 60)
-    for row in range(2):
-        plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
-        for limit, accepted, _ in found:
-            assert limit[row] == plain.limit()
-            plain.observe(limit[row], accepted[row])
+    plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), rows=2, period=6, rate=0.3)
+    for limit, accepted, _ in found:
+        assert limit == plain.limits()
+        plain.observe(limit, accepted)
     # The pass is as wide as its longest row needs, and the draft model runs no further. It has
     # missed nothing where it ran in the round before.
     for (before, _, _), (limit, _, passes) in itertools.pairwise(found):

@@ -111,7 +111,7 @@ class BlockDrafter(Drafter):
 
     def propose(self, draws: Draws, state: BlockDrafterState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        limit = jnp.where(context.done, 0, self.schedule.limit(state.schedule))
+        limit = jnp.where(context.done, 0, self.schedule.limit(state.schedule, ~context.done))
         proposal = _nothing(limit.shape[0], self.k, None if policy.greedy else self.head.vocab_size)
         if self.k > 0:
             # The cache is read and not passed on, so the branches copy none.
@@ -159,9 +159,8 @@ class BlockDrafter(Drafter):
         if law is None:
             place = best_token(seen)
             return self.head.ids[place], place, None
-        law = expand(law, self.head.ids, self.head.vocab_size)
-        token = best_token(law + draws.draft_noise(offset, law.shape[-1]))
-        return token, self.head.places[token], law
+        place = best_token(law + draws.draft_noise(offset, self.head.vocab_size, self.head.ids))
+        return self.head.ids[place], place, expand(law, self.head.ids, self.head.vocab_size)
 
 
 def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:

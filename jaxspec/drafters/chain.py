@@ -62,7 +62,7 @@ class Chain:
         """As of `Drafter`."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
-        limit = jnp.where(silent, 0, self.schedule.limit(state.schedule))
+        limit = jnp.where(silent, 0, self.schedule.limit(state.schedule, ~silent))
         hidden = self.draft.blank(limit.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
         drafts = _Drafts.none(limit, self.k, vocab_size, hidden, state.kept)
@@ -90,16 +90,15 @@ class Chain:
         draft = self.draft
 
         def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
-            # The likeliest token is found in the draft's own vocabulary; a law is of the target's.
-            logits = logits if policy.greedy else draft.over_vocabulary(logits[:, None])[:, 0]
+            # Tokens are drawn in the draft's own vocabulary; the law that verifiers read is over the target's.
             law, confidence = _laws(policy, logits)
             submitted = drafts.going & self.schedule.submits(schedule_state, confidence)
-            place = _draw(law, logits, draws, drafts.count)
+            place = best_token(logits if law is None else law + _noise(draft, draws, drafts.count, law.shape[-1]))
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
             going = submitted & (drafts.count + 1 < limit) & self.schedule.goes_on(schedule_state, log_prob)
-            token = draft.token_ids(place) if policy.greedy else place
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
-            token = jnp.where(submitted, token, 0)
+            token = jnp.where(submitted, draft.token_ids(place), 0)
+            law = None if law is None else draft.over_vocabulary(law[:, None])[:, 0]
             return drafts.add(token, submitted, law, going, hidden, kept)
 
         def first(_, drafts: _Drafts) -> _Drafts:
@@ -163,8 +162,7 @@ def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b 
     return law, jnp.where(certain, own, law)
 
 
-def _draw(law: Float[Array, "b n"] | None, logits: Float[Array, "b n"], draws: Draws, offset) -> Int[Array, "b"]:
-    if law is None:
-        return best_token(logits)
-    noise = draws.draft_noise(offset, law.shape[-1])
-    return best_token(law + noise)
+def _noise(draft: Draft, draws: Draws, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:
+    """What draws one of the draft's `count` tokens."""
+    ids = None if count == draft.vocab_size else draft.token_ids(jnp.arange(count, dtype=jnp.int32))
+    return draws.draft_noise(offset, draft.vocab_size, ids)

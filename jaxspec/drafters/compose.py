@@ -152,9 +152,11 @@ class Compose(Drafter):
         return proposal, ComposeState(copying, model, state.record, copied, proposal.tokens)
 
     def observe(self, state: ComposeState, context: Context, verdict: Verdict, hidden):
-        theirs = dataclasses.replace(context, done=context.done | ~state.copied)
+        # Rows that copied nothing wait for those that did, so their schedule hears of them too.
+        guess = state.copying.guess
+        copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         return ComposeState(
-            self.copying.observe(state.copying, theirs, verdict, hidden),
+            self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden),
             self._resting.observe(state.model, context, verdict, hidden),
             self._learn(state, context, verdict),
             state.copied,

@@ -85,7 +85,7 @@ class CopyingDrafter(Drafter):
         return CopyingState(self.schedule.init(batch), guess)
 
     def propose(self, draws, state: CopyingState, context):
-        limit = self.schedule.limit(state.schedule)
+        limit = self.schedule.limit(state.schedule, ~context.done)
         search = lambda: self.guess(context.tokens, context.length).cut(limit)  # noqa: E731
         # Where no row may draft, none is searched.
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(limit))  # noqa: E731

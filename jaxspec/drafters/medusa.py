@@ -139,7 +139,7 @@ class MedusaDrafter(Drafter):
         ready = ~context.done & (context.length >= 2)
         if self.tree:
             return self._draft_tree(state, context, ready), state
-        limit = jnp.where(ready, self.schedule.limit(state.schedule), 0)
+        limit = jnp.where(ready, self.schedule.limit(state.schedule, ready), 0)
         proposal = self._draft_chain(draws, state, context, limit)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -178,19 +178,18 @@ class MedusaDrafter(Drafter):
 
         def draft() -> Proposal:
             logits, laws = self._logits(state, context), None
+            own = jax.nn.log_softmax(logits)
             if policy.greedy:
-                chosen = best_token(logits)
-                tokens, seen = self.head.token_ids(chosen), jax.nn.log_softmax(logits)
+                chosen, seen = best_token(logits), own
             else:
-                logits = placement_of(context.target).logits(self.head.over_vocabulary(logits, vocab_size))
-                laws = policy.log_probs(logits)
-                noise = [draws.draft_noise(jnp.int32(i), vocab_size) for i in range(self.k)]
-                tokens = chosen = best_token(laws + jnp.stack(noise, axis=1))
+                law, ids = policy.log_probs(logits), self.head.ids
+                noise = [draws.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]
+                chosen = best_token(law + jnp.stack(noise, axis=1))
                 # A one-hot law says nothing of how sure a head is: a schedule then sees the head's own.
-                certain = jnp.max(laws, axis=-1, keepdims=True) == 0
-                seen = jnp.where(certain, jax.nn.log_softmax(logits), laws)
+                seen = jnp.where(jnp.max(law, axis=-1, keepdims=True) == 0, own, law)
+                laws = placement_of(context.target).logits(self.head.over_vocabulary(law, vocab_size))
             valid = self._submitted(state.schedule, limit, seen, chosen)
-            return Proposal(jnp.where(valid, tokens, 0), valid, laws)
+            return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, laws)
 
         return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.k > 0 else none()
 

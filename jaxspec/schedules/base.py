@@ -5,7 +5,7 @@ the draft itself: with a target law (.7, .3) and a draft law (.5, .5), dropping 
 token after looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating
 rule. Here the order of the calls keeps it, and what they are given:
 
-    limit(state)                 before the round, from earlier rounds
+    limit(state, able)           before the round, from earlier rounds
     trusts(state, survival)      before draft i is drawn, from what the drafter itself expects of it
     submits(state, law)          before draft i is drawn, from the law that it is drawn from
                                  ... draft i is drawn, and stays submitted ...
@@ -48,8 +48,14 @@ class Schedule(abc.ABC):
         """The state before the first round. By default it is the limit itself."""
         return jnp.full(batch, self.lengths[-1], jnp.int32)
 
-    def limit(self, state: Any) -> Int[Array, "b"]:
-        """The most drafts of this round; 0 does not run the drafter."""
+    def limit(self, state: Any, able: Bool[Array, "b"]) -> Int[Array, "b"]:
+        """The most drafts of this round; 0 does not run the drafter.
+
+        Args:
+          state: that of before the round.
+          able: which rows can draft at all; what is returned for others is not read.
+        """
+        del able
         return state
 
     def trusts(self, state: Any, survival: Float[Array, "b"]) -> Bool[Array, "b"]:

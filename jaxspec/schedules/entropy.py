@@ -69,7 +69,8 @@ class EntropyStop(Schedule):
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         return EntropyStopState(fill(self.threshold), fill(self.goal))
 
-    def limit(self, state):
+    def limit(self, state, able):
+        del able
         return jnp.full(state.threshold.shape, self.lengths[-1], jnp.int32)
 
     def submits(self, state, law):

@@ -47,8 +47,8 @@ class Pausing(Schedule):
     def init(self, batch):
         return PausingState(self.schedule.init(batch), jnp.zeros(batch, jnp.bool_))
 
-    def limit(self, state: PausingState):
-        return jnp.where(state.paused, 0, self.schedule.limit(state.schedule))
+    def limit(self, state: PausingState, able):
+        return jnp.where(state.paused, 0, self.schedule.limit(state.schedule, able & ~state.paused))
 
     def trusts(self, state: PausingState, survival):
         return self.schedule.trusts(state.schedule, survival)

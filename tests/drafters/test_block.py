@@ -17,7 +17,7 @@ from tests import tiny
 from tests.blocks import Reference, config, random_head
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import ROUNDS, _init, _probe
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 from tests.test_schedules import Altered
 
 TARGET = tiny.transformer(0, sharpness=4.0)
@@ -97,11 +97,10 @@ def context_of(head, target, tokens):
 
 
 @pytest.mark.slow
-class TestAdaptive(ScheduledContract, BlockContract):
+class TestAdaptive(AdaptiveContract, BlockContract):
     """Lengths that move every few rounds, so that the drafter pauses. Whole generations are as without."""
 
     drafter = BlockDrafter(HEAD, k=Adaptive((1.0, 1.7, 2.4), (0, 1, 3), rate=0.5, period=2))
-    remembers = True
     test_greedy_output_is_that_of_plain_decoding = None
     test_budgets_down_to_nothing = None
     test_nothing_follows_a_stop_token = None
@@ -122,7 +121,7 @@ def propose(drafter, sampling, at=-1):
 def _propose(drafter, sampling, at):
     hidden = TARGET(TEXTS, TARGET.init_cache(ROWS, 1), capture=drafter.capture).hidden
     context = Context(TARGET, None, TEXTS, LENGTHS, jnp.zeros(ROWS, jnp.bool_), sampling)
-    draws = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTHS, at=at)
+    draws = Altered(jax.random.split(jax.random.key(50), ROWS), LENGTHS, at=at)
     return drafter.propose(draws, drafter.init(context, Prefilled(None, hidden), 16), context)[0]
 
 

@@ -219,11 +219,14 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
 def test_a_paused_row_s_schedule_learns_nothing():
     schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
     state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
-    assert schedule.limit(state).tolist() == [0, 2]
+    assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 2]
     # At the start a longer draft is due in all rows.
     state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, due=jnp.zeros(2, jnp.bool_)))
     after = schedule.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
-    before, after = (jax.tree.map(np.asarray, x.schedule) for x in (state, after))
+    assert after.schedule.balance[0] == after.schedule.balance[1]  # one account for all rows
+    before, after = (
+        jax.tree.map(np.asarray, dataclasses.replace(x.schedule, balance=jnp.zeros(2))) for x in (state, after)
+    )
     same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
     assert all(x[0] for x in jax.tree.leaves(same)) and not all(x[1] for x in jax.tree.leaves(same))
 

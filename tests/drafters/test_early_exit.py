@@ -18,7 +18,7 @@ from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.medusa import rms, silu
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 
 LAYERS = 3
 
@@ -95,12 +95,11 @@ class TestOneLayer(EarlyExitContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(ScheduledContract, EarlyExitContract):
+class TestAdaptive(AdaptiveContract, EarlyExitContract):
     """Lengths that move every few rounds, down to none."""
 
     target = TestTwoLayers.target
     drafter = jaxspec.EarlyExitDrafter(2, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
-    remembers = True
 
 
 TEXTS = np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 9))

@@ -10,7 +10,7 @@ from jaxspec.drafters.ngram import find_latest_match
 from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
@@ -36,9 +36,8 @@ class TestContract(DrafterContract):
         return followed[offset % len(followed)]
 
 
-class TestAdaptive(ScheduledContract, TestContract):
+class TestAdaptive(AdaptiveContract, TestContract):
     drafter = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 2.2), (0, 1, 3), rate=0.5, period=2), max_ngram=3)
-    remembers = True
 
 
 class TestNothingDrafted(DrafterContract):
@@ -71,7 +70,8 @@ def test_the_match_is_the_longest_then_the_latest(vocab, max_ngram):
 def propose(text, **options):
     drafter = jaxspec.NGramDrafter(**options)
     tokens = jnp.asarray([text + [9, 9, 9]], jnp.int32)
-    context = jaxspec.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), None, None)
+    done = jnp.zeros(1, jnp.bool_)
+    context = jaxspec.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), done, None)
     proposal, _ = drafter.propose(None, drafter.init(context, None, None), context)
     return proposal.tokens[0].tolist(), proposal.valid[0].tolist()
 

@@ -10,7 +10,7 @@ from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import LENGTHS, PROMPTS
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 
 SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
 
@@ -58,11 +58,10 @@ class TestSparseCache(SparseCacheContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(ScheduledContract, SparseCacheContract):
+class TestAdaptive(AdaptiveContract, SparseCacheContract):
     """Lengths that move every few rounds, down to none."""
 
     drafter = jaxspec.SparseCacheDrafter(SINKS, WINDOW, k=Adaptive((1.0, 1.2, 2.1), (0, 1, K), rate=0.5, period=2))
-    remembers = True
 
 
 def test_a_text_that_it_sees_whole_is_guessed_right():

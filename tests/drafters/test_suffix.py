@@ -13,7 +13,7 @@ from jaxspec.schedules import Adaptive, ConfidenceStop
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import _traced
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 
 ONE = np.float32(1)
 
@@ -69,10 +69,9 @@ class TestContract(DrafterContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(ScheduledContract, TestContract):
+class TestAdaptive(AdaptiveContract, TestContract):
     schedule = Adaptive((1.0, 1.2, 2.2), (0, 1, 3), rate=0.5, period=2)
     drafter = jaxspec.SuffixDrafter(k=schedule, max_match=5, candidates=6, min_probability=0.4)
-    remembers = True
 
 
 @jax.jit

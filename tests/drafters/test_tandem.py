@@ -15,7 +15,7 @@ from tests.contracts import DrafterContract
 from tests.contracts_drafter import PROMPTS, ROUNDS, _init, _probe
 from tests.contracts_tree_drafter import TreeDrafterContract
 from tests.drafters.test_dynamic_tree import paths, search
-from tests.schedules import ScheduledContract
+from tests.schedules import AdaptiveContract
 from tests.tandem import Reference, random_head
 
 TARGET = tiny.transformer(0, sharpness=4.0)
@@ -86,11 +86,10 @@ class TestMostLikely(TandemContract):
 
 
 @pytest.mark.slow
-class TestPauses(ScheduledContract, TandemContract):
+class TestPauses(AdaptiveContract, TandemContract):
     """What verification brings is taken in while a schedule drafts nothing, too."""
 
-    drafter = jaxspec.TandemDrafter(HEAD, k=Adaptive((1.0, 1.7, 2.4), (0, 1, 3), rate=0.5, period=2))
-    remembers = True
+    drafter = jaxspec.TandemDrafter(HEAD, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
 
 
 @pytest.mark.slow

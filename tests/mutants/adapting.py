@@ -11,15 +11,15 @@ MUTANTS = (
     Mutant(
         "a row drafts whatever it can pay for or not",
         _ADAPTIVE,
-        "affordable = (index <= wanted[:, None]) & ((left >= 0) | (index == 0))",
-        "affordable = (index <= wanted[:, None]) & (jnp.isfinite(left) | (index == 0))",
+        "affordable = (index <= wanted[:, None]) & (paid_for | (index == 0))",
+        "affordable = index <= wanted[:, None]",
         (f"{_USELESS}[0.0-head]",),
     ),
     Mutant(
         "accepted drafts are counted on before they are",
         _ADAPTIVE,
-        "self._earned(jnp.int32(1))",
-        "self._earned(jnp.int32(2))",
+        "self._earned(1.0)",
+        "self._earned(2.0)",
         (f"{_USELESS}[0.0-head]",),
     ),
     Mutant(

@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "drafts are drawn by absolute position",
         "keys.py",
-        "return _gumbel(_fold(stream, offset), vocab_size)",
-        "return _gumbel(_fold(_fold(self.keys, jnp.int32(_DRAFT + 2)), self.length + offset), vocab_size)",
+        "return _gumbel(_fold(stream, offset), vocab_size if",
+        "return _gumbel(_fold(_fold(self.keys, jnp.int32(_DRAFT + 2)), self.length + offset), vocab_size if",
         (_ROUNDS,),
     ),
 )

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "all heads of a chain share their noise",
         _DRAFTER,
-        "noise = [draws.draft_noise(jnp.int32(i), vocab_size) for i in range(self.k)]",
-        "noise = [draws.draft_noise(jnp.int32(0), vocab_size) for i in range(self.k)]",
+        "noise = [draws.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]",
+        "noise = [draws.draft_noise(jnp.int32(0), vocab_size, ids) for i in range(self.k)]",
         (f"{_TESTS}::test_the_joint_law_of_a_chain",),
     ),
     Mutant(
@@ -51,10 +51,10 @@ MUTANTS = (
         (f"{_TESTS}::TestTree::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(
-        "a greedy guess is a place in the draft vocabulary",
+        "a guess is a place in the draft vocabulary",
         _DRAFTER,
-        "tokens, seen = self.head.token_ids(chosen), jax.nn.log_softmax(logits)",
-        "tokens, seen = chosen, jax.nn.log_softmax(logits)",
+        "jnp.where(valid, self.head.token_ids(chosen), 0)",
+        "jnp.where(valid, chosen, 0)",
         (f"{_TESTS}::TestPapersHeads::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(

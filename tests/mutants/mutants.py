@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         "all drafts of a round share their noise",
         "keys.py",
-        "return _gumbel(_fold(stream, offset), vocab_size)",
-        "return _gumbel(stream, vocab_size)",
+        "return _gumbel(_fold(stream, offset), vocab_size if",
+        "return _gumbel(stream, vocab_size if",
         (f"{_KEYS}::test_no_key_is_used_twice_over_rows_rounds_purposes_and_offsets",),
     ),
     Mutant(
@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "coupled draft noise is one position ahead",
         "keys.py",
-        "return _gumbel(_fold(self._stream(), self.length + offset), vocab_size)",
-        "return _gumbel(_fold(self._stream(), self.length + offset + 1), vocab_size)",
+        "noise = _gumbel(_fold(self._stream(), self.length + offset), vocab_size)",
+        "noise = _gumbel(_fold(self._stream(), self.length + offset + 1), vocab_size)",
         (f"{_COUPLED}::test_a_position_has_the_same_noise_in_every_round",),
     ),
     Mutant(
@@ -151,15 +151,15 @@ MUTANTS = (
     Mutant(
         "drafts are drawn at another temperature than reported",
         "drafters/chain.py",
-        "return best_token(law + noise)",
-        "return best_token(2.0 * law + noise)",
+        "else law + _noise(draft, draws, drafts.count, law.shape[-1]))",
+        "else 2.0 * law + _noise(draft, draws, drafts.count, law.shape[-1]))",
         (f"{_LAW}::test_the_joint_law_of_three_tokens[model, token]",),
     ),
     Mutant(
         "drafts are the most likely tokens, their law is soft",
         "drafters/chain.py",
-        "return best_token(law + noise)",
-        "return best_token(law)",
+        "else law + _noise(draft, draws, drafts.count, law.shape[-1]))",
+        "else law)",
         (f"{_LAW}::test_the_joint_law_of_three_tokens[model, token]",),
     ),
     Mutant(

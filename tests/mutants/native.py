@@ -71,10 +71,10 @@ MUTANTS = (
         (_NAN,),
     ),
     Mutant(
-        "a greedy chain submits places in the draft vocabulary as tokens",
+        "a chain submits places in the draft vocabulary as tokens",
         "drafters/chain.py",
-        "token = draft.token_ids(place) if policy.greedy else place",
-        "token = place",
+        "token = jnp.where(submitted, draft.token_ids(place), 0)",
+        "token = jnp.where(submitted, place, 0)",
         ("tests/drafters/test_eagle.py", "tests/drafters/test_tandem.py"),
     ),
 )

@@ -25,7 +25,7 @@ MUTANTS = (
         "the entropy test takes the drawn token's probability",
         _CHAIN,
         "submitted = drafts.going & self.schedule.submits(schedule_state, confidence)",
-        "drawn = _draw(law, logits, draws, drafts.count)\n"
+        "drawn = best_token(law + _noise(draft, draws, drafts.count, law.shape[-1]))\n"
         "            seen = jnp.where(drawn[:, None] == jnp.arange(law.shape[1])[None], confidence, -jnp.inf)\n"
         "            submitted = drafts.going & self.schedule.submits(schedule_state, seen)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         "rows show what they drafted beside longer rows",
         _CHAIN,
-        "token = jnp.where(submitted, token, 0)",
-        "token = token",
+        "token = jnp.where(submitted, draft.token_ids(place), 0)",
+        "token = draft.token_ids(place)",
         (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_law",),
     ),
     Mutant(
@@ -181,8 +181,8 @@ MUTANTS = (
     Mutant(
         "rounds cost the same at every length",
         _ADAPTIVE,
-        "return expected / jnp.asarray(self.costs, jnp.float32)[None]",
-        "return expected",
+        "return self._tokens(acceptance) / jnp.asarray(self.costs, jnp.float32)[None]",
+        "return self._tokens(acceptance)",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
@@ -191,13 +191,27 @@ MUTANTS = (
         "acceptance, seen = self._acceptance(state, submitted, accepted)",
         "acceptance, seen = self._acceptance(state, submitted, accepted)\n"
         "        acceptance = jnp.broadcast_to(jnp.mean(acceptance, axis=0, keepdims=True), acceptance.shape)",
-        (f"{_CONTROL}::test_rows_decide_alone_and_ended_rows_rest",),
+        (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
+    ),
+    Mutant(
+        "a row that drafts makes all others wait",
+        _ADAPTIVE,
+        "stays = trial | (speed[best] <= (1.0 + self.margin) * speed[longest])",
+        "stays = True",
+        (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
+    ),
+    Mutant(
+        "each row pays for its own drafts alone",
+        _ADAPTIVE,
+        "price = jnp.max(self._price(state, submitted), where=live, initial=0.0)",
+        "price = jnp.mean(self._price(state, submitted))",
+        (f"{_CONTROL}::test_a_row_s_good_draft_does_not_make_all_wait",),
     ),
     Mutant(
         "ended rows go on learning",
         _ADAPTIVE,
-        "return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
-        "return fresh",
-        (f"{_CONTROL}::test_rows_decide_alone_and_ended_rows_rest",),
+        "state = jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
+        "state = fresh",
+        (f"{_CONTROL}::test_ended_rows_rest",),
     ),
 )

@@ -39,9 +39,10 @@ class Forced(RoundDraws):
 
     tokens: jax.Array | None = None
 
-    def draft_noise(self, offset, vocab_size: int):
+    def draft_noise(self, offset, vocab_size: int, ids=None):
         token = jax.lax.dynamic_index_in_dim(self.tokens, offset, axis=1)
-        return jnp.where(token == jnp.arange(vocab_size, dtype=jnp.int32)[None], 1e9, 0.0)
+        ids = jnp.arange(vocab_size, dtype=jnp.int32) if ids is None else ids
+        return jnp.where(token == ids[None], 1e9, 0.0)
 
 
 @dataclasses.dataclass

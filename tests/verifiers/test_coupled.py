@@ -106,3 +106,7 @@ def test_a_position_has_the_same_noise_in_every_round():
     draws = PositionDraws(row_keys, jnp.array([4], jnp.int32))
     np.testing.assert_array_equal(draws.draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
     np.testing.assert_array_equal(draws.shared(4, 5).draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
+    # A draft that knows some tokens alone is drawn with what the target has for those.
+    ids = jnp.array([1, 3, 4])
+    for some in (draws, draws.shared(4, 5)):
+        np.testing.assert_array_equal(some.draft_noise(jnp.int32(2), 5, ids), at(6, 1)[:, 0, ids])
