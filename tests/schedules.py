@@ -126,7 +126,7 @@ class PlainAdaptive:
         self.costs, self.lengths, self.margin = costs, lengths, margin
         self.rows = [PlainRow(costs, lengths, margin, rate, prior, period) for _ in range(rows)]
         account = {"allowance": 0.01, "advance": 1.5, "reserve": 12.0, "lag": 0.0} | account
-        self.worth, self.balance = (1 + account["allowance"]) * costs[0], account["advance"]
+        self.worth, self.balance = (1 + account["allowance"]) * costs[0], [account["advance"]] * rows
         self.reserve, self.lag = account["reserve"], account["lag"]
 
     def price(self, row, index):
@@ -136,9 +136,10 @@ class PlainAdaptive:
         live = [True] * len(self.rows) if live is None else live
         rows = [row for row, here in zip(self.rows, live, strict=True) if here]
         found, tries = [], 0
+        least = min((balance for balance, here in zip(self.balance, live, strict=True) if here), default=0)
         for row in rows:
             index = row.wanted()
-            while index > 0 and self.balance + self.worth < max(self.price(other, index) for other in rows):
+            while index > 0 and least + self.worth < max(self.price(other, index) for other in rows):
                 index -= 1
             found.append(index)
             tries += index == row.wanted() > row.choice
@@ -156,9 +157,10 @@ class PlainAdaptive:
         live = [True] * len(self.rows) if live is None else live
         rounds = [each for each in zip(self.rows, submitted, accepted, live, strict=True) if each[3]]
         if rounds:
-            emitted = sum(1 + min(drafts, kept) for _, drafts, kept, _ in rounds) / len(rounds)
             taken = lambda drafts: next(i for i, length in enumerate(self.lengths) if drafts <= length)  # noqa: E731
             price = max(self.price(row, taken(drafts)) for row, drafts, *_ in rounds)
-            self.balance = min(self.reserve, self.balance + self.worth * emitted - price)
-        for row, drafts, kept, _ in rounds:
-            row.observe(drafts, kept)
+        for at, (row, drafts, kept, here) in enumerate(zip(self.rows, submitted, accepted, live, strict=True)):
+            if here:
+                earned = self.worth * (1 + min(drafts, kept))
+                self.balance[at] = min(self.reserve, self.balance[at] + earned - price)
+                row.observe(drafts, kept)

@@ -23,8 +23,8 @@ from jaxspec.weights.native import products_of
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
 # with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
 _PASSES = {
-    "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.08), (8, 1.15), (16, 1.5)),
-    "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.07), (5, 1.12), (8, 1.22), (16, 2.0)),
+    "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
+    "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }

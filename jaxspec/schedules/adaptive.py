@@ -30,7 +30,7 @@ class AdaptiveState:
       choice: which of the lengths the row drafts.
       rounds: how many rounds it has had.
       due: whether the next longer length is to be tried.
-      balance: what may be lost yet, in rounds of plain decoding; the same in all rows.
+      balance: what may be lost yet, in rounds of plain decoding.
       missed: tokens of the text since the drafter last ran.
     """
 
@@ -65,16 +65,14 @@ class Adaptive(Schedule):
     of them try a longer one.
 
     Whatever the formulas say, a round drafts no more than it can pay for. With costs in rounds of
-    plain decoding there is an account:
+    plain decoding each row has an account:
 
         balance = advance                                             before the first round
         balance = min(reserve, balance + (1 + allowance) (1 + accepted) - cost)       after a round
 
-    where `accepted` is the mean over the rows that are not done, and `cost` that of the longest,
-
-    and a length is drafted only if the balance would stay at 0 or more with nothing accepted. A
-    plain round never lowers it, so for any drafter and any text, by the table of costs, with
-    `lengths[0] = 0` and `cost(0) = 1`, of `n` tokens a row in the mean over the rows:
+    where `cost` is that of the longest row, and a length is drafted only if no row's balance would
+    fall below 0 with nothing accepted. A plain round never lowers it, so for any drafter and any
+    text, by the table of costs, with `lengths[0] = 0` and `cost(0) = 1`, in each row:
 
         time of n tokens <= (1 + allowance) n + advance               from the start of the text
         time of n tokens <= (1 + allowance) n + reserve               over any stretch of rounds
@@ -146,7 +144,8 @@ class Adaptive(Schedule):
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]
         # The worst that may come is one token for the whole cost.
         prices = jnp.max(self._prices(state), axis=0, where=able[:, None], initial=0.0)
-        paid_for = state.balance[:, None] + self._earned(1.0) >= prices[None]
+        balance = jnp.min(state.balance, where=able, initial=self.reserve)
+        paid_for = (balance + self._earned(jnp.int32(1)) >= prices)[None]
         affordable = (index <= wanted[:, None]) & (paid_for | (index == 0))
         paid = jnp.max(jnp.where(affordable, index, 0), axis=1)
         return self._length(jnp.minimum(paid, self._longest(state.acceptance, paid, tries & (paid == wanted), able)))
@@ -159,8 +158,7 @@ class Adaptive(Schedule):
         moves = _at(speed, best) > (1.0 + self.margin) * present
         tried = submitted > self._length(state.choice)
         emitted = 1 + accepted
-        own = (1 + jnp.minimum(submitted, accepted)).astype(jnp.float32)
-        earned = self._earned(jnp.sum(own, where=live) / jnp.maximum(jnp.sum(live, dtype=jnp.float32), 1.0))
+        earned = self._earned(1 + jnp.minimum(submitted, accepted))
         price = jnp.max(self._price(state, submitted), where=live, initial=0.0)
         vain = tried & (emitted.astype(present.dtype) <= present * self._cost(state.choice + 1))
         rounds = state.rounds + 1
@@ -170,12 +168,10 @@ class Adaptive(Schedule):
             jnp.where(moves, best, state.choice),
             rounds,
             (state.due & ~(moves | vain)) | (rounds % self.period == 0),
-            state.balance,
+            jnp.minimum(self.reserve, state.balance + earned - price),
             jnp.where(submitted > 0, 0, state.missed + emitted),
         )
-        state = jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)
-        # One account: rows that this schedule does not speak for have it too.
-        return dataclasses.replace(state, balance=jnp.minimum(self.reserve, state.balance + earned - price))
+        return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)
 
     def _longest(self, acceptance, index: Int[Array, "b"], tries: Bool[Array, "b"], able: Bool[Array, "b"]):
         """Which length, of those that rows want, gives all of them the most; the longest where most of them try it."""
@@ -189,9 +185,10 @@ class Adaptive(Schedule):
         stays = trial | (speed[best] <= (1.0 + self.margin) * speed[longest])
         return jnp.where(stays, longest, best)
 
-    def _earned(self, emitted: Float[Array, ""] | float) -> Float[Array, ""]:
-        """What a row's tokens add to the balance: their time in plain decoding, and what may be lost for them."""
-        return (1.0 + self.allowance) * jnp.asarray(self.costs, jnp.float32)[0] * emitted
+    def _earned(self, emitted: Int[Array, "*b"]) -> Float[Array, "*b"]:
+        """What tokens add to the balance: their time in plain decoding, and what may be lost for them."""
+        costs = jnp.asarray(self.costs, jnp.float32)
+        return (1.0 + self.allowance) * costs[0] * emitted.astype(jnp.float32)
 
     def _prices(self, state: AdaptiveState) -> Float[Array, "b n"]:
         """What a round takes at each length, with what must be read before it drafts."""

@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         "accepted drafts are counted on before they are",
         _ADAPTIVE,
-        "self._earned(1.0)",
-        "self._earned(2.0)",
+        "self._earned(jnp.int32(1))",
+        "self._earned(jnp.int32(2))",
         (f"{_USELESS}[0.0-head]",),
     ),
     Mutant(

@@ -204,14 +204,14 @@ MUTANTS = (
         "each row pays for its own drafts alone",
         _ADAPTIVE,
         "price = jnp.max(self._price(state, submitted), where=live, initial=0.0)",
-        "price = jnp.mean(self._price(state, submitted))",
+        "price = self._price(state, submitted)",
         (f"{_CONTROL}::test_a_row_s_good_draft_does_not_make_all_wait",),
     ),
     Mutant(
         "ended rows go on learning",
         _ADAPTIVE,
-        "state = jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
-        "state = fresh",
+        "return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
+        "return fresh",
         (f"{_CONTROL}::test_ended_rows_rest",),
     ),
 )
