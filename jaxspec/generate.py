@@ -11,7 +11,8 @@ Invariants:
    tree only the accepted path, at most `k` nodes, is written.
 5. A finished row is frozen: it emits nothing and changes no other row.
 6. What a row emits depends on its key, its prompt and its policy; never on its neighbours, its
-   place in the batch or the padding.
+   place in the batch or the padding. Under `Adaptive` rows agree on how many tokens they draft;
+   then that holds of its law, and of its tokens for greedy policies and coupled verification.
 7. Whether a drafted token is submitted does not depend on that token (deterministic drafters
    are exempt: there it is a function of the text).
 8. No value leaves the device inside the loop.
