@@ -79,8 +79,8 @@ class Adaptive(Schedule):
 
     With the defaults 128 tokens take at most 2.2 % longer than plain decoding, and 1,000 at most
     1.2 %. If drafting really adds `x` times what the table says, losses are up to `x` times that.
-    A drafter may also take time while it rests, which no table has: on a CPU n-grams 1 % of a step
-    of one row, EAGLE heads 3 %, and more of a step of many.
+    A drafter may also take time while it rests, which no table has: an EAGLE head on a CPU some
+    hundredths of a step, and more of a step of many rows.
 
     How much a row drafts depends on the rows beside it then, and so do the tokens that it draws at
     temperatures above 0, but for coupled verification; never their law. Where rows decided alone,
