@@ -228,6 +228,21 @@ def test_a_paused_row_s_schedule_learns_nothing():
     assert all(x[0] for x in jax.tree.leaves(same)) and not all(x[1] for x in jax.tree.leaves(same))
 
 
+def test_a_row_that_copied_nothing_pays_for_waiting():
+    """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
+    copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
+    drafter, at = Compose(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
+    state = drafter.init(at, None, 30)
+    guess = dataclasses.replace(state.copying.guess, count=jnp.array([2, 2], jnp.int32))
+    state = dataclasses.replace(
+        state, copying=dataclasses.replace(state.copying, guess=guess), copied=jnp.array([True, False])
+    )
+    verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
+    after = drafter.observe(state, at, verdict, ()).copying.schedule
+    np.testing.assert_allclose(after.balance, [1.5 + 3 * 1.01 - 1.4, 1.5 + 1.01 - 1.4], rtol=1e-5)
+    assert after.seen.tolist() == [[1, 1], [0, 0]]
+
+
 HEADS = {
     "eagle": lambda: (EAGLES_TARGET, jaxspec.EagleDrafter(EAGLE, k=3)),
     "block": lambda: (EAGLES_TARGET, jaxspec.BlockDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
