@@ -125,7 +125,7 @@ class PlainAdaptive:
     def __init__(self, costs, lengths, rows=1, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
         self.costs, self.lengths, self.margin = costs, lengths, margin
         self.rows = [PlainRow(costs, lengths, margin, rate, prior, period) for _ in range(rows)]
-        account = {"allowance": 0.01, "advance": 1.5, "reserve": 12.0, "lag": 0.0} | account
+        account = {"allowance": 0.01, "advance": 1.0, "reserve": 12.0, "lag": 0.0} | account
         self.worth, self.balance = (1 + account["allowance"]) * costs[0], [account["advance"]] * rows
         self.reserve, self.lag = account["reserve"], account["lag"]
 

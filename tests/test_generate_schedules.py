@@ -25,7 +25,7 @@ TEXT = (1, 0, 2, 1, 0)
 SCHEDULES = {
     "confidence": ConfidenceStop((1, 2, K), threshold=0.5),
     "entropy": EntropyStop((0, 1, K), threshold=0.55, step=1.0, smoothing=0.8),
-    "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1),
+    "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1, advance=1.5),
 }
 DRAFTERS = {name: jaxspec.ModelDrafter(DRAFT, k=schedule) for name, schedule in SCHEDULES.items()}
 DRAFTERS["ngram, adaptive"] = jaxspec.NGramDrafter(k=SCHEDULES["adaptive"], min_ngram=1)

@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec.nn import Rope, RopeScaling
 from jaxspec.nn.products import project
+from jaxspec.nn.rope import apply_rope, rotate, rotations
 from tests import tiny
 from tests.contracts import ModelContract
 
@@ -106,3 +107,22 @@ def test_a_model_is_its_parts():
         np.testing.assert_array_equal(model.embed(tokens), output.hidden[0])
         logits = project(model.normalise(output.hidden[1]), model.head)
         np.testing.assert_allclose(logits, output.logits, atol=1e-5)
+
+
+def test_layers_rotate_each_by_its_own_embedding():
+    ropes = (Rope(1e4), None, Rope(1e6, RopeScaling("linear", factor=8.0)), Rope(1e4))
+    x, positions = jax.random.normal(jax.random.key(0), (2, 3, 2, 8)), jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32)
+    turns = jax.jit(lambda positions: rotations(positions, 8, ropes))(positions)
+    assert turns[1] is None
+    for turn, rope in zip(turns, ropes, strict=True):
+        if rope is not None:
+            np.testing.assert_allclose(rotate(x, turn), apply_rope(x, positions, rope), atol=1e-5)
+
+
+def test_angles_are_turned_into_cosines_once_for_all_layers():
+    """In the program that runs: a CPU's compiler copies them into every layer if it can."""
+    tokens = jnp.ones((1, 3), jnp.int32)
+    run = jax.jit(lambda model: model(tokens, model.init_cache(1, 8)).logits)
+    programs = [run.lower(tiny.transformer(layers=layers)).compile().as_text() for layers in (2, 4)]
+    few, many = (program.count(" cosine(") for program in programs)
+    assert few == many > 0

@@ -48,8 +48,8 @@ def test_a_useless_draft_costs_less_than_three_hundredths(costs, lag):
     """Over 128 tokens, and over every number of them the bound that the documentation states."""
     limits, time, emitted = (x[:, 0] for x in account(costs, USELESS, lag=lag))
     tokens = np.cumsum(emitted)
-    assert np.cumsum(time)[127] <= 1.022 * 128 and tokens[127] == 128
-    assert (np.cumsum(time) <= 1.01 * tokens + 1.5 + 1e-3).all()
+    assert np.cumsum(time)[127] <= 1.018 * 128 and tokens[127] == 128
+    assert (np.cumsum(time) <= 1.01 * tokens + 1.0 + 1e-3).all()
     assert limits.any() == (costs[1] < 20)
 
 
@@ -60,7 +60,7 @@ def test_nothing_costs_more_than_the_bound():
     moods = np.repeat(rng.choice([0.0, 0.2, 0.5, 0.9, 1.0], size=(40, ROWS)), 25, axis=0)
     limits, time, emitted = account(costs, right_drafts(1, moods, ROUNDS, ROWS))
     balance = 1.01 * np.cumsum(emitted, axis=0) - np.cumsum(time, axis=0)
-    assert (balance >= -1.5 - 1e-3).all()
+    assert (balance >= -1.0 - 1e-3).all()
     # Over any stretch: the most that the balance has ever fallen from a peak.
     fallen = (np.maximum.accumulate(balance, axis=0) - balance).max(axis=0)
     assert (fallen <= 12 + 1e-3).all() and fallen.max() > 4
@@ -86,7 +86,7 @@ def test_an_adversary_gains_no_more():
     costs = TABLES["head"]
     limits, right, balance = (np.asarray(x)[:, 0] for x in _against_an_adversary(Adaptive(costs, LENGTHS)))
     time, emitted = np.asarray(costs)[np.searchsorted(LENGTHS, limits)], 1 + right
-    assert (np.cumsum(time) <= 1.01 * np.cumsum(emitted) + 1.5 + 1e-2).all()
+    assert (np.cumsum(time) <= 1.01 * np.cumsum(emitted) + 1.0 + 1e-2).all()
     assert balance.min() >= -1e-5 and balance.max() <= 12 and (limits == 8).any()
 
 
@@ -102,10 +102,13 @@ def test_a_good_draft_is_nearly_as_fast_as_at_the_best_fixed_length(costs, accep
 
 
 @pytest.mark.parametrize("costs", [TABLES["copies"], TABLES["head"]], ids=["copies", "head"])
-def test_a_draft_that_becomes_good_after_200_rounds_is_found(costs):
+@pytest.mark.parametrize("advance", [Adaptive.advance, 1.5])
+def test_a_draft_that_becomes_good_after_200_rounds_is_found(costs, advance):
     probability = np.where(np.arange(ROUNDS) < 200, 0.0, 0.9)[:, None]
-    limits, time, emitted = account(costs, right_drafts(3, probability, ROUNDS, ROWS))
-    assert (limits[100:200] > 0).mean() < 0.05
+    limits, time, emitted = account(costs, right_drafts(3, probability, ROUNDS, ROWS), advance=advance)
+    # With less in advance it is still learning, by tries that cost little, that a cheap draft is useless.
+    assert time[100:200].mean() < 1.015
+    assert (limits[100:200] > 0).mean() < 0.05 or (advance < 1.5 and costs[1] < 1.2)
     late = time[400:].sum() / emitted[400:].sum()
     right = right_drafts(4, 0.9, 4000, 8)
     best = min(c / (1 + np.minimum(n, right)).mean() for n, c in zip(LENGTHS, costs, strict=True))

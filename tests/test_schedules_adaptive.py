@@ -191,9 +191,9 @@ def test_a_round_without_drafts_is_a_plain_round():
 
 def test_rounds_are_those_of_the_formula_through_generate():
     """Limits recorded round by round, against the formula fed with what was accepted."""
-    schedule = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
+    schedule = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3, advance=1.5)
     found = watch_rounds(tiny.nearby(TARGET, 0.8), schedule, 60)
-    plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), rows=2, period=6, rate=0.3)
+    plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), rows=2, period=6, rate=0.3, advance=1.5)
     for limit, accepted, _ in found:
         assert limit == plain.limits()
         plain.observe(limit, accepted)

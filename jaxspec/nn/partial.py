@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.products import project
+from jaxspec.nn.rope import rotations
 from jaxspec.nn.transformer import Block, Norm, Transformer, embed, entries_of, of_chain
 from jaxspec.pytree import register_dataclass
 
@@ -85,10 +86,11 @@ def resume(
 
 
 def _run(module, params, layers: range, x, cache, pending, positions, mask):
-    entries = []
+    config, entries = module.config, []
+    turns = rotations(positions[:, -x.shape[1] :], config.head_dim, config.ropes)
     for layer in layers:
-        block = Block(module.config, layer, module.dtype)
-        x, entry = block.apply({"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask)
+        block = Block(config, layer, module.dtype)
+        x, entry = block.apply({"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask, turns[layer])
         entries.append(entry)
     return x, entries_of(entries, x)
 

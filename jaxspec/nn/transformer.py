@@ -23,7 +23,7 @@ from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.kernels import StoredKernel
 from jaxspec.nn.products import project
-from jaxspec.nn.rope import apply_rope
+from jaxspec.nn.rope import Rotation, apply_rope, rotate, rotations
 
 _init = nn.initializers.normal(0.02)
 
@@ -65,14 +65,17 @@ class Dense(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of the fed tokens over the cache and each other."""
+    """Grouped-query attention of the fed tokens over the cache and each other.
+
+    `rotation` is what the layer's rotary embedding makes of their positions, where that is known.
+    """
 
     config: TransformerConfig
     layer: int
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, cache: KVCache, pending: Entries | None, positions, mask):
+    def __call__(self, x, cache: KVCache, pending: Entries | None, positions, mask, rotation: Rotation | None = None):
         config, fed = self.config, positions[:, -x.shape[1] :]
         heads, group = config.num_kv_heads, config.queries_per_kv_head
         project = lambda name, count: Dense(  # noqa: E731
@@ -82,7 +85,9 @@ class Attention(nn.Module):
         keys, values = both[..., 0, :], both[..., 1, :]
         if config.query_key_norm:
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
-        if (rope := config.ropes[self.layer]) is not None:
+        if rotation is not None:
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+        elif (rope := config.ropes[self.layer]) is not None:
             queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
         # What is fed together must see of each other what it would see one by one.
         keys, values = cache.rounded(keys), cache.rounded(values)
@@ -136,17 +141,17 @@ class Block(nn.Module):
     feeds: bool = True
 
     @nn.compact
-    def __call__(self, x, cache, pending, positions, mask):
+    def __call__(self, x, cache, pending, positions, mask, rotation=None):
         entry = None
         if self.attends:
-            x, entry = self._attend(x, cache, pending, positions, mask)
+            x, entry = self._attend(x, cache, pending, positions, mask, rotation)
         return self._feed(x) if self.feeds else x, entry
 
     @nn.nowrap
-    def _attend(self, x, cache, pending, positions, mask):
+    def _attend(self, x, cache, pending, positions, mask, rotation):
         config = self.config
         attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
-            Norm(config, name="attention_norm")(x), cache, pending, positions, mask
+            Norm(config, name="attention_norm")(x), cache, pending, positions, mask, rotation
         )
         if config.post_norms:
             attended = Norm(config, name="attention_post_norm")(attended)
@@ -188,10 +193,12 @@ class Transformer(nn.Module):
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
             x = x + table[positions[:, -time:]]
+        turns = rotations(positions[:, -time:], config.head_dim, config.ropes)
         captured, entries = {}, []
         for layer in range(config.num_layers):
             captured[layer] = x
-            x, entry = Block(config, layer, self.dtype, name=f"layer_{layer}")(x, cache, pending, positions, mask)
+            block = Block(config, layer, self.dtype, name=f"layer_{layer}")
+            x, entry = block(x, cache, pending, positions, mask, turns[layer])
             entries.append(entry)
         captured[config.num_layers] = x
         x = Norm(config, name="final_norm")(x)

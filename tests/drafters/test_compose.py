@@ -239,7 +239,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
     )
     verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
     after = drafter.observe(state, at, verdict, ()).copying.schedule
-    np.testing.assert_allclose(after.balance, [1.5 + 3 * 1.01 - 1.4, 1.5 + 1.01 - 1.4], rtol=1e-5)
+    np.testing.assert_allclose(after.balance, [1.0 + 3 * 1.01 - 1.4, 1.0 + 1.01 - 1.4], rtol=1e-5)
     assert after.seen.tolist() == [[1, 1], [0, 0]]
 
 

@@ -1,4 +1,4 @@
-"""Faults of native kernels, and of drafts beside them."""
+"""Faults of native kernels, of drafts beside them, and of how a CPU runs a pass."""
 
 from tests.mutants.mutants import Mutant
 
@@ -69,6 +69,20 @@ MUTANTS = (
         "return x == x ? sum : x;",
         "return sum;",
         (_NAN,),
+    ),
+    Mutant(
+        "angles are turned into cosines in every layer",
+        "nn/rope.py",
+        "found[rope] = _apart(",
+        "found[rope] = _circle(",
+        ("tests/test_models.py::test_angles_are_turned_into_cosines_once_for_all_layers",),
+    ),
+    Mutant(
+        "all layers rotate as the first",
+        "nn/rope.py",
+        "return [found[rope] for rope in ropes]",
+        "return [found[ropes[0]] for _ in ropes]",
+        ("tests/test_models.py::test_layers_rotate_each_by_its_own_embedding",),
     ),
     Mutant(
         "a chain submits places in the draft vocabulary as tokens",
