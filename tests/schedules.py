@@ -1,8 +1,13 @@
 """What drafters promise under a schedule, and schedules without any drafter."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxspec.pytree import register_dataclass
+from jaxspec.schedules import Schedule
 
 
 class ScheduledContract:
@@ -36,17 +41,53 @@ class ScheduledContract:
         assert both > 0
 
 
-class AdaptiveContract(ScheduledContract):
-    """The same, where rows agree on a length by what each of them has seen."""
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Turns(Schedule):
+    """Lengths in turn, of which a row skips one for each accepted draft; all rows rest in every fourth round."""
+
+    lengths: tuple[int, ...] = dataclasses.field(default=(0, 1, 3), metadata={"static": True})
+    turns: tuple[int, ...] = dataclasses.field(default=(3, 0, 1), metadata={"static": True})
+
+    def init(self, batch):
+        return jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.int32)
+
+    def limit(self, state, able):
+        rounds, accepted = state
+        turn = jnp.asarray(self.turns, jnp.int32)[(rounds + accepted) % len(self.turns)]
+        return jnp.where(rounds % 4 == 2, 0, turn)
+
+    def observe(self, state, submitted, accepted, live):
+        return state[0] + 1, state[1] + accepted
+
+
+class PausesContract(ScheduledContract):
+    """The same, where the drafter rests for rounds: drafts after them are what they would be without."""
 
     remembers = True
 
     def test_a_row_does_not_depend_on_its_place_or_neighbours(self, rounds):
-        """On its place: all rows are there."""
-        rows = [3, 1, 0, 2]
-        for before, moved in zip(rounds, self.run_rounds(tuple(rows)), strict=True):
-            np.testing.assert_array_equal(before[2].tokens[rows], moved[2].tokens)
-            np.testing.assert_array_equal(before[4].count[rows], moved[4].count)
+        """What is submitted; with neighbours that draft it may hold other tokens behind that."""
+        rows = [3, 1, 0, 1]
+        others = self.run_rounds(tuple(rows))
+        for (_, _, before, _, info), (_, _, moved, _, moved_info) in zip(rounds, others, strict=True):
+            np.testing.assert_array_equal(before.valid[rows], moved.valid)
+            np.testing.assert_array_equal(np.where(moved.valid, before.tokens[rows] - moved.tokens, 0), 0)
+            np.testing.assert_array_equal(info.count[rows], moved_info.count)
+
+    def test_rows_rest_together_and_draft_again(self, rounds):
+        drafted, rested = self.rests(rounds)
+        assert (rested & ~drafted.any(axis=1, keepdims=True)).any()
+
+    def test_rows_rest_beside_others_and_draft_again(self, rounds):
+        drafted, rested = self.rests(rounds)
+        assert (rested & drafted.any(axis=1, keepdims=True)).any()
+
+    def rests(self, rounds):
+        """Where rows drafted, and where they did not between rounds in which they did: `[t, b]`."""
+        drafted = np.asarray([info.drafted > 0 for *_, info in rounds])
+        before, later = np.cumsum(drafted, axis=0) > 0, np.cumsum(drafted[::-1], axis=0)[::-1] > 0
+        return drafted, before & ~drafted & later
 
 
 @jax.jit

@@ -11,13 +11,13 @@ import pytest
 import jaxspec
 from jaxspec.drafters import BlockDrafter, ModelDrafter, NGramDrafter
 from jaxspec.prefill import Prefilled
-from jaxspec.schedules import Adaptive, CumulativeConfidence
+from jaxspec.schedules import CumulativeConfidence
 from jaxspec.state import Context
 from tests import tiny
 from tests.blocks import Reference, config, random_head
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import ROUNDS, _init, _probe
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 from tests.test_schedules import Altered
 
 TARGET = tiny.transformer(0, sharpness=4.0)
@@ -97,10 +97,10 @@ def context_of(head, target, tokens):
 
 
 @pytest.mark.slow
-class TestAdaptive(AdaptiveContract, BlockContract):
-    """Lengths that move every few rounds, so that the drafter pauses. Whole generations are as without."""
+class TestPauses(PausesContract, BlockContract):
+    """It rests and drafts again. Whole generations are as without."""
 
-    drafter = BlockDrafter(HEAD, k=Adaptive((1.0, 1.7, 2.4), (0, 1, 3), rate=0.5, period=2))
+    drafter = BlockDrafter(HEAD, k=Turns())
     test_greedy_output_is_that_of_plain_decoding = None
     test_budgets_down_to_nothing = None
     test_nothing_follows_a_stop_token = None

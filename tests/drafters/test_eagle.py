@@ -20,7 +20,7 @@ from tests.contracts_drafter import PROMPTS
 from tests.contracts_tree_drafter import TreeDrafterContract, _before_round, path_to
 from tests.contracts_tree_drafter import _init as init_rows
 from tests.drafters.test_dynamic_tree import paths, search
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 TARGET = tiny.transformer(3, layers=2)
 MOST_TEXT = 80
@@ -139,10 +139,10 @@ class TestMostLikely(EagleContract):
 
 
 @pytest.mark.slow
-class TestPauses(AdaptiveContract, EagleContract):
+class TestPauses(PausesContract, EagleContract):
     """Features wait while a schedule drafts nothing, and are all taken in afterwards."""
 
-    drafter = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
 
 
 class EagleTreeContract(TreeDrafterContract):

@@ -14,11 +14,10 @@ from jaxspec.heads.early_exit import EarlyExitHead
 from jaxspec.model import Partial
 from jaxspec.nn import Transformer
 from jaxspec.nn.early_exit import ExitConfig, ExitNetwork
-from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.medusa import rms, silu
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 LAYERS = 3
 
@@ -95,11 +94,11 @@ class TestOneLayer(EarlyExitContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(AdaptiveContract, EarlyExitContract):
-    """Lengths that move every few rounds, down to none."""
+class TestPauses(PausesContract, EarlyExitContract):
+    """Lengths in turn, down to none."""
 
     target = TestTwoLayers.target
-    drafter = jaxspec.EarlyExitDrafter(2, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = jaxspec.EarlyExitDrafter(2, k=Turns())
 
 
 TEXTS = np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 9))

@@ -13,7 +13,7 @@ from jaxspec.drafters.intersection import DraftText
 from jaxspec.drafters.token_map import TokenMap
 from tests import text_models, tiny, token_maps
 from tests.contracts import DrafterContract
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 TARGET = DrafterContract.target
 START = [7]
@@ -52,10 +52,10 @@ class TestColderIntersection(DrafterContract):
 
 
 @pytest.mark.slow
-class TestAdaptiveIntersection(AdaptiveContract, TestIntersection):
-    """Lengths that move, so that the draft model pauses and catches up by more than a window."""
+class TestPauses(PausesContract, TestIntersection):
+    """The draft model rests and catches up by more than a window."""
 
-    k = jaxspec.Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2)
+    k = Turns()
     drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=k, room=3.0)
     sees_every_acceptance = False
 

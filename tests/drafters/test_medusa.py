@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.prefill import prefill
-from jaxspec.schedules import Adaptive, EntropyStop
+from jaxspec.schedules import EntropyStop
 from jaxspec.sharding import shard_players
 from jaxspec.state import Context
 from jaxspec.tree import Tree
@@ -17,7 +17,7 @@ from tests.contracts_drafter import LENGTHS, PROMPTS
 from tests.contracts_tree_drafter import TreeDrafterContract, path_to
 from tests.medusa import conditioned_head, laws, paper_head
 from tests.oracle.statistics import same_law
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 from tests.sharding.test_rules import make_mesh
 
 TARGET = tiny.transformer(3)
@@ -61,10 +61,10 @@ class TestPapersHeads(MedusaContract):
 
 
 @pytest.mark.slow
-class TestPauses(AdaptiveContract, MedusaContract):
+class TestPauses(PausesContract, MedusaContract):
     """Rounds without drafts: the newest state is kept all the same."""
 
-    drafter = jaxspec.MedusaDrafter(HEAD, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = jaxspec.MedusaDrafter(HEAD, k=Turns())
     test_only_a_text_of_one_token_is_without_guesses = None
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.schedules import Adaptive, ConfidenceStop, EntropyStop
+from jaxspec.schedules import ConfidenceStop, EntropyStop
 from jaxspec.state import Context, Verdict
 from tests import tiny
 from tests.contracts import DrafterContract
-from tests.schedules import AdaptiveContract, ScheduledContract
+from tests.schedules import PausesContract, ScheduledContract, Turns
 
 TARGET = DrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)
@@ -74,10 +74,10 @@ class TestEntropyStop(ScheduledContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=EntropyStop((0, 1, 3), threshold=0.5, step=0.0))
 
 
-class TestAdaptive(AdaptiveContract, TestHistoryDraft):
-    """Lengths that move every few rounds, so that the draft model pauses and catches up."""
+class TestPauses(PausesContract, TestHistoryDraft):
+    """The draft model rests and catches up."""
 
-    drafter = jaxspec.ModelDrafter(DRAFT, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = jaxspec.ModelDrafter(DRAFT, k=Turns())
 
 
 @jax.jit

@@ -7,10 +7,9 @@ import pytest
 import jaxspec
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
-from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
@@ -36,8 +35,8 @@ class TestContract(DrafterContract):
         return followed[offset % len(followed)]
 
 
-class TestAdaptive(AdaptiveContract, TestContract):
-    drafter = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 2.2), (0, 1, 3), rate=0.5, period=2), max_ngram=3)
+class TestPauses(PausesContract, TestContract):
+    drafter = jaxspec.NGramDrafter(k=Turns(), max_ngram=3)
 
 
 class TestNothingDrafted(DrafterContract):

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import LENGTHS, PROMPTS
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
 
@@ -58,10 +57,10 @@ class TestSparseCache(SparseCacheContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(AdaptiveContract, SparseCacheContract):
-    """Lengths that move every few rounds, down to none."""
+class TestPauses(PausesContract, SparseCacheContract):
+    """Lengths in turn, down to none."""
 
-    drafter = jaxspec.SparseCacheDrafter(SINKS, WINDOW, k=Adaptive((1.0, 1.2, 2.1), (0, 1, K), rate=0.5, period=2))
+    drafter = jaxspec.SparseCacheDrafter(SINKS, WINDOW, k=Turns())
 
 
 def test_a_text_that_it_sees_whole_is_guessed_right():

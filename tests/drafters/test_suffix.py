@@ -9,11 +9,11 @@ import pytest
 
 import jaxspec
 from jaxspec.drafters.text_store import TextStore
-from jaxspec.schedules import Adaptive, ConfidenceStop
+from jaxspec.schedules import ConfidenceStop
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import _traced
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 
 ONE = np.float32(1)
 
@@ -69,9 +69,8 @@ class TestContract(DrafterContract):
 
 
 @pytest.mark.slow
-class TestAdaptive(AdaptiveContract, TestContract):
-    schedule = Adaptive((1.0, 1.2, 2.2), (0, 1, 3), rate=0.5, period=2)
-    drafter = jaxspec.SuffixDrafter(k=schedule, max_match=5, candidates=6, min_probability=0.4)
+class TestPauses(PausesContract, TestContract):
+    drafter = jaxspec.SuffixDrafter(k=Turns(), max_match=5, candidates=6, min_probability=0.4)
 
 
 @jax.jit

@@ -9,13 +9,12 @@ import pytest
 
 import jaxspec
 from jaxspec.drafters.named import drafter_of
-from jaxspec.schedules import Adaptive
 from tests import tiny
 from tests.contracts import DrafterContract
 from tests.contracts_drafter import PROMPTS, ROUNDS, _init, _probe
 from tests.contracts_tree_drafter import TreeDrafterContract
 from tests.drafters.test_dynamic_tree import paths, search
-from tests.schedules import AdaptiveContract
+from tests.schedules import PausesContract, Turns
 from tests.tandem import Reference, random_head
 
 TARGET = tiny.transformer(0, sharpness=4.0)
@@ -86,10 +85,10 @@ class TestMostLikely(TandemContract):
 
 
 @pytest.mark.slow
-class TestPauses(AdaptiveContract, TandemContract):
+class TestPauses(PausesContract, TandemContract):
     """What verification brings is taken in while a schedule drafts nothing, too."""
 
-    drafter = jaxspec.TandemDrafter(HEAD, k=Adaptive((1.0, 1.2, 2.1), (0, 1, 3), rate=0.5, period=2))
+    drafter = jaxspec.TandemDrafter(HEAD, k=Turns())
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ MUTANTS = (
         _DRAFTER,
         "jnp.where(context.done, 0, verdict.accepted + 1)",
         "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",
-        (f"{_TESTS}::TestAdaptive::test_the_reported_law_is_that_of_the_drafts",),
+        (f"{_TESTS}::TestPauses::test_the_reported_law_is_that_of_the_drafts",),
     ),
     Mutant(
         "context stands one place too far",

@@ -113,7 +113,7 @@ MUTANTS = (
         "drafters/copying.py",
         "self.guess(context.tokens, context.length).cut(limit)",
         "self.guess(context.tokens, context.length)",
-        ("tests/drafters/test_ngram.py::TestAdaptive::test_rounds_draft_different_numbers",),
+        ("tests/drafters/test_ngram.py::TestPauses::test_rounds_draft_different_numbers",),
     ),
     Mutant(
         "a round without drafts raises the entropy threshold",
