@@ -11,6 +11,9 @@ entries only the accepted path's are kept.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,19 +51,51 @@ def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
-    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     draws = verifier.draws(state.keys, state.length)
     # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
         draws = draws.shared(drafter.k + 1, target.vocab_size)
     with jax.named_scope("propose"):
-        proposal, drafter_state = drafter.propose(draws, state.drafter_state, context)
+        proposal, drafter_state = drafter.propose(draws, state.drafter_state, _context(target, state))
     proposal = _of_live_rows(proposal, state.done)
+    state = dataclasses.replace(state, drafter_state=drafter_state)
+    score = functools.partial(_score, target, drafter, verifier, draws)
+    if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
+        return score(proposal, drafter.lengths, state)
+    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time.
+    resting = ~jnp.any(proposal.valid)
+    round_ = _if(resting, lambda now: score(proposal.first(0), (0,), now[0]), (state, _no_tokens(drafter, state)))
+    return _if(~resting, lambda now: score(proposal, drafter.lengths[1:], now[0]), round_)
+
+
+def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) -> Any:
+    """`function(carry)` where the condition holds, else `carry`: a loop of one turn or none.
+
+    A branch that wrote to a cache would be given a copy of it. A loop writes where it lies.
+    """
+    once = lambda now: (jnp.zeros((), jnp.bool_), function(now[1]))  # noqa: E731
+    return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]
+
+
+def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
+    none = jnp.zeros_like(state.length)
+    return RoundInfo(jnp.zeros((none.shape[0], drafter.k + 1), jnp.int32), none, none, none)
+
+
+def _context(target: Model, state: GenerationState) -> Context:
+    return Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+
+
+def _score(
+    target, drafter, verifier, draws, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """Verifies a proposal, by the shortest of these passes that holds it, and commits what is kept of it."""
+    context = _context(target, state)
     with jax.named_scope("verify"):
-        verified = _verify(drafter, verifier, draws, proposal, context)
+        verified = _verify(lengths, drafter, verifier, draws, proposal, context)
     with jax.named_scope("commit"):
-        drafter_state = drafter.observe(drafter_state, context, verified.verdict, verified.hidden)
-        return _commit(state, proposal, verified, drafter_state)
+        drafter_state = drafter.observe(state.drafter_state, context, verified.verdict, verified.hidden)
+        return _commit(state, drafter.k, proposal, verified, drafter_state)
 
 
 def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
@@ -68,16 +103,18 @@ def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
     return dataclasses.replace(proposal, valid=proposal.valid & ~done[:, None])
 
 
-def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context) -> _Verified:
+def _verify(
+    lengths, drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context
+) -> _Verified:
     """Runs the shortest compiled pass that holds every row's valid drafts.
 
     The target's cache is only read in here, and fresh entries come out, so the branches copy
     no cache.
     """
-    lengths = drafter.lengths
+    most = min(lengths[-1], drafter.k)
 
     def branch(n: int):
-        return lambda: _verify_drafts(drafter, verifier, draws, proposal.first(n), context)
+        return lambda: _verify_drafts(most, drafter, verifier, draws, proposal.first(n), context)
 
     if len(lengths) == 1:
         return branch(lengths[0])()
@@ -87,8 +124,7 @@ def _verify(drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Propos
     return jax.lax.switch(index, [branch(n) for n in lengths])
 
 
-def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
-    k = drafter.k
+def _verify_drafts(most: int, drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
     output = _target_pass(drafter, proposal, context)
     verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
     rows = _path_rows(proposal, verdict)
@@ -96,12 +132,12 @@ def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Contex
     normaliser = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
     log_probs = _at(output.logits, rows, tokens) - normaliser
     warped = jnp.zeros_like(log_probs) if law is None else _at(law, rows, tokens)
-    pad = lambda x, to=k + 1: jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
+    pad = functools.partial(_widen, to=most + 1)
     entries, hidden = output.entries, output.hidden
     if proposal.parents is not None:
         entries = entries.keep_path(rows)
         hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
-        verdict = dataclasses.replace(verdict, path=pad(rows[:, 1:] - 1, k))
+        verdict = dataclasses.replace(verdict, path=_widen(rows[:, 1:] - 1, most))
     if verdict.deviation is not None:
         verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
     return _Verified(
@@ -110,9 +146,14 @@ def _verify_drafts(drafter, verifier, draws, proposal: Proposal, context: Contex
         pad(log_probs),
         pad(warped),
         leading(jnp.isfinite(normaliser)),
-        entries.pad(k + 1),
+        entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
     )
+
+
+def _widen(x: Array, to: int) -> Array:
+    """The same with zeros behind, `to` along the second axis."""
+    return jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
 
 def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
@@ -169,7 +210,7 @@ def _at(
 
 
 def _commit(
-    state: GenerationState, proposal: Proposal, verified: _Verified, drafter_state
+    state: GenerationState, k: int, proposal: Proposal, verified: _Verified, drafter_state
 ) -> tuple[GenerationState, RoundInfo]:
     accepted = verified.verdict.accepted
     # What goes beyond the budget is cut here and not withdrawn from verification, so that a
@@ -210,8 +251,8 @@ def _commit(
         drafter_state=drafter_state,
         stats=state.stats.count(live, count, submitted, kept, verified.verdict.deviation),
     )
-    none = jnp.zeros_like(count)
-    info = RoundInfo(verified.tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
+    none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1)
+    info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
     return committed, info
 
 

@@ -67,7 +67,8 @@ class Drafter(abc.ABC):
     def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[jax.Array, ...]) -> Any:
         """Takes in a round's outcome; `context` is the one before it.
 
-        `hidden[i]` is `[b, k + 1, d]`: the captured states of the last token and the drafts.
+        `hidden[i]` is `[b, k + 1, d]`: the captured states of the last token and the drafts; `[b, 1, d]` after a
+        round that scored no drafts.
         """
         del context, verdict, hidden
         return state

@@ -187,8 +187,8 @@ class EagleDraft(Draft):
         fed = context.length - 1 - kept.waiting
         cache = kept.cache.truncate(jnp.where(context.done, kept.cache.length, fed))
         rows = jnp.arange(fed.shape[0], dtype=jnp.int32)[:, None]
-        at = kept.waiting[:, None] + jnp.arange(self._chunk, dtype=jnp.int32)[None]
         features = self.head.features(context.target, hidden)
+        at = kept.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
         features = kept.features.at[rows, at].set(features, mode="drop")
         return EagleState(cache, kept.state, features, kept.waiting + verdict.accepted + 1)
 
