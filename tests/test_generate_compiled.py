@@ -91,3 +91,33 @@ def test_the_loop_copies_no_cache(program):
 def test_nothing_leaves_the_device(program):
     assert not re.search(r"callback|infeed|outfeed|\bsend\(|\brecv\(", program)
     assert "while(" in program
+
+
+def test_a_round_without_drafts_makes_what_a_plain_one_makes():
+    """Entries for the cache, which are its widest arrays, of one token alone."""
+    drafter, prompt = jaxspec.NGramDrafter(k=6), jnp.zeros((BATCH, 4), jnp.int32)
+    state = jaxspec.init(TARGET, drafter, prompt, max_new_tokens=8, key=jax.random.key(0))
+    jaxpr = jax.make_jaxpr(lambda state: jaxspec.step(TARGET, drafter, None, state))(state).jaxpr
+    cache = state.cache.keys.shape
+    bodies = [eqn.params["body_jaxpr"].jaxpr for eqn in equations(jaxpr) if eqn.primitive.name == "while"]
+    rounds = [body for body in bodies if cache in {x.aval.shape for x in body.outvars}]
+    slots = [
+        {x.aval.shape[3] for eqn in equations(body) for x in eqn.outvars if _like_a_cache(x.aval.shape, cache)}
+        for body in rounds
+    ]
+    assert [(1 in found, 7 in found) for found in slots] == [(True, False), (False, True)]
+
+
+def equations(jaxpr):
+    """Its own and those of what it calls, loops over or chooses from."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def _like_a_cache(shape, cache):
+    """Whether they differ in slots alone."""
+    return len(shape) == 5 and (*shape[:3], *shape[4:]) == (*cache[:3], *cache[4:])

@@ -15,6 +15,9 @@ from jaxspec.schedules import Adaptive, Schedule
 
 # The most that are drafted where nobody says how many.
 MOST = 8
+# The share of its drafts that a head is expected to have accepted, and how much of plain decoding's time they must save
+# for it to be chosen.
+_KEPT, _WORTH = 0.6, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +75,40 @@ def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
     return _adapt(drafter, target, most, batch, share=1.0)
 
 
+def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: int = 1) -> Drafter:
+    """What of it is worth having where nobody chose it: of a `Compose` the copying part alone where many rows rest.
+
+    A pass over several tokens of many rows takes so long on a CPU that a model's drafts hardly save any, and a head
+    that rests keeps up with every row all the same.
+
+    Args:
+      drafter: any.
+      target: the model to draft for.
+      most: the most drafts, as of `adapt`.
+      batch: how many rows.
+    """
+    if not isinstance(drafter, Compose):
+        return drafter
+    lengths, costs, _ = _costs(drafter.model, target, most, batch)
+    tokens = [sum(_KEPT**i for i in range(n + 1)) for n in lengths]
+    saves = max(count * costs[0] / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
+    return drafter if saves else drafter.copying
+
+
 def _adapt(drafter: Drafter, target: Model, most: int | None, batch: int, *, share: float) -> Drafter:
+    lengths, costs, lag = _costs(drafter, target, most, batch)
+    schedule = Adaptive(costs, lengths, advance=share * Adaptive.advance, lag=lag)
+    return dataclasses.replace(drafter, k=schedule, schedule=None)
+
+
+def _costs(
+    drafter: Drafter, target: Model, most: int | None, batch: int
+) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+    """Lengths, what a round of each takes, and what a token takes that was missed."""
     limited = isinstance(drafter, MedusaDrafter | BlockDrafter)
     lengths = checks.draft_lengths(most or (drafter.k if limited else MOST))
     costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
-    costs = rising(saved_costs(target, drafter, lengths, batch=batch) or costs)
-    schedule = Adaptive(costs, lengths, advance=share * Adaptive.advance, lag=lag)
-    return dataclasses.replace(drafter, k=schedule, schedule=None)
+    return lengths, rising(saved_costs(target, drafter, lengths, batch=batch) or costs), lag
 
 
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxspec.drafters.adapting import Wish, adapt
+from jaxspec.drafters.adapting import Wish, adapt, spare
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.block import BlockDrafter
 from jaxspec.drafters.compose import Compose
@@ -131,10 +131,11 @@ def load_drafter(
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
         target's layers) or "early-exit:5" (five of them); "skipping", or the path of a `skipping.json` (the target
         without the blocks that `jaxspec calibrate` found); "sparse-cache" (the target over a part of the text); "auto",
-        what the target's manifest names, else "ngram"; a drafter that ships with the target, such as "eagle" or
-        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
-        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+"
-        before one of these copies where that promises more (`Compose`).
+        what the target's manifest names, without its head where that would save little in a batch of so many rows, else
+        "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or a head or a
+        draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts the tokens
+        that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that promises
+        more (`Compose`).
       target: the model to draft for. Beside one of `native_products` a float32 head or draft model is one too, of
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
@@ -162,7 +163,10 @@ def load_drafter(
     if name == "none":
         raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
     _check_adaptive(k, num_drafts)
-    return adapt(_by_name(name, target, k=None, **options), target, wish.most, batch=batch)
+    drafter = _by_name(name, target, k=None, **options)
+    if name_or_path == "auto":
+        drafter = spare(drafter, target, wish.most, batch=batch)
+    return adapt(drafter, target, wish.most, batch=batch)
 
 
 def _check_adaptive(k: Any, num_drafts: int) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.drafters import adapting
 from jaxspec.drafters import costs as estimates
-from jaxspec.drafters.adapting import Wish, adapt, describe
+from jaxspec.drafters.adapting import Wish, adapt, describe, spare
 from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
 from jaxspec.drafters.costs import estimate_costs, rising
 from jaxspec.schedules import Adaptive
@@ -83,6 +84,18 @@ def test_two_drafters_share_what_may_be_lost():
     assert [one.lengths for one in schedules] == [LENGTHS] * 2 and both.k == 8
     assert sum(one.advance for one in schedules) == Adaptive.advance
     assert schedules[0].costs[1] < schedules[1].costs[1]
+
+
+def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
+    """With three fifths of its drafts kept, as the formula says; by measured costs where there are some."""
+    both = jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD))
+    # Rounds of two drafts give 1.96 tokens, of four 2.3056.
+    tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}
+    monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: (tables[batch], 0.0))
+    assert spare(both, TARGET) is both and spare(both, TARGET, batch=6) is both
+    assert spare(both, TARGET, batch=8) is both.copying and spare(both.model, TARGET, batch=8) is both.model
+    save_costs(TARGET, both.model, dict(zip(LENGTHS, tables[1], strict=True)), batch=8)
+    assert spare(both, TARGET, batch=8) is both
 
 
 def test_measured_costs_come_before_estimates():

@@ -66,7 +66,7 @@ def test_beside_a_native_target_drafts_are_native_too(shipped):
         assert not stored_kernels(getattr(load(name, target=target, dtype="bfloat16"), part))
 
 
-def test_one_beside_n_grams(shipped):
+def test_one_beside_n_grams(shipped, monkeypatch):
     drafter = load("ngram+eagle", k=2)
     assert isinstance(drafter, jaxspec.Compose) and drafter.copying == jaxspec.NGramDrafter(k=2)
     assert isinstance(drafter.model, jaxspec.EagleDrafter) and drafter.model.k == 2
@@ -74,7 +74,13 @@ def test_one_beside_n_grams(shipped):
     manifest = (shipped / "manifest.json").read_text()
     (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
     zoo._entries.cache_clear()
+    costs = lambda *_, batch: ((1.0, batch + 0.5, 9.0, 9.0), 0.0)  # noqa: E731
+    monkeypatch.setattr("jaxspec.drafters.adapting.estimate_costs", costs)
     assert isinstance(load("auto"), jaxspec.Compose)
+    alone = load("auto", batch=8)
+    assert isinstance(alone, jaxspec.NGramDrafter) and alone.schedule.advance == jaxspec.Adaptive.advance
+    assert isinstance(load("ngram+eagle", batch=8), jaxspec.Compose)
+    assert isinstance(load("auto", batch=8, k=2), jaxspec.Compose)
     with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):
         load("ngram+eagle", num_drafts=2)
 

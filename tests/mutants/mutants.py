@@ -236,7 +236,7 @@ MUTANTS = (
         "NaN logits become a token",
         "round.py",
         "leading(jnp.isfinite(normaliser))",
-        "jnp.full_like(verdict.accepted, n + 1)",
+        "jnp.full_like(verdict.accepted, rows.shape[1])",
         ("tests/test_generate_status.py::test_what_came_before_nan_logits_is_kept",),
     ),
     Mutant(

@@ -85,6 +85,20 @@ MUTANTS = (
         ("tests/test_models.py::test_layers_rotate_each_by_its_own_embedding",),
     ),
     Mutant(
+        "a round without drafts is as wide as one with them",
+        "round.py",
+        "score(proposal.first(0), (0,), now[0])",
+        "score(proposal, drafter.lengths, now[0])",
+        ("tests/test_generate_compiled.py::test_a_round_without_drafts_makes_what_a_plain_one_makes",),
+    ),
+    Mutant(
+        "a round's two kinds are branches that write to the cache",
+        "round.py",
+        "return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]",
+        "return jax.lax.cond(condition, lambda now: once((condition, now))[1], lambda now: now, carry)",
+        ("tests/test_generate_compiled.py::test_the_loop_copies_no_cache",),
+    ),
+    Mutant(
         "a chain submits places in the draft vocabulary as tokens",
         "drafters/chain.py",
         "token = jnp.where(submitted, draft.token_ids(place), 0)",
