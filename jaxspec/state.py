@@ -74,7 +74,8 @@ class Proposal:
       parents: each node's parent, -1 for the last committed token; `None` is a chain.
       depth: the most nodes along one path of a tree, static.
       partial: the target's pass over the last committed token and the drafts, where drafting began
-        it; verification then runs its other layers alone. `None` is a pass from the start.
+        it; verification then runs its other layers alone. `None` is a pass from the start, and so is that of a round
+        without drafts.
     """
 
     tokens: Int[Array, "b n"]
@@ -85,10 +86,10 @@ class Proposal:
     partial: Partial | None = None
 
     def first(self, count: int) -> "Proposal":
-        """The same proposal cut to its first `count` drafts."""
-        partial = None if self.partial is None else self.partial.first(count + 1)
+        """The same proposal cut to its first `count` drafts; without any, nothing that was begun of them is left."""
         if count == 0:
-            return Proposal(self.tokens[:, :0], self.valid[:, :0], partial=partial)
+            return Proposal(self.tokens[:, :0], self.valid[:, :0])
+        partial = None if self.partial is None else self.partial.first(count + 1)
         cut = lambda x: None if x is None else x[:, :count]  # noqa: E731
         depth = None if self.depth is None else min(self.depth, count)
         laws, parents = cut(self.log_probs), cut(self.parents)

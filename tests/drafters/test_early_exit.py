@@ -161,6 +161,31 @@ def test_verification_runs_the_other_layers_alone(monkeypatch):
     assert begun == [(2, 1)] * 4
 
 
+def test_a_round_without_drafts_is_one_pass_of_all_layers(monkeypatch):
+    """Run, not only traced; the next round drafts three."""
+    target, drafter = TestTwoLayers.target, jaxspec.EarlyExitDrafter(2, k=Turns(turns=(0, 3)))
+    ran = []
+
+    def count(name, function):
+        def counting(self, tokens, *args, **options):
+            jax.debug.callback(lambda: ran.append((name, tokens.shape[1])))
+            return function(self, tokens, *args, **options)
+
+        monkeypatch.setattr(jaxspec.LanguageModel, name, counting)
+
+    state = jaxspec.init(target, drafter, jnp.asarray(TEXTS, jnp.int32), max_new_tokens=30)
+    count("begin", jaxspec.LanguageModel.begin)
+    count("__call__", jaxspec.LanguageModel.__call__)
+    step = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))
+    for expected in ([("__call__", 1)], [("begin", 1)] * 4):
+        ran.clear()
+        state, info = step(state)
+        jax.block_until_ready(state)
+        jax.effects_barrier()
+        assert ran == expected
+    assert info.drafted.tolist() == [3, 3]
+
+
 def test_it_keeps_nothing_between_rounds():
     state = jaxspec.init(TestTwoLayers.target, TestTwoLayers.drafter, jnp.asarray(TEXTS), max_new_tokens=5)
     assert jax.tree.leaves(state.drafter_state.kept) == []

@@ -34,9 +34,16 @@ MUTANTS = (
     Mutant(
         "verification goes on from a last draft that was never fed",
         _DRAFTER,
-        "fed = fed.append(draft.feed(context, newest, fed)[1])",
-        "draft.feed(context, newest, fed)",
+        "fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)",
+        "fori_loop(jnp.int32(0), jnp.int32(0), last, fed)",
         (_GREEDY,),
+    ),
+    Mutant(
+        "the first layers run in rounds without drafts too",
+        _DRAFTER,
+        "turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True",
+        "turns = True",
+        (f"{_TESTS}::test_a_round_without_drafts_is_one_pass_of_all_layers",),
     ),
     Mutant(
         "the token before the last is fed as the last",
