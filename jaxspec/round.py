@@ -62,10 +62,11 @@ def run_round(
     score = functools.partial(_score, target, drafter, verifier, draws)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
         return score(proposal, drafter.lengths, state)
-    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time.
-    resting = ~jnp.any(proposal.valid)
-    round_ = _if(resting, lambda now: score(proposal.first(0), (0,), now[0]), (state, _no_tokens(drafter, state)))
-    return _if(~resting, lambda now: score(proposal, drafter.lengths[1:], now[0]), round_)
+    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Drafts come
+    # first, for what was read of a cache to make them must be used before anything is written to it.
+    drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
+    round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
+    return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
 
 
 def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) -> Any:

@@ -92,6 +92,13 @@ MUTANTS = (
         ("tests/test_generate_compiled.py::test_a_round_without_drafts_makes_what_a_plain_one_makes",),
     ),
     Mutant(
+        "a round without drafts comes before one with them",
+        "round.py",
+        "wait)\n    return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
+        "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), wait))\n    return round_",
+        ("tests/test_generate_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
+    ),
+    Mutant(
         "a round's two kinds are branches that write to the cache",
         "round.py",
         "return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]",
