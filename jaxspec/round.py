@@ -65,8 +65,10 @@ def run_round(
     # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Drafts come
     # first, for what was read of a cache to make them must be used before anything is written to it.
     drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
-    round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
-    return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
+    with jax.named_scope("with_drafts"):
+        round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
+    with jax.named_scope("without_drafts"):
+        return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
 
 
 def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) -> Any:

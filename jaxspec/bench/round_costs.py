@@ -78,7 +78,7 @@ def trips(case: Case, loop: Instruction) -> int:
     Raises:
       ValueError: it is none of those that a round has.
     """
-    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1}
+    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1, "with_drafts": 1, "without_drafts": 0}
     name = loop.scope.removesuffix("/while").rsplit("/", 1)[-1]
     if name.startswith("history_by_"):
         return math.ceil(case.context / int(name.removeprefix("history_by_")))

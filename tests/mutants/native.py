@@ -94,7 +94,8 @@ MUTANTS = (
     Mutant(
         "a round without drafts comes before one with them",
         "round.py",
-        "wait)\n    return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
+        'wait)\n    with jax.named_scope("without_drafts"):\n        '
+        "return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
         "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), wait))\n    return round_",
         ("tests/test_generate_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
     ),
