@@ -80,7 +80,7 @@ class Adaptive(Schedule):
     With the defaults 128 tokens take at most 1.8 % longer than plain decoding, and 1,000 at most
     1.1 %. If drafting really adds `x` times what the table says, losses are up to `x` times that.
     A drafter may also take time while it rests, which no table has: an EAGLE head on a CPU some
-    hundredths of a step, and up to a quarter of a step of 32 rows.
+    hundredths of a step, and more of a step of many rows.
 
     How much a row drafts depends on the rows beside it then, and so do the tokens that it draws at
     temperatures above 0, but for coupled verification; never their law. Where rows decided alone,
