@@ -91,7 +91,7 @@ def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
         return drafter
     lengths, costs, _ = _costs(drafter.model, target, most, batch)
     tokens = [sum(_KEPT**i for i in range(n + 1)) for n in lengths]
-    saves = max(count * costs[0] / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
+    saves = max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
     return drafter if saves else drafter.copying
 
 

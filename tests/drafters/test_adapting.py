@@ -96,6 +96,9 @@ def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
     assert spare(both, TARGET, batch=8) is both.copying and spare(both.model, TARGET, batch=8) is both.model
     save_costs(TARGET, both.model, dict(zip(LENGTHS, tables[1], strict=True)), batch=8)
     assert spare(both, TARGET, batch=8) is both
+    # A head that is dear while it rests saves no more for that.
+    save_costs(TARGET, both.model, dict(zip(LENGTHS, (1.2, 1.9, 2.6, 9.0), strict=True)), batch=8)
+    assert spare(both, TARGET, batch=8) is both.copying
 
 
 def test_measured_costs_come_before_estimates():
