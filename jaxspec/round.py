@@ -254,7 +254,7 @@ def _commit(
         drafter_state=drafter_state,
         stats=state.stats.count(live, count, submitted, kept, verified.verdict.deviation),
     )
-    none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1)
+    none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1).astype(jnp.int32)
     info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
     return committed, info
 

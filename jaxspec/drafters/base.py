@@ -61,14 +61,15 @@ class Drafter(abc.ABC):
     def propose(self, draws: Draws, state: Any, context: Context) -> tuple[Proposal, Any]:
         """Drafts tokens after the committed ones: `k` in a chain, `lengths[-1]` in a tree.
 
-        Stochastic drafts are drawn with `draws.draft_noise(offset, vocab_size)`.
+        Stochastic drafts are drawn with `draws.draft_noise(offset, vocab_size)`. The state that is returned is of the
+        same shapes and dtypes as that which `observe` returns, if `lengths` begins with 0: a round is then a loop.
         """
 
     def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[jax.Array, ...]) -> Any:
         """Takes in a round's outcome; `context` is the one before it.
 
         `hidden[i]` is `[b, k + 1, d]`: the captured states of the last token and the drafts; `[b, 1, d]` after a
-        round that scored no drafts.
+        round that scored none, where `lengths` begins with 0.
         """
         del context, verdict, hidden
         return state

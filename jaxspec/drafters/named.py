@@ -131,17 +131,17 @@ def load_drafter(
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
         target's layers) or "early-exit:5" (five of them); "skipping", or the path of a `skipping.json` (the target
         without the blocks that `jaxspec calibrate` found); "sparse-cache" (the target over a part of the text); "auto",
-        what the target's manifest names, without its head where that would save little in a batch of so many rows, else
-        "ngram"; a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle"; or a head or a
-        draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft model of another tokenizer drafts the tokens
-        that both have (`IntersectionDrafter`). "ngram+" or "suffix+" before one of these copies where that promises
-        more (`Compose`).
+        what the target's manifest names, else "ngram" (of "ngram+eagle" n-grams alone where the head would save little
+        in a batch of so many rows); a drafter that ships with the target, such as "eagle" or
+        "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
+        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+"
+        before one of these copies where that promises more (`Compose`).
       target: the model to draft for. Beside one of `native_products` a float32 head or draft model is one too, of
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
-      k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8, each row on its own
-        (`Adaptive`), "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed"
-        where drafts compete.
+      k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
+        "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed" where drafts
+        compete.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations; `None` is what `load` chooses.

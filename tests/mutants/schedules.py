@@ -109,13 +109,6 @@ MUTANTS = (
         (_ROUNDS,),
     ),
     Mutant(
-        "a head is kept beside any number of rows",
-        "drafters/adapting.py",
-        "return drafter if saves else drafter.copying",
-        "return drafter",
-        ("tests/drafters/test_adapting.py::test_a_head_is_spared_where_it_would_save_less_than_a_tenth",),
-    ),
-    Mutant(
         "drafts are compared with a head that rests",
         "drafters/adapting.py",
         "max(count / cost for count",
