@@ -107,7 +107,12 @@ def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
 
 
 def _verify(
-    lengths, drafter: Drafter, verifier: Verifier, draws: Draws, proposal: Proposal, context: Context
+    lengths: tuple[int, ...],
+    drafter: Drafter,
+    verifier: Verifier,
+    draws: Draws,
+    proposal: Proposal,
+    context: Context,
 ) -> _Verified:
     """Runs the shortest compiled pass that holds every row's valid drafts.
 
