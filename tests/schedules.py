@@ -124,7 +124,7 @@ class PlainRow:
     def __init__(self, costs, lengths, margin, rate, prior, period):
         self.costs, self.lengths, self.margin, self.rate, self.period = costs, lengths, margin, rate, period
         self.acceptance, self.seen = [prior] * lengths[-1], [0] * lengths[-1]
-        self.choice, self.rounds, self.due, self.missed = self.best(), 0, True, 0
+        self.choice, self.rounds, self.due, self.missed = 0, 0, True, 0
 
     def tokens(self, index):
         tokens, reach = 1.0, 1.0
@@ -166,7 +166,7 @@ class PlainAdaptive:
     def __init__(self, costs, lengths, rows=1, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
         self.costs, self.lengths, self.margin = costs, lengths, margin
         self.rows = [PlainRow(costs, lengths, margin, rate, prior, period) for _ in range(rows)]
-        account = {"allowance": 0.01, "advance": 1.0, "reserve": 12.0, "lag": 0.0} | account
+        account = {"allowance": 0.008, "advance": 1.25, "reserve": 12.0, "lag": 0.0} | account
         self.worth, self.balance = (1 + account["allowance"]) * costs[0], [account["advance"]] * rows
         self.reserve, self.lag = account["reserve"], account["lag"]
 

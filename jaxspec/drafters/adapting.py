@@ -58,8 +58,8 @@ class Wish:
 def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: int = 1) -> Drafter:
     """The same drafter, drafting as many tokens as pay: `Adaptive` with costs that were measured here, or estimated.
 
-    Measured ones are those that `jaxspec plan --save` keeps. Of two drafters each has its own account, and half of what
-    may be lost.
+    Measured ones are those that `jaxspec plan --save` keeps. Two drafters keep one account, and may lose as much as one
+    alone.
 
     Args:
       drafter: one that takes a schedule, or a `Compose` of two.
@@ -69,10 +69,11 @@ def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
         than `Adaptive` says.
     """
     if isinstance(drafter, Compose):
-        model = _adapt(drafter.model, target, most, batch, share=0.5)
-        copying = _adapt(drafter.copying, target, model.k, batch, share=0.5)
+        # Both allowances add up.
+        model = _adapt(drafter.model, target, most, batch, Adaptive.allowance / 2)
+        copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance / 2)
         return dataclasses.replace(drafter, copying=copying, model=model)
-    return _adapt(drafter, target, most, batch, share=1.0)
+    return _adapt(drafter, target, most, batch, Adaptive.allowance)
 
 
 def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: int = 1) -> Drafter:
@@ -95,9 +96,9 @@ def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
     return drafter if saves else drafter.copying
 
 
-def _adapt(drafter: Drafter, target: Model, most: int | None, batch: int, *, share: float) -> Drafter:
+def _adapt(drafter: Drafter, target: Model, most: int | None, batch: int, allowance: float) -> Drafter:
     lengths, costs, lag = _costs(drafter, target, most, batch)
-    schedule = Adaptive(costs, lengths, advance=share * Adaptive.advance, lag=lag)
+    schedule = Adaptive(costs, lengths, allowance=allowance, lag=lag)
     return dataclasses.replace(drafter, k=schedule, schedule=None)
 
 

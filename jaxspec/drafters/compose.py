@@ -13,8 +13,10 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.copying import CopyingDrafter, Guess, one_hot
 from jaxspec.model import Model
 from jaxspec.pytree import register_dataclass
+from jaxspec.schedules.adaptive import Adaptive
 from jaxspec.schedules.base import Schedule
-from jaxspec.schedules.pausing import Pausing
+from jaxspec.schedules.pausing import Pausing, PausingState
+from jaxspec.schedules.shared_account import SharedAccount
 from jaxspec.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import Draws, leading
 
@@ -80,6 +82,9 @@ class Compose(Drafter):
     made before the model draws anything, from committed text and earlier rounds, so it moves no law; a guess's law is
     one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
 
+    Where both have an `Adaptive` schedule they keep one account (`SharedAccount`): what one gains pays for tries of
+    the other, and together they lose no more than the smaller advance and both allowances.
+
     Attributes:
       copying: `SuffixDrafter` or `NGramDrafter`.
       model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `BlockDrafter`, `MedusaDrafter` or
@@ -135,9 +140,12 @@ class Compose(Drafter):
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         accepted = sum(self.prior**i for i in range(1, self.model.k + 1))
+        copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
+        if self._account is not None:
+            copying, model = _with_schedules(copying, model, self._account.open(*_schedules(copying, model)))
         return ComposeState(
-            self.copying.init(context, prefilled, slots),
-            self._resting.init(context, prefilled, slots),
+            copying,
+            model,
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
             jnp.zeros((batch, self.k), jnp.int32),
@@ -146,8 +154,12 @@ class Compose(Drafter):
     def propose(self, draws: Draws, state: ComposeState, context: Context):
         guess, copying = self.copying.propose(draws, state.copying, context)
         copied = self._prefers(state.record, copying.guess)
-        resting = dataclasses.replace(state.model.schedule, paused=copied)
-        drafts, model = self._resting.propose(draws, dataclasses.replace(state.model, schedule=resting), context)
+        _, schedule = schedules = _schedules(copying, state.model)
+        if self._account is not None:
+            submitted = jnp.where(copied, copying.guess.count, 0)
+            schedule = self._account.left(*schedules, submitted, ~context.done)
+        resting = dataclasses.replace(state.model, schedule=PausingState(schedule, copied))
+        drafts, model = self._resting.propose(draws, resting, context)
         proposal = _row_by_row(copied, _wide(guess, self.k), _wide(drafts, self.k))
         return proposal, ComposeState(copying, model, state.record, copied, proposal.tokens)
 
@@ -155,18 +167,24 @@ class Compose(Drafter):
         # Rows that copied nothing wait for those that did, so their schedule hears of them too.
         guess = state.copying.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
-        return ComposeState(
-            self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden),
-            self._resting.observe(state.model, context, verdict, hidden),
-            self._learn(state, context, verdict),
-            state.copied,
-            state.tokens,
-        )
+        copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
+        model = self._resting.observe(state.model, context, verdict, hidden)
+        if self._account is not None:
+            left = state.model.schedule.schedule
+            copying, model = _with_schedules(copying, model, self._account.settle(left, *_schedules(copying, model)))
+        return ComposeState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property
     def _resting(self) -> Drafter:
         """The model's drafter, whose rows can be paused."""
         return dataclasses.replace(self.model, schedule=Pausing(self.model.schedule))
+
+    @property
+    def _account(self) -> SharedAccount | None:
+        """What both may lose together, where both keep an account."""
+        copying, model = self.copying.schedule, self.model.schedule
+        both = isinstance(copying, Adaptive) and isinstance(model, Adaptive)
+        return SharedAccount(copying, model) if both else None
 
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
@@ -189,6 +207,16 @@ class Compose(Drafter):
             jnp.where(drafted, moved, record.accepted),
             record.rounds + drafted.astype(jnp.int32),
         )
+
+
+def _schedules(copying: Any, model: Any) -> tuple[Any, Any]:
+    """The states of both drafters' own schedules."""
+    return copying.schedule, model.schedule.schedule
+
+
+def _with_schedules(copying: Any, model: Any, schedules: tuple[Any, Any]) -> tuple[Any, Any]:
+    pausing = dataclasses.replace(model.schedule, schedule=schedules[1])
+    return dataclasses.replace(copying, schedule=schedules[0]), dataclasses.replace(model, schedule=pausing)
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:

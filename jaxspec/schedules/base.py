@@ -10,7 +10,7 @@ rule. Here the order of the calls keeps it, and what they are given:
     submits(state, law)          before draft i is drawn, from the law that it is drawn from
                                  ... draft i is drawn, and stays submitted ...
     goes_on(state, log_prob)     for the drafts after it
-    observe(state, ...)          for the rounds after it
+    observe(state, ...)          for the rounds after it; rest(state, ...) of rows that drafted by another schedule
 """
 
 import abc
@@ -86,8 +86,13 @@ class Schedule(abc.ABC):
         return jnp.ones(log_prob.shape, jnp.bool_)
 
     def observe(self, state: Any, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]) -> Any:
-        """Takes in a round's outcome. Rows that are not `live` have ended."""
+        """Takes in a round's outcome. Rows that are not `live` have ended, or rest."""
         del submitted, accepted, live
+        return state
+
+    def rest(self, state: Any, submitted: Int[Array, "b"], accepted: Int[Array, "b"], resting: Bool[Array, "b"]) -> Any:
+        """Takes in a round in which something else drafted for rows `resting`; they have nothing to teach."""
+        del submitted, accepted, resting
         return state
 
 

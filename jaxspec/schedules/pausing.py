@@ -23,7 +23,7 @@ class PausingState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pausing(Schedule):
-    """`schedule`, but for rows that are paused: those draft nothing, and it learns nothing from their round."""
+    """`schedule`, but for rows that are paused: those draft nothing, and rest."""
 
     schedule: Schedule
 
@@ -61,4 +61,5 @@ class Pausing(Schedule):
 
     def observe(self, state: PausingState, submitted, accepted, live):
         own = self.schedule.observe(state.schedule, submitted, accepted, live & ~state.paused)
-        return PausingState(own, state.paused)
+        rested = self.schedule.rest(own, submitted, accepted, live & state.paused)
+        return PausingState(rested, state.paused)

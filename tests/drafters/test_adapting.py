@@ -82,7 +82,9 @@ def test_two_drafters_share_what_may_be_lost():
     both = adapt(jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
     schedules = [both.copying.schedule, both.model.schedule]
     assert [one.lengths for one in schedules] == [LENGTHS] * 2 and both.k == 8
-    assert sum(one.advance for one in schedules) == Adaptive.advance
+    assert [one.advance for one in schedules] == [Adaptive.advance] * 2
+    assert sum(one.allowance for one in schedules) == Adaptive.allowance
+    assert adapt(both.model, TARGET).schedule.allowance == Adaptive.allowance
     assert schedules[0].costs[1] < schedules[1].costs[1]
 
 

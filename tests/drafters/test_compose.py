@@ -217,15 +217,19 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
 
 
 def test_a_paused_row_s_schedule_learns_nothing():
+    """But that the row waited for the other one, and what text it missed."""
     schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
     state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
-    assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 2]
+    assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
     # At the start a longer draft is due in all rows.
     state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, due=jnp.zeros(2, jnp.bool_)))
     after = schedule.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
     before, after = (jax.tree.map(np.asarray, x.schedule) for x in (state, after))
     same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
-    assert all(x[0] for x in jax.tree.leaves(same)) and not all(x[1] for x in jax.tree.leaves(same))
+    changed = {field.name for field in dataclasses.fields(same) if not getattr(same, field.name)[0]}
+    assert changed == {"balance", "missed"} and not all(x[1] for x in jax.tree.leaves(same))
+    np.testing.assert_allclose(before.balance - after.balance, [0.4, 1.4 - 1.008], rtol=1e-5)
+    assert after.missed.tolist() == [3, 0]
 
 
 def test_a_row_that_copied_nothing_pays_for_waiting():
@@ -239,7 +243,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
     )
     verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
     after = drafter.observe(state, at, verdict, ()).copying.schedule
-    np.testing.assert_allclose(after.balance, [1.0 + 3 * 1.01 - 1.4, 1.0 + 1.01 - 1.4], rtol=1e-5)
+    np.testing.assert_allclose(after.balance, [1.25 + 3 * 1.008 - 1.4, 1.25 + 1.008 - 1.4], rtol=1e-5)
     assert after.seen.tolist() == [[1, 1], [0, 0]]
 
 

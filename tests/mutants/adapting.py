@@ -5,6 +5,7 @@ from tests.mutants.mutants import Mutant
 _ADAPTIVE = "schedules/adaptive.py"
 _ACCOUNT = "tests/test_schedules_account.py"
 _ADAPTING = "tests/drafters/test_adapting.py"
+_SHARED, _TOGETHER = "schedules/shared_account.py", "tests/test_shared_account.py"
 _USELESS = f"{_ACCOUNT}::test_a_useless_draft_costs_less_than_three_hundredths"
 
 MUTANTS = (
@@ -39,9 +40,37 @@ MUTANTS = (
     Mutant(
         "two drafters may lose as much as each alone",
         "drafters/adapting.py",
-        "copying = _adapt(drafter.copying, target, model.k, batch, share=0.5)",
-        "copying = _adapt(drafter.copying, target, model.k, batch, share=1.0)",
+        "copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance / 2)",
+        "copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance)",
         (f"{_ADAPTING}::test_two_drafters_share_what_may_be_lost",),
+    ),
+    Mutant(
+        "each of two schedules spends the whole balance",
+        _SHARED,
+        "poorest - self.first.surplus(first, submitted)",
+        "poorest",
+        (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "a model drafts on what its own rows have, whoever waits",
+        _SHARED,
+        "poorest = jnp.min(first.balance, where=live, initial=self.first.reserve)",
+        "poorest = first.balance",
+        (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "rows that copied do not wait for those that drafted",
+        "schedules/pausing.py",
+        "rested = self.schedule.rest(own, submitted, accepted, live & state.paused)",
+        "rested = own",
+        (f"{_TOGETHER}::test_rounds_of_a_compose_settle_by_the_formula",),
+    ),
+    Mutant(
+        "what one schedule gains is the other's loss",
+        _SHARED,
+        "balance = first.balance + second.balance - left.balance",
+        "balance = jnp.minimum(first.balance, second.balance)",
+        (f"{_TOGETHER}::test_what_copies_gain_pays_for_the_model_s_tries",),
     ),
     Mutant(
         "measured costs are kept and not looked at",

@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "a model drafts where copies are submitted",
         _COMPOSE,
-        "paused=copied)",
-        "paused=copied & False)",
+        "PausingState(schedule, copied)",
+        "PausingState(schedule, copied & False)",
         (f"{_CHOICE}::test_a_model_that_no_row_needs_does_not_run",),
     ),
     Mutant(

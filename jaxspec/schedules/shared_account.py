@@ -1,0 +1,61 @@
+"""One account for two schedules, of which one drafts in each row and round."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxspec.pytree import register_dataclass
+from jaxspec.schedules.adaptive import Adaptive, AdaptiveState
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SharedAccount:
+    """What `first` and `second` may lose together: what one has gained pays for the other's tries.
+
+    Both draw on one balance:
+
+        balance = the smaller advance                                          before the first round
+        balance = min(the smaller reserve, balance + each one's change of it)         after a round
+
+    So with `a` and `b` as their allowances, in each row, by the tables of costs, whatever is accepted:
+
+        time of n tokens <= (1 + a + b) n + advance
+
+    A round in which both draft, in different rows, counts as what each adds to a plain one: rows wait for both. So
+    `second`, which decides last, may spend what `first` leaves of the poorest row's balance.
+    """
+
+    first: Adaptive
+    second: Adaptive
+
+    def open(self, first: AdaptiveState, second: AdaptiveState) -> tuple[AdaptiveState, AdaptiveState]:
+        """Both schedules' states before the first round."""
+        return _with_balance(jnp.minimum(first.balance, second.balance), first, second)
+
+    def left(
+        self, first: AdaptiveState, second: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]
+    ) -> AdaptiveState:
+        """The second's state in a round for which `submitted` drafts of the first are meant."""
+        poorest = jnp.min(first.balance, where=live, initial=self.first.reserve)
+        balance = jnp.broadcast_to(poorest - self.first.surplus(first, submitted), first.balance.shape)
+        return dataclasses.replace(second, balance=balance)
+
+    def settle(
+        self, left: AdaptiveState, first: AdaptiveState, second: AdaptiveState
+    ) -> tuple[AdaptiveState, AdaptiveState]:
+        """Both schedules' states after a round, each of which has seen its own share of it.
+
+        Args:
+          left: that of the second before the round, as `left` gave it.
+          first: that of the first after it.
+          second: that of the second.
+        """
+        balance = first.balance + second.balance - left.balance
+        return _with_balance(jnp.minimum(balance, min(self.first.reserve, self.second.reserve)), first, second)
+
+
+def _with_balance(balance, *states: AdaptiveState) -> tuple[AdaptiveState, ...]:
+    return tuple(dataclasses.replace(state, balance=balance) for state in states)
