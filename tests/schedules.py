@@ -151,7 +151,6 @@ class PlainRow:
         for i in range(1, self.lengths[-1]):
             if self.seen[i] == 0 < self.seen[i - 1]:
                 self.acceptance[i:] = [self.acceptance[i - 1]] * len(self.acceptance[i:])
-        self.missed = 0 if submitted else self.missed + 1 + accepted
         if submitted > self.lengths[self.choice]:
             self.due = (1 + accepted) / self.costs[self.choice + 1] > self.speed(self.choice)
         if self.speed(self.best()) > (1 + self.margin) * self.speed(self.choice):
@@ -205,3 +204,7 @@ class PlainAdaptive:
                 earned = self.worth * (1 + min(drafts, kept))
                 self.balance[at] = min(self.reserve, self.balance[at] + earned - price)
                 row.observe(drafts, kept)
+        ran = any(drafts for _, drafts, _, here in zip(self.rows, submitted, accepted, live, strict=True) if here)
+        for row, drafts, kept, here in zip(self.rows, submitted, accepted, live, strict=True):
+            if here:  # a drafter that runs reads what all rows missed
+                row.missed = (0 if ran else row.missed) + (0 if drafts else 1 + kept)

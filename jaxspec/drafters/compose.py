@@ -156,7 +156,7 @@ class Compose(Drafter):
         copied = self._prefers(state.record, copying.guess)
         _, schedule = schedules = _schedules(copying, state.model)
         if self._account is not None:
-            submitted = jnp.where(copied, copying.guess.count, 0)
+            submitted = jnp.where(copied & ~context.done, copying.guess.count, 0)
             schedule = self._account.left(*schedules, submitted, ~context.done)
         resting = dataclasses.replace(state.model, schedule=PausingState(schedule, copied))
         drafts, model = self._resting.propose(draws, resting, context)
@@ -170,8 +170,9 @@ class Compose(Drafter):
         copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
         model = self._resting.observe(state.model, context, verdict, hidden)
         if self._account is not None:
-            left = state.model.schedule.schedule
-            copying, model = _with_schedules(copying, model, self._account.settle(left, *_schedules(copying, model)))
+            left, schedules = state.model.schedule.schedule, _schedules(copying, model)
+            settled = self._account.settle(left, *schedules, state.model.submitted, ~context.done, state.copied)
+            copying, model = _with_schedules(copying, model, settled)
         return ComposeState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property

@@ -55,10 +55,10 @@ class Adaptive(Schedule):
         (1 + a_1 + a_1 a_2 + ... + a_1 ... a_n) / cost(n)
 
     where that beats its present length by more than `margin`. Leviathan et al. 2211.17192,
-    section 3, with costs measured instead of modelled. A row begins with the shortest length. Then,
-    and every `period` rounds, the next longer one is tried, and again for as long as each trial
-    emits more for its cost than the present length promises: so a draft that becomes good is
-    found. Rows that began together try in the same rounds, whose time they share.
+    section 3, with costs measured instead of modelled. A row's length is at first the shortest. In
+    the first round, and every `period` rounds, the next longer one is tried, and again for as long
+    as each trial emits more for its cost than the present length promises: so a draft that becomes
+    good is found. Rows that began together try in the same rounds, whose time they share.
 
     A round takes the time of its longest row. So no row drafts more than the length that gives
     all rows together the most expected tokens for its cost, of those that rows want, unless most
@@ -78,7 +78,7 @@ class Adaptive(Schedule):
         time of n tokens <= (1 + allowance) n + reserve               over any stretch of rounds
 
     With the defaults 128 tokens take at most 1.8 % longer than plain decoding, and 1,000 at most
-    0.9 %. If drafting really adds `x` times what the table says, losses are up to `x` times that.
+    1 %. If drafting really adds `x` times what the table says, losses are up to `x` times that.
     A drafter may also take time while it rests, which no table has: an EAGLE head on a CPU some
     hundredths of a step, and more of a step of many rows.
 
@@ -170,20 +170,23 @@ class Adaptive(Schedule):
             rounds,
             (state.due & ~(moves | vain)) | (rounds % self.period == 0),
             jnp.minimum(self.reserve, state.balance + earned - price),
-            jnp.where(submitted > 0, 0, state.missed + emitted),
+            self._missed(state, submitted, emitted, live),
         )
         return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)
 
     def rest(self, state, submitted, accepted, resting):
-        # They wait for the rows that did draft, and miss what they emit.
-        balance = jnp.where(resting, state.balance - self.surplus(state, submitted), state.balance)
-        missed = jnp.where(resting, state.missed + 1 + accepted, state.missed)
-        return dataclasses.replace(state, balance=balance, missed=missed)
+        missed = self._missed(state, submitted, 1 + accepted, jnp.ones(resting.shape, jnp.bool_))
+        return dataclasses.replace(state, missed=jnp.where(resting, missed, state.missed))
 
     def surplus(self, state: AdaptiveState, submitted: Int[Array, "b"]) -> Float[Array, ""]:
         """What a round takes over one without drafts, relative to plain decoding."""
         plain = self._cost(jnp.int32(0))
         return jnp.max(self._price(state, submitted), where=submitted > 0, initial=plain) - plain
+
+    def _missed(self, state: AdaptiveState, submitted, emitted, live: Bool[Array, "b"]) -> Int[Array, "b"]:
+        """Tokens that the drafter missed after a round. Where it runs for some rows it reads what all have missed."""
+        ran = jnp.any(live & (submitted > 0))
+        return jnp.where(ran, 0, state.missed) + jnp.where(submitted > 0, 0, emitted)
 
     def _longest(self, acceptance, index: Int[Array, "b"], tries: Bool[Array, "b"], able: Bool[Array, "b"]):
         """Which length, of those that rows want, gives all of them the most; the longest where most of them try it."""

@@ -20,7 +20,8 @@ class SharedAccount:
         balance = the smaller advance                                          before the first round
         balance = min(the smaller reserve, balance + each one's change of it)         after a round
 
-    So with `a` and `b` as their allowances, in each row, by the tables of costs, whatever is accepted:
+    So with `a` and `b` as their allowances, where rounds without drafts cost 1 in both tables, in each row and whatever
+    is accepted:
 
         time of n tokens <= (1 + a + b) n + advance
 
@@ -38,13 +39,23 @@ class SharedAccount:
     def left(
         self, first: AdaptiveState, second: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]
     ) -> AdaptiveState:
-        """The second's state in a round for which `submitted` drafts of the first are meant."""
+        """The second's state in a round for which `submitted` drafts of the first are meant.
+
+        It reads what all rows have missed, those too for which it will not draft.
+        """
         poorest = jnp.min(first.balance, where=live, initial=self.first.reserve)
         balance = jnp.broadcast_to(poorest - self.first.surplus(first, submitted), first.balance.shape)
-        return dataclasses.replace(second, balance=balance)
+        missed = jnp.max(second.missed, where=live, initial=0)
+        return dataclasses.replace(second, balance=balance, missed=jnp.broadcast_to(missed, second.missed.shape))
 
     def settle(
-        self, left: AdaptiveState, first: AdaptiveState, second: AdaptiveState
+        self,
+        left: AdaptiveState,
+        first: AdaptiveState,
+        second: AdaptiveState,
+        submitted: Int[Array, "b"],
+        live,
+        resting,
     ) -> tuple[AdaptiveState, AdaptiveState]:
         """Both schedules' states after a round, each of which has seen its own share of it.
 
@@ -52,9 +63,14 @@ class SharedAccount:
           left: that of the second before the round, as `left` gave it.
           first: that of the first after it.
           second: that of the second.
+          submitted: drafts of the second.
+          live: rows that had not ended.
+          resting: rows in which the first drafted. They wait for those in which the second did.
         """
-        balance = first.balance + second.balance - left.balance
-        return _with_balance(jnp.minimum(balance, min(self.first.reserve, self.second.reserve)), first, second)
+        waits = jnp.where(resting, self.second.surplus(left, submitted), 0.0)
+        balance = first.balance + (second.balance - left.balance) - waits
+        balance = jnp.minimum(balance, min(self.first.reserve, self.second.reserve))
+        return _with_balance(jnp.where(live, balance, first.balance), first, second)
 
 
 def _with_balance(balance, *states: AdaptiveState) -> tuple[AdaptiveState, ...]:

@@ -217,7 +217,7 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
 
 
 def test_a_paused_row_s_schedule_learns_nothing():
-    """But that the row waited for the other one, and what text it missed."""
+    """But what text it missed."""
     schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
     state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
     assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
@@ -227,8 +227,7 @@ def test_a_paused_row_s_schedule_learns_nothing():
     before, after = (jax.tree.map(np.asarray, x.schedule) for x in (state, after))
     same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
     changed = {field.name for field in dataclasses.fields(same) if not getattr(same, field.name)[0]}
-    assert changed == {"balance", "missed"} and not all(x[1] for x in jax.tree.leaves(same))
-    np.testing.assert_allclose(before.balance - after.balance, [0.4, 1.4 - 1.008], rtol=1e-5)
+    assert changed == {"missed"} and not all(x[1] for x in jax.tree.leaves(same))
     assert after.missed.tolist() == [3, 0]
 
 
