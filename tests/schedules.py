@@ -198,7 +198,9 @@ class PlainAdaptive:
         rounds = [each for each in zip(self.rows, submitted, accepted, live, strict=True) if each[3]]
         if rounds:
             taken = lambda drafts: next(i for i, length in enumerate(self.lengths) if drafts <= length)  # noqa: E731
-            price = max(self.price(row, taken(drafts)) for row, drafts, *_ in rounds)
+            # The longest draft is waited for, and what the drafter reads before it: all that any row missed.
+            longest = max(taken(drafts) for _, drafts, *_ in rounds)
+            price = max(self.price(row, longest) for row, *_ in rounds)
         for at, (row, drafts, kept, here) in enumerate(zip(self.rows, submitted, accepted, live, strict=True)):
             if here:
                 earned = self.worth * (1 + min(drafts, kept))

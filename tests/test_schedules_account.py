@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.schedules import Adaptive
-from tests.schedules import right_drafts, run
+from tests.schedules import right_drafts, run, run_together
 
 LENGTHS = (0, 2, 4, 8)
 # One shape for all: one program.
@@ -130,3 +130,17 @@ def test_text_that_was_missed_is_paid_for():
     assert limits[:10].any() and not limits[200:].any()
     cheap = np.asarray(run(Adaptive(TABLES["copies"], LENGTHS), USELESS))
     assert cheap[200:].any()
+
+
+def test_rows_together_pay_for_all_text_that_is_read():
+    """One row's drafts are all right and nearly free, the other's never: both read what they missed."""
+    costs, lag = (1.0, 1.01), 0.04
+    right = jnp.asarray([[2, 0]] * ROUNDS, jnp.int32)
+    limits = np.asarray(run_together(Adaptive(costs, (0, 2), lag=lag), right))
+    ran, emitted = limits.any(axis=1), 1 + np.minimum(limits, right)
+    missed, time = np.zeros(2), []
+    for at in range(ROUNDS):
+        time.append(1.0 + ran[at] * (0.01 + lag * missed.max()))
+        missed = np.where(ran[at], 0, missed) + np.where(limits[at] > 0, 0, emitted[at])
+    assert (np.cumsum(time)[:, None] <= 1.008 * np.cumsum(emitted, axis=0) + 1.25 + 1e-3).all()
+    assert ran.any() and not limits[:, 1].all()

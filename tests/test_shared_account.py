@@ -129,6 +129,22 @@ def test_an_ended_row_s_copies_are_not_paid_for():
     assert one[1].any()
 
 
+def test_each_row_counts_the_text_that_it_missed_itself():
+    """Two rows that copy by turns, and a model that is too dear to be tried."""
+    account = SharedAccount(COPYING, Adaptive((1.0, 90.0), (0, 2), lag=0.01))
+    copying, model = account.first.init(2), account.second.init(2)
+    live = jnp.ones(2, jnp.bool_)
+    for turn in range(10):
+        copied = jnp.arange(2) == turn % 2
+        copies, none = jnp.where(copied, 8, 0), jnp.zeros(2, jnp.int32)
+        left = account.left(copying, model, copies, live)
+        assert left.beside.tolist() == [max(model.missed.tolist())] * 2
+        model = Pausing(account.second).observe(PausingState(left, copied), none, copies, live).schedule
+        copying = account.first.observe(copying, copies, copies, live)
+        copying, model = account.settle(left, copying, model, none, live, copied)
+    assert model.missed.tolist() == [50, 50]
+
+
 def test_the_smaller_advance_and_reserve_count():
     first, second = Adaptive(COPIES, LENGTHS, advance=0.5, reserve=6.0), Adaptive(HEAD, LENGTHS, reserve=3.0)
     account = SharedAccount(first, second)

@@ -32,6 +32,7 @@ class AdaptiveState:
       due: whether the next longer length is to be tried.
       balance: what may be lost yet, in rounds of plain decoding.
       missed: tokens of the text since the drafter last ran.
+      beside: the most tokens that rows missed for which something else drafts this round.
     """
 
     acceptance: Float[Array, "b k"]
@@ -41,6 +42,7 @@ class AdaptiveState:
     due: Bool[Array, "b"]
     balance: Float[Array, "b"]
     missed: Int[Array, "b"]
+    beside: Int[Array, "b"]
 
 
 @register_dataclass
@@ -137,6 +139,7 @@ class Adaptive(Schedule):
             due=jnp.ones(batch, jnp.bool_),
             balance=jnp.full(batch, self.advance, jnp.float32),
             missed=zero,
+            beside=zero,
         )
 
     def limit(self, state, able):
@@ -144,7 +147,7 @@ class Adaptive(Schedule):
         wanted = state.choice + tries.astype(jnp.int32)
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]
         # The worst that may come is one token for the whole cost.
-        prices = jnp.max(self._prices(state), axis=0, where=able[:, None], initial=0.0)
+        prices = self._prices(state, able)
         balance = jnp.min(state.balance, where=able, initial=jnp.inf)
         paid_for = (balance + self._earned(jnp.int32(1)) >= prices)[None]
         affordable = (index <= wanted[:, None]) & (paid_for | (index == 0))
@@ -160,7 +163,7 @@ class Adaptive(Schedule):
         tried = submitted > self._length(state.choice)
         emitted = 1 + accepted
         earned = self._earned(1 + jnp.minimum(submitted, accepted))
-        price = jnp.max(self._price(state, submitted), where=live, initial=0.0)
+        price = self._price(state, submitted, live)
         vain = tried & (emitted.astype(present.dtype) <= present * self._cost(state.choice + 1))
         rounds = state.rounds + 1
         fresh = AdaptiveState(
@@ -171,6 +174,7 @@ class Adaptive(Schedule):
             (state.due & ~(moves | vain)) | (rounds % self.period == 0),
             jnp.minimum(self.reserve, state.balance + earned - price),
             self._missed(state, submitted, emitted, live),
+            state.beside,
         )
         return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)
 
@@ -178,10 +182,9 @@ class Adaptive(Schedule):
         missed = self._missed(state, submitted, 1 + accepted, jnp.ones(resting.shape, jnp.bool_))
         return dataclasses.replace(state, missed=jnp.where(resting, missed, state.missed))
 
-    def surplus(self, state: AdaptiveState, submitted: Int[Array, "b"]) -> Float[Array, ""]:
+    def surplus(self, state: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]) -> Float[Array, ""]:
         """What a round takes over one without drafts, relative to plain decoding."""
-        plain = self._cost(jnp.int32(0))
-        return jnp.max(self._price(state, submitted), where=submitted > 0, initial=plain) - plain
+        return self._price(state, submitted, live) - self._cost(jnp.int32(0))
 
     def _missed(self, state: AdaptiveState, submitted, emitted, live: Bool[Array, "b"]) -> Int[Array, "b"]:
         """Tokens that the drafter missed after a round. Where it runs for some rows it reads what all have missed."""
@@ -205,15 +208,17 @@ class Adaptive(Schedule):
         costs = jnp.asarray(self.costs, jnp.float32)
         return (1.0 + self.allowance) * costs[0] * emitted.astype(jnp.float32)
 
-    def _prices(self, state: AdaptiveState) -> Float[Array, "b n"]:
-        """What a round takes at each length, with what must be read before it drafts."""
+    def _prices(self, state: AdaptiveState, rows: Bool[Array, "b"]) -> Float[Array, "n"]:
+        """What a round takes at each length, with what must be read before it drafts: all that any row missed."""
+        missed = jnp.max(jnp.maximum(state.missed, state.beside), where=rows, initial=0)
         reads = jnp.asarray([self.lag * (length > 0) for length in self.lengths], jnp.float32)
-        return jnp.asarray(self.costs, jnp.float32)[None] + state.missed.astype(jnp.float32)[:, None] * reads[None]
+        return jnp.asarray(self.costs, jnp.float32) + missed.astype(jnp.float32) * reads
 
-    def _price(self, state: AdaptiveState, submitted: Int[Array, "b"]) -> Float[Array, "b"]:
+    def _price(self, state: AdaptiveState, submitted: Int[Array, "b"], rows: Bool[Array, "b"]) -> Float[Array, ""]:
         """What a round took: the shortest pass that holds what was submitted."""
-        index = jnp.sum(submitted[:, None] > jnp.asarray(self.lengths, jnp.int32)[None], axis=1, dtype=jnp.int32)
-        return _at(self._prices(state), index)
+        longest = jnp.max(submitted, where=rows, initial=0)
+        index = jnp.sum(longest > jnp.asarray(self.lengths, jnp.int32), dtype=jnp.int32)
+        return self._prices(state, rows)[index]
 
     def _acceptance(self, state: AdaptiveState, submitted, accepted):
         """Running acceptance and counts after one more round; what it did not reach stays."""

@@ -17,16 +17,16 @@ class SharedAccount:
 
     Both draw on one balance:
 
-        balance = the smaller advance                                          before the first round
-        balance = min(the smaller reserve, balance + each one's change of it)         after a round
+        balance = the smaller advance                                                     before the first round
+        balance = min(the smaller reserve, balance + each one's change of it - waiting)   after a round
 
     So with `a` and `b` as their allowances, where rounds without drafts cost 1 in both tables, in each row and whatever
     is accepted:
 
         time of n tokens <= (1 + a + b) n + advance
 
-    A round in which both draft, in different rows, counts as what each adds to a plain one: rows wait for both. So
-    `second`, which decides last, may spend what `first` leaves of the poorest row's balance.
+    A round in which both draft, in different rows, counts as what each adds to a plain one, since rows wait for
+    both. So `second`, which decides last, may spend what `first` leaves of the poorest row's balance.
     """
 
     first: Adaptive
@@ -44,9 +44,9 @@ class SharedAccount:
         It reads what all rows have missed, those too for which it will not draft.
         """
         poorest = jnp.min(first.balance, where=live, initial=self.first.reserve)
-        balance = jnp.broadcast_to(poorest - self.first.surplus(first, submitted), first.balance.shape)
-        missed = jnp.max(second.missed, where=live, initial=0)
-        return dataclasses.replace(second, balance=balance, missed=jnp.broadcast_to(missed, second.missed.shape))
+        balance = jnp.broadcast_to(poorest - self.first.surplus(first, submitted, live), first.balance.shape)
+        missed = jnp.broadcast_to(jnp.max(second.missed, where=live, initial=0), second.missed.shape)
+        return dataclasses.replace(second, balance=balance, beside=missed)
 
     def settle(
         self,
@@ -67,7 +67,7 @@ class SharedAccount:
           live: rows that had not ended.
           resting: rows in which the first drafted. They wait for those in which the second did.
         """
-        waits = jnp.where(resting, self.second.surplus(left, submitted), 0.0)
+        waits = jnp.where(resting, self.second.surplus(left, submitted, live), 0.0)
         balance = first.balance + (second.balance - left.balance) - waits
         balance = jnp.minimum(balance, min(self.first.reserve, self.second.reserve))
         return _with_balance(jnp.where(live, balance, first.balance), first, second)

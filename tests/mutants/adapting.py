@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "reading what was missed is free",
         _ADAPTIVE,
-        "return _at(self._prices(state), index)",
-        "return _at(self._prices(dataclasses.replace(state, missed=0 * state.missed)), index)",
+        "return self._prices(state, rows)[index]",
+        "return self._prices(dataclasses.replace(state, missed=0 * state.missed), rows)[index]",
         (f"{_ACCOUNT}::test_text_that_was_missed_is_paid_for", f"{_USELESS}[0.005-head]"),
     ),
     Mutant(
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "each of two schedules spends the whole balance",
         _SHARED,
-        "poorest - self.first.surplus(first, submitted)",
+        "poorest - self.first.surplus(first, submitted, live)",
         "poorest",
         (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
     ),
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "rows that copied do not wait for those that drafted",
         _SHARED,
-        "waits = jnp.where(resting, self.second.surplus(left, submitted), 0.0)",
+        "waits = jnp.where(resting, self.second.surplus(left, submitted, live), 0.0)",
         "waits = 0.0",
         (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
     ),
@@ -71,6 +71,20 @@ MUTANTS = (
         "rested = self.schedule.rest(own, submitted, accepted, live & state.paused)",
         "rested = own",
         (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "what a row missed for which something else drafts is read for nothing",
+        _SHARED,
+        "dataclasses.replace(second, balance=balance, beside=missed)",
+        "dataclasses.replace(second, balance=balance)",
+        (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "what other rows missed is read for nothing",
+        _ADAPTIVE,
+        "jnp.max(jnp.maximum(state.missed, state.beside), where=rows, initial=0)",
+        "jnp.max(jnp.maximum(state.missed, state.beside), where=rows & state.due, initial=0)",
+        (f"{_ACCOUNT}::test_rows_together_pay_for_all_text_that_is_read",),
     ),
     Mutant(
         "ended rows' copies are paid for",

@@ -210,8 +210,8 @@ MUTANTS = (
     Mutant(
         "each row pays for its own drafts alone",
         _ADAPTIVE,
-        "price = jnp.max(self._price(state, submitted), where=live, initial=0.0)",
-        "price = self._price(state, submitted)",
+        "price = self._price(state, submitted, live)",
+        "price = jax.vmap(lambda one: self._price(state, one[None], live[:1]))(submitted)",
         (f"{_CONTROL}::test_a_row_s_good_draft_does_not_make_all_wait",),
     ),
     Mutant(
