@@ -133,14 +133,14 @@ def test_text_that_was_missed_is_paid_for():
 
 
 def test_rows_together_pay_for_all_text_that_is_read():
-    """One row's drafts are all right and nearly free, the other's never: both read what they missed."""
-    costs, lag = (1.0, 1.01), 0.04
+    """One row's drafts are all right and cheap, the other's never: both read what they missed."""
+    costs, lag = (1.0, 1.06), 0.1
     right = jnp.asarray([[2, 0]] * ROUNDS, jnp.int32)
-    limits = np.asarray(run_together(Adaptive(costs, (0, 2), lag=lag), right))
+    limits = np.asarray(run_together(Adaptive(costs, (0, 2), lag=lag, prior=0.05), right))
     ran, emitted = limits.any(axis=1), 1 + np.minimum(limits, right)
     missed, time = np.zeros(2), []
     for at in range(ROUNDS):
-        time.append(1.0 + ran[at] * (0.01 + lag * missed.max()))
+        time.append(1.0 + ran[at] * (0.06 + lag * missed.max()))
         missed = np.where(ran[at], 0, missed) + np.where(limits[at] > 0, 0, emitted[at])
     assert (np.cumsum(time)[:, None] <= 1.008 * np.cumsum(emitted, axis=0) + 1.25 + 1e-3).all()
-    assert ran.any() and not limits[:, 1].all()
+    assert (limits[:, 0] > limits[:, 1]).sum() > 5

@@ -77,13 +77,13 @@ MUTANTS = (
         _SHARED,
         "dataclasses.replace(second, balance=balance, beside=missed)",
         "dataclasses.replace(second, balance=balance)",
-        (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
+        (f"{_TOGETHER}::test_each_row_counts_the_text_that_it_missed_itself",),
     ),
     Mutant(
         "what other rows missed is read for nothing",
         _ADAPTIVE,
-        "jnp.max(jnp.maximum(state.missed, state.beside), where=rows, initial=0)",
-        "jnp.max(jnp.maximum(state.missed, state.beside), where=rows & state.due, initial=0)",
+        "return self._prices(state, rows)[index]",
+        "return self._prices(state, rows & (submitted > 0))[index]",
         (f"{_ACCOUNT}::test_rows_together_pay_for_all_text_that_is_read",),
     ),
     Mutant(
