@@ -83,7 +83,9 @@ class Compose(Drafter):
     one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
 
     Where both have an `Adaptive` schedule they keep one account (`SharedAccount`): what one gains pays for tries of
-    the other, and together they lose no more than the smaller advance and both allowances.
+    the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
+    say how many drafts each row `submitted`. Beside copies of a fixed number only rows that the model drafts for are
+    counted; those that copy wait for it all the same.
 
     Attributes:
       copying: `SuffixDrafter` or `NGramDrafter`.
