@@ -54,8 +54,8 @@ class SharedAccount:
         first: AdaptiveState,
         second: AdaptiveState,
         submitted: Int[Array, "b"],
-        live,
-        resting,
+        live: Bool[Array, "b"],
+        resting: Bool[Array, "b"],
     ) -> tuple[AdaptiveState, AdaptiveState]:
         """Both schedules' states after a round, each of which has seen its own share of it.
 
