@@ -11,7 +11,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests import fast_compiles, typecheck
+from tests._fixtures import fast_compiles, typecheck
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def smollm2():
     """The default model in float32: from the cache, or downloaded once. Never skipped."""
-    from jaxspec.weights import load
+    from jaxspec.checkpoints.load import load
 
     try:
         return load(DEFAULT_MODEL)

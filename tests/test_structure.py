@@ -40,7 +40,7 @@ def imported(path: pathlib.Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
-            # `from jaxspec import checks` imports the module jaxspec.checks.
+            # `from jaxspec import checks` imports the module jaxspec.core.validate.
             names |= {
                 f"{node.module}.{alias.name}" if node.module == "jaxspec" else node.module for alias in node.names
             }
@@ -72,7 +72,7 @@ def test_every_part_has_a_layer():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pytrees_are_our_own(path):
-    """JAX's function makes classes that `jax.jit` may mistake for each other: see `jaxspec.pytree`."""
+    """JAX's function makes classes that `jax.jit` may mistake for each other: see `jaxspec.core.pytree`."""
     assert path.name == "pytree.py" or "tree_util.register_dataclass" not in path.read_text()
 
 

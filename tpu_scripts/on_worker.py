@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from jaxspec.sharding import join as join_processes
+from jaxspec.sharding.multihost import join as join_processes
 
 PLATFORM = "tpu"
 TRACE = pathlib.Path("trace")

@@ -19,11 +19,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.shapes import CHIPS, Chip, shape
-from jaxspec.cache import BLOCK
-from jaxspec.drafters import Drafter, ModelDrafter, NGramDrafter
-from jaxspec.model import LanguageModel
-from jaxspec.sharding import Rules, shard
-from jaxspec.weights.abstract import abstract_model
+from jaxspec.checkpoints.params import abstract_model
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.model import ModelDrafter
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.nn.cache import BLOCK
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.params import shard
+from jaxspec.sharding.rules import Rules
 
 _TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

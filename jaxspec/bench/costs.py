@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from jaxspec import checks
 from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
-from jaxspec.cache import Cache
-from jaxspec.drafters import Drafter
-from jaxspec.model import Model
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Greedy, Policy
-from jaxspec.schedules import Adaptive, Schedule
-from jaxspec.verifiers import Verifier
-from jaxspec.weights import load
+from jaxspec.checkpoints.load import load
+from jaxspec.core import validate
+from jaxspec.core.model import Cache, Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Greedy, Policy
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.base import Drafter
+from jaxspec.verifiers.base import Verifier
 
 LENGTHS = (0, 2, 4, 8)
 ROUNDS = 8
@@ -70,7 +70,7 @@ def measure_costs(
     Raises:
       TypeError: for a drafter that takes no schedule.
     """
-    lengths = checks.draft_lengths(lengths)
+    lengths = validate.draft_lengths(lengths)
     if "schedule" not in {field.name for field in dataclasses.fields(drafter)}:
         raise TypeError(f"measure_costs needs a drafter that takes a schedule, got {type(drafter).__name__}")
     # The text repeats itself, so that n-grams are always found.

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.drafters import Drafter
-from jaxspec.model import LanguageModel
-from jaxspec.sampling import Policy
+from jaxspec.core.sampling import Policy
+from jaxspec.drafters.base import Drafter
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 BATCH = 16

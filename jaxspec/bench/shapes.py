@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from jaxspec.nn import TransformerConfig
-from jaxspec.weights.families import transformer_config
+from jaxspec.families.config import transformer_config
+from jaxspec.nn.config import TransformerConfig
 
 _LLAMA_3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "rope_theta": 500000.0}
 _LLAMA_3 |= {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5}

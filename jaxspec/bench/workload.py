@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.timing import show
-from jaxspec.model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel
 
 TURNS = (
     "Explain {} to a child of ten.",

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.bench import bench
-from jaxspec.cli.calibrate import calibrate
 from jaxspec.cli.compile_report import compile_report
 from jaxspec.cli.data import data
 from jaxspec.cli.generate import generate
@@ -25,7 +24,6 @@ app.command()(generate)
 app.command()(models)
 app.command()(data)
 app.add_typer(train, name="train")
-app.command()(calibrate)
 app.command()(bench)
 app.command()(plan)
 app.command()(compile_report)

@@ -101,7 +101,7 @@ def bench(
     """
     from jaxspec.bench.named_questions import read_questions
     from jaxspec.bench.questions import evenly
-    from jaxspec.bench.speed.setting import Setting
+    from jaxspec.bench.setting import Setting
     from jaxspec.cli.bench_run import Outputs, run
 
     outputs = Outputs.parse(json_file, markdown, plots, out, resume)

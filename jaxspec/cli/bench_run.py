@@ -9,14 +9,14 @@ from typing import Self
 
 import typer
 
+from jaxspec.bench import plots as pictures
+from jaxspec.bench import quality_report as report
+from jaxspec.bench.advice import verdicts
 from jaxspec.bench.peers import against
-from jaxspec.bench.quality import report
-from jaxspec.bench.speed import plots as pictures
-from jaxspec.bench.speed.run import Finished
-from jaxspec.bench.speed.run import run as measure
-from jaxspec.bench.speed.setting import Setting
-from jaxspec.bench.speed.tables import Table, markdown, notes, tables
-from jaxspec.bench.speed.verdict import verdicts
+from jaxspec.bench.run import Finished
+from jaxspec.bench.run import run as measure
+from jaxspec.bench.setting import Setting
+from jaxspec.bench.tables import Table, markdown, notes, tables
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.printer import Printer
 from jaxspec.training.files import write_text

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoder import SpeculativeDecoder
-from jaxspec.model import placement_of
-from jaxspec.prefill import prefill
-from jaxspec.text_result import TextResult
+from jaxspec.core.model import placement_of
+from jaxspec.core.prefill import prefill
+from jaxspec.text.decoder import SpeculativeDecoder
+from jaxspec.text.result import TextResult
 
 
 @dataclasses.dataclass(frozen=True)

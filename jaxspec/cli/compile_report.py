@@ -37,8 +37,8 @@ def compile_report(
     from rich.console import Console
 
     from jaxspec.bench.ahead_of_time import Case
-    from jaxspec.bench.compiled import as_json as to_json
-    from jaxspec.bench.compiled import report
+    from jaxspec.bench.tpu import as_json as to_json
+    from jaxspec.bench.tpu import report
 
     drafted = 0 if draft == "none" else 4 if k is None else k
     case = Case(model, draft, topology, drafted, batch, context, devices)
@@ -55,7 +55,7 @@ def _print(found) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jaxspec.bench.compiled import lines
+    from jaxspec.bench.tpu import lines
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     for name, value in lines(found):

@@ -45,10 +45,10 @@ def data(
     """
     from pathlib import Path
 
+    from jaxspec.checkpoints.load import load
     from jaxspec.cli.compilation import enable_compilation_cache
     from jaxspec.training.answers import AnswerOptions
     from jaxspec.training.data import make_data
-    from jaxspec.weights import load
 
     enable_compilation_cache()
     options = AnswerOptions(max_new_tokens, temperature, seed, batch, max_length)

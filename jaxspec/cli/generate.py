@@ -63,7 +63,7 @@ def generate(
         typer.Option(
             "--draft",
             "-d",
-            help="'ngram', 'suffix', 'early-exit' (or 'early-exit:LAYERS'), 'skipping' (after `jaxspec calibrate`), "
+            help="'ngram', 'suffix', 'early-exit' (or 'early-exit:LAYERS'), "
             "'sparse-cache', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
             "--model, with the same tokenizer or another. 'auto' is what the model's manifest names, else 'ngram'.",
         ),
@@ -159,7 +159,7 @@ def generate(
 
     processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
     kind = draft.partition(":")[0]
-    if num_drafts != 1 and kind in ("ngram", "suffix", "early-exit", "skipping", "sparse-cache", "none"):
+    if num_drafts != 1 and kind in ("ngram", "suffix", "early-exit", "sparse-cache", "none"):
         raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
     name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
     job = Job(

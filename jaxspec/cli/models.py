@@ -11,7 +11,7 @@ from jaxspec.cli.errors import reported
 @reported
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False) -> None:
     """Lists the models known by name, and which are downloaded."""
-    from jaxspec.weights import list_models
+    from jaxspec.checkpoints.zoo import list_models
 
     entries = list_models()
     if as_json:

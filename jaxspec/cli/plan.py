@@ -77,7 +77,7 @@ def plan(
     from jaxspec.bench.plan.keep import keep_costs
     from jaxspec.bench.plan.plan import make_plan
     from jaxspec.bench.questions import evenly
-    from jaxspec.bench.speed.setting import Setting
+    from jaxspec.bench.setting import Setting
     from jaxspec.cli.compilation import enable_compilation_cache
 
     setting = Setting(

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jaxspec.bench.speed.tables import Table
+from jaxspec.bench.tables import Table
 
 _WIDTH = 120
 

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.sharding import join
-from jaxspec.sharding.hosts import check_same
+from jaxspec.sharding.multihost import check_same, join
 
 _AXES = ("data", "model")
 _ADDRESS = re.compile(r".+:(\d+)")

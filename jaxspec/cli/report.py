@@ -9,8 +9,8 @@ import numpy as np
 from rich.text import Text
 
 from jaxspec.cli.compare import Comparison, Difference
-from jaxspec.drafters import TokenMap
-from jaxspec.text_result import TextResult
+from jaxspec.drafters.token_map import TokenMap
+from jaxspec.text.result import TextResult
 
 _HEADER_WIDTH = 60
 _SEPARATOR = " · "

@@ -9,19 +9,20 @@ import typer
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jaxspec.checkpoints.load import load
 from jaxspec.cli.compare import Comparison, compare_results
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
 from jaxspec.cli.report import comparison_lines, header, json_line, summary_line, vocabulary_line
-from jaxspec.decoder import SpeculativeDecoder
-from jaxspec.drafters import IntersectionDrafter
 from jaxspec.drafters.adapting import describe
-from jaxspec.drafters.named import load_drafter
-from jaxspec.text_result import TextResult
-from jaxspec.text_stream import TextStream
-from jaxspec.verifiers.named import VERIFIERS
-from jaxspec.weights import load, quantise_cache, quantise_weights
-from jaxspec.weights.native import PRODUCTS
+from jaxspec.drafters.cross_vocabulary import IntersectionDrafter
+from jaxspec.named import load_drafter
+from jaxspec.named_verifiers import VERIFIERS
+from jaxspec.nn.convert import PRODUCTS
+from jaxspec.nn.quantize import quantise_cache, quantise_weights
+from jaxspec.text.decoder import SpeculativeDecoder
+from jaxspec.text.result import TextResult
+from jaxspec.text.stream import TextStream
 
 _INT8 = {"weights": quantise_weights, "cache": quantise_cache}
 

@@ -9,14 +9,14 @@ import typer
 from jaxspec.cli import fields
 from jaxspec.cli.errors import reported
 from jaxspec.cli.generate import DtypeName
-from jaxspec.training import TrainingOptions
-from jaxspec.training.block import BlockRecipe
+from jaxspec.contrib.exit_head.training import EarlyExitRecipe
+from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+from jaxspec.heads.dflash.training import BlockRecipe
+from jaxspec.heads.eagle.training import EagleRecipe
+from jaxspec.heads.medusa.training import MedusaRecipe
+from jaxspec.heads.tandem.training import TandemRecipe
 from jaxspec.training.distill import DistillRecipe
-from jaxspec.training.eagle import EagleRecipe
-from jaxspec.training.early_exit import EarlyExitRecipe
-from jaxspec.training.layer_skip import LayerSkipRecipe
-from jaxspec.training.medusa import MedusaRecipe
-from jaxspec.training.tandem import TandemRecipe
+from jaxspec.training.options import TrainingOptions
 
 # Every kind of drafter that can be trained.
 RECIPES = {

@@ -12,16 +12,18 @@ from typing import Any
 
 import typer
 
+from jaxspec.checkpoints.load import load
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
-from jaxspec.model import LanguageModel, placement_of
-from jaxspec.training import Prompts, Recipe, TrainingOptions, train
-from jaxspec.training.batches import Batch
+from jaxspec.core.model import placement_of
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.training.batching import Batch
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.evaluate import prompts_of
-from jaxspec.training.loop import row_devices
+from jaxspec.training.evaluate import Prompts, prompts_of
+from jaxspec.training.loop import row_devices, train
 from jaxspec.training.manifest import MANIFEST
-from jaxspec.weights import load
+from jaxspec.training.options import TrainingOptions
+from jaxspec.training.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)

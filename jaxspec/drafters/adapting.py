@@ -3,15 +3,16 @@
 import dataclasses
 from typing import Any
 
-from jaxspec import checks
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.base import Schedule
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.block import BlockDrafter
-from jaxspec.drafters.compose import Compose
 from jaxspec.drafters.cost_file import saved_costs
 from jaxspec.drafters.costs import estimate_costs, rising
-from jaxspec.drafters.medusa import MedusaDrafter
-from jaxspec.model import Model
-from jaxspec.schedules import Adaptive, Schedule
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.medusa.drafter import MedusaDrafter
 
 # The most that are drafted where nobody says how many.
 MOST = 8
@@ -43,7 +44,7 @@ class Wish:
         """
         if not isinstance(k, str):
             if k is not None and not isinstance(k, Schedule):
-                checks.draft_length(k)
+                validate.draft_length(k)
             return cls(k)
         word, colon, most = k.partition(":")
         if word == "fixed" and not colon:
@@ -107,7 +108,7 @@ def _costs(
 ) -> tuple[tuple[int, ...], tuple[float, ...], float]:
     """Lengths, what a round of each takes, and what a token takes that was missed."""
     limited = isinstance(drafter, MedusaDrafter | BlockDrafter)
-    lengths = checks.draft_lengths(most or (drafter.k if limited else MOST))
+    lengths = validate.draft_lengths(most or (drafter.k if limited else MOST))
     costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
     return lengths, rising(saved_costs(target, drafter, lengths, batch=batch) or costs), lag
 

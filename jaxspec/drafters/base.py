@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxspec.model import Model
-from jaxspec.prefill import Prefilled
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.verifiers.base import Draws
 
 

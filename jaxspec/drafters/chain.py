@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.best_token import best_token
-from jaxspec.drafters.draft import Draft, Hidden
-from jaxspec.prefill import Prefilled
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule
-from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.core.argmax import best_token
+from jaxspec.core.prefill import Prefilled
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.draft_model import Draft, Hidden
 from jaxspec.verifiers.base import Draws
 
 

@@ -3,14 +3,14 @@
 import abc
 from typing import Any
 
-from jaxspec import checks
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context
+from jaxspec.draft_length.base import Schedule, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
-from jaxspec.drafters.draft import Draft
-from jaxspec.model import Model
-from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule, split
-from jaxspec.state import Context
+from jaxspec.drafters.draft_model import Draft
 from jaxspec.verifiers.base import Draws
 
 
@@ -42,7 +42,7 @@ class ChainDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+            validate.draft_policy(self.sampling)
         self.check_draft(target)
         self.schedule.check()
 

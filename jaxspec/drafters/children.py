@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.sampling import Policy
 from jaxspec.drafters.frontier import likeliest
-from jaxspec.sampling import Policy
 from jaxspec.verifiers.base import Draws
 
 

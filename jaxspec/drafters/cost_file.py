@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
+from jaxspec.checkpoints import zoo
+from jaxspec.core.model import Model
 from jaxspec.drafters.base import Drafter
-from jaxspec.model import LanguageModel, Model
-from jaxspec.weights import zoo
-from jaxspec.weights.native import products_of
+from jaxspec.nn.convert import products_of
+from jaxspec.nn.language_model import LanguageModel
 
 
 def cost_file() -> Path:

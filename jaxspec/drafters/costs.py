@@ -6,19 +6,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.core.model import Model
+from jaxspec.core.prefill import CATCH_UP_CHUNK
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.block import BlockDrafter
-from jaxspec.drafters.copying import CopyingDrafter
-from jaxspec.drafters.eagle import EagleDrafter
+from jaxspec.drafters.cross_vocabulary import IntersectionDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
-from jaxspec.drafters.intersection import IntersectionDrafter
-from jaxspec.drafters.medusa import MedusaDrafter
+from jaxspec.drafters.lookup import CopyingDrafter
 from jaxspec.drafters.model import ModelDrafter
-from jaxspec.drafters.skipping import SkippingDrafter
-from jaxspec.drafters.tandem import TandemDrafter
-from jaxspec.model import LanguageModel, Model, Network
-from jaxspec.prefill import CATCH_UP_CHUNK
-from jaxspec.weights.native import products_of
+from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.eagle.drafter import EagleDrafter
+from jaxspec.heads.medusa.drafter import MedusaDrafter
+from jaxspec.heads.tandem.drafter import TandemDrafter
+from jaxspec.nn.convert import products_of
+from jaxspec.nn.language_model import LanguageModel, Network
 
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
 # with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
@@ -88,12 +88,6 @@ def _drafting(target: Model, drafter: Drafter, k: int, batch: int) -> tuple[floa
     if isinstance(drafter, EarlyExitDrafter):
         table = _table_bytes(target) / _read_bytes(target)
         return 0.0, table + (1 - table) * drafter.layers / target.module.config.num_layers + _PASS, 0.0
-    if isinstance(drafter, SkippingDrafter):
-        # Of a layer's weights attention has a quarter or more, the MLP half or more.
-        skipped = len(drafter.attention) / 4 + len(drafter.mlp) / 2
-        body = 1 - _table_bytes(target) / _read_bytes(target)
-        share = 1 - body * skipped / target.module.config.num_layers
-        return share * (wide(2) - 1), share + _PASS, share * wide(CATCH_UP_CHUNK) / CATCH_UP_CHUNK
     return 0.0, 1.0 + _PASS, 0.0  # the target itself, or what cannot be told from outside
 
 

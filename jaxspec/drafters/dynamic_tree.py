@@ -15,23 +15,16 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec import checks
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy, Sampling
+from jaxspec.core.state import Context, Proposal
+from jaxspec.core.tree import positive
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.draft import Draft
-from jaxspec.drafters.frontier import (
-    Drafted,
-    Level,
-    by_row,
-    grow,
-    likeliest,
-    of_rows,
-)
+from jaxspec.drafters.draft_model import Draft
+from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, likeliest, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.model import Model
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Policy, Sampling
-from jaxspec.state import Context, Proposal
-from jaxspec.tree import positive
 from jaxspec.verifiers.base import Draws
 
 
@@ -99,7 +92,7 @@ class DynamicTreeDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+            validate.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
         if self.top_k > target.vocab_size:
             raise ValueError(f"top_k is {self.top_k}, the vocabulary has {target.vocab_size} tokens; pass fewer")

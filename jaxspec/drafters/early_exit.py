@@ -14,16 +14,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.contrib.exit_head.head import EarlyExitHead
+from jaxspec.core.model import Model, ModelOutput
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context
+from jaxspec.core.tree import positive
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain_drafter import ChainDrafter
-from jaxspec.drafters.draft import Draft, SelfDraft, Window
-from jaxspec.heads.capture import check_capture
-from jaxspec.heads.early_exit import EarlyExitHead
-from jaxspec.model import LanguageModel, Model, ModelOutput, Partial
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Schedule
-from jaxspec.state import Context
-from jaxspec.tree import positive
+from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.partial import Partial
 from jaxspec.verifiers.base import Draws
 
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.cache import Cache
-from jaxspec.drafters.draft import Draft, Window
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Context, Proposal, Verdict
+from jaxspec.core.model import Cache
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.drafters.draft_model import Draft, Window
 from jaxspec.verifiers.base import leading
 
 # Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from jaxspec.drafters.draft import Draft, ModelDraft
-from jaxspec.drafters.eagle import EagleDraft
-from jaxspec.drafters.tandem import TandemDraft
-from jaxspec.heads.eagle import EagleHead
-from jaxspec.heads.tandem import TandemHead
+from jaxspec.drafters.draft_model import Draft, ModelDraft
+from jaxspec.heads.eagle.drafter import EagleDraft
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.heads.tandem.drafter import TandemDraft
+from jaxspec.heads.tandem.head import TandemHead
 
 
 def as_draft(model: Any, k: int) -> Draft:

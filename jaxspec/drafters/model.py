@@ -2,18 +2,18 @@
 
 import dataclasses
 
-from jaxspec import checks
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context
+from jaxspec.core.tree import Tree, positive
+from jaxspec.draft_length.base import Fixed, Schedule, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
-from jaxspec.drafters.draft import ModelDraft
+from jaxspec.drafters.draft_model import ModelDraft
 from jaxspec.drafters.tree import TreeDrafter
-from jaxspec.model import Model
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Policy
-from jaxspec.schedules.base import Fixed, Schedule, split
-from jaxspec.state import Context
-from jaxspec.tree import Tree, positive
 from jaxspec.verifiers.base import Draws
 
 
@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+            validate.draft_policy(self.sampling)
         ModelDraft(self.model).check(type(self).__name__, target)
         self.schedule.check()
         if self.tree:

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
 
-from jaxspec import checks
-from jaxspec.drafters.copying import CopyingDrafter, Guess
-from jaxspec.pytree import register_dataclass
-from jaxspec.schedules.base import Schedule, split
+from jaxspec.core import validate
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.draft_length.base import Schedule, split
+from jaxspec.drafters.lookup import CopyingDrafter, Guess
 
 
 @register_dataclass
@@ -37,7 +37,7 @@ class NGramDrafter(CopyingDrafter):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
-        checks.follows_from_the_text("NGramDrafter", schedule)
+        validate.follows_from_the_text("NGramDrafter", schedule)
         if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
             raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
         if not 1 <= self.min_ngram <= self.max_ngram:

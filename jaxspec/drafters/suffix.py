@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec import checks
-from jaxspec.drafters.copying import CopyingDrafter, Guess
+from jaxspec.core import validate
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.draft_length.base import Schedule, split
+from jaxspec.drafters.lookup import CopyingDrafter, Guess
 from jaxspec.drafters.text_store import TextStore
-from jaxspec.pytree import register_dataclass
-from jaxspec.schedules.base import Schedule, split
 from jaxspec.verifiers.base import pick
 
 
@@ -63,15 +63,15 @@ class SuffixDrafter(CopyingDrafter):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
-        checks.follows_from_the_text("SuffixDrafter", schedule)
-        checks.counts("SuffixDrafter", max_match=self.max_match, candidates=self.candidates)
+        validate.follows_from_the_text("SuffixDrafter", schedule)
+        validate.counts("SuffixDrafter", max_match=self.max_match, candidates=self.candidates)
         bounds = {"factor": (self.factor, 0, math.inf), "offset": (self.offset, -math.inf, math.inf)}
-        checks.in_range("SuffixDrafter", min_probability=(self.min_probability, 0, 1), **bounds)
+        validate.in_range("SuffixDrafter", min_probability=(self.min_probability, 0, 1), **bounds)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """A guess may be any number of drafts long, so verification is compiled for several."""
-        return tuple(sorted({*checks.draft_lengths(self.k), *self.schedule.lengths}))
+        return tuple(sorted({*validate.draft_lengths(self.k), *self.schedule.lengths}))
 
     def check(self, target) -> None:
         self.schedule.check()

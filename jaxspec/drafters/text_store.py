@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from jaxspec import checks
-from jaxspec.pytree import register_dataclass
+from jaxspec.core import validate
+from jaxspec.core.pytree import register_dataclass
 
 
 @register_dataclass
@@ -39,7 +39,7 @@ class TextStore:
         Raises:
           TypeError, ValueError: `texts` or `width` is no integer of at least 1.
         """
-        checks.counts("TextStore", texts=texts, width=width)
+        validate.counts("TextStore", texts=texts, width=width)
         return cls(jnp.full((texts, width), -1, jnp.int32), jnp.int32(0))
 
     def add(self, tokens: Int[Array, "b t"], length: Int[Array, "b"]) -> Self:

@@ -21,8 +21,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.pytree import register_dataclass
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.pytree import register_dataclass
 
 # The end of a longer token says enough of what follows it.
 MOST_PIECES = 8

@@ -10,17 +10,17 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec import checks
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Proposal
+from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
-from jaxspec.drafters.draft import Draft
+from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.model import Model
-from jaxspec.pytree import register_dataclass
-from jaxspec.sampling import Policy
-from jaxspec.state import Context, Proposal
-from jaxspec.tree import Tree
 from jaxspec.verifiers.base import Draws
 
 
@@ -83,7 +83,7 @@ class TreeDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            checks.draft_policy(self.sampling)
+            validate.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
         if self.sampling is not None and self.draw.deterministic:
             raise ValueError(

@@ -1,1 +1,31 @@
-"""Heads over the target's hidden states: the trained parts of drafters that share the target's embedding."""
+"""One folder a trained head: its network, its drafter, its files and its training."""
+
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.heads.dflash.drafter import BlockDrafter as BlockDrafter
+    from jaxspec.heads.dflash.head import BlockHead as BlockHead
+    from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
+    from jaxspec.heads.eagle.head import EagleHead as EagleHead
+    from jaxspec.heads.files import load_head as load_head
+    from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
+    from jaxspec.heads.medusa.head import MedusaHead as MedusaHead
+    from jaxspec.heads.tandem.drafter import TandemDrafter as TandemDrafter
+    from jaxspec.heads.tandem.head import TandemHead as TandemHead
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "dflash.drafter": ("BlockDrafter",),
+        "dflash.head": ("BlockHead",),
+        "eagle.drafter": ("EagleDrafter",),
+        "eagle.head": ("EagleHead",),
+        "medusa.drafter": ("MedusaDrafter",),
+        "medusa.head": ("MedusaHead",),
+        "tandem.drafter": ("TandemDrafter",),
+        "tandem.head": ("TandemHead",),
+        "files": ("load_head",),
+    },
+)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.cache import BLOCK, KVCache
-from jaxspec.pytree import register_dataclass
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.nn.cache import BLOCK, KVCache
 
 _LOWEST = -1e30
 # What an accelerator looks at in one visit, at most: slots, and pairs of a row and a slot.

@@ -3,28 +3,7 @@
 import dataclasses
 from typing import Literal
 
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than the trained one.
-
-    `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
-    between the two cut-offs (Llama 3.1 model card).
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context_length: int = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding of one layer: base frequency and optional scaling."""
-
-    theta: float
-    scaling: RopeScaling | None = None
+from jaxspec.ops.rope import Rope
 
 
 @dataclasses.dataclass(frozen=True)

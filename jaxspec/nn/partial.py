@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.cache import Entries, KVCache
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.products import project
-from jaxspec.nn.rope import rotations
 from jaxspec.nn.transformer import Block, Norm, Transformer, embed, entries_of, of_chain
-from jaxspec.pytree import register_dataclass
+from jaxspec.ops.matmul import project
+from jaxspec.ops.rope import rotations
 
 
 @register_dataclass

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.cache import Entries, KVCache
 from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.kernels import StoredKernel
-from jaxspec.nn.products import project
-from jaxspec.nn.rope import Rotation, apply_rope, rotate, rotations
+from jaxspec.ops.matmul import project
+from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.rope import Rotation, apply_rope, rotate, rotations
 
 _init = nn.initializers.normal(0.02)
 
@@ -129,23 +129,16 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream.
-
-    `attends` and `feeds` say which of the two there is; without attention there are no entries.
-    """
+    """Attention and feed-forward, each added to the residual stream."""
 
     config: TransformerConfig
     layer: int
     dtype: Any
-    attends: bool = True
-    feeds: bool = True
 
     @nn.compact
     def __call__(self, x, cache, pending, positions, mask, rotation=None):
-        entry = None
-        if self.attends:
-            x, entry = self._attend(x, cache, pending, positions, mask, rotation)
-        return self._feed(x) if self.feeds else x, entry
+        x, entry = self._attend(x, cache, pending, positions, mask, rotation)
+        return self._feed(x), entry
 
     @nn.nowrap
     def _attend(self, x, cache, pending, positions, mask, rotation):

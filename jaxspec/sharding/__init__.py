@@ -1,21 +1,53 @@
-"""Models over many devices: logical axes, the rules that map them to a mesh, and `shard`."""
+"""Splits models over many devices: logical axes, the rules that map them to a mesh, and `shard`."""
 
-from jaxspec.sharding.hosts import join as join
-from jaxspec.sharding.parameters import check_devices as check_devices
-from jaxspec.sharding.parameters import parameter_axes as parameter_axes
-from jaxspec.sharding.parameters import parameter_sharding as parameter_sharding
-from jaxspec.sharding.parameters import placed as placed
-from jaxspec.sharding.parameters import shard as shard
-from jaxspec.sharding.parameters import shard_players as shard_players
-from jaxspec.sharding.parameters import shard_stack as shard_stack
-from jaxspec.sharding.placement import Placement as Placement
-from jaxspec.sharding.placement import put as put
-from jaxspec.sharding.placement import whole as whole
-from jaxspec.sharding.rules import DATA_AND_TENSOR as DATA_AND_TENSOR
-from jaxspec.sharding.rules import DRAFTS_BESIDE as DRAFTS_BESIDE
-from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
-from jaxspec.sharding.rules import REPLICATED as REPLICATED
-from jaxspec.sharding.rules import TENSOR_PARALLEL as TENSOR_PARALLEL
-from jaxspec.sharding.rules import Rules as Rules
-from jaxspec.sharding.rules import default_rules as default_rules
-from jaxspec.sharding.stack import ModelStack as ModelStack
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.sharding.multihost import join as join
+    from jaxspec.sharding.params import check_devices as check_devices
+    from jaxspec.sharding.params import parameter_axes as parameter_axes
+    from jaxspec.sharding.params import parameter_sharding as parameter_sharding
+    from jaxspec.sharding.params import placed as placed
+    from jaxspec.sharding.params import shard as shard
+    from jaxspec.sharding.params import shard_players as shard_players
+    from jaxspec.sharding.params import shard_stack as shard_stack
+    from jaxspec.sharding.placement import Placement as Placement
+    from jaxspec.sharding.placement import put as put
+    from jaxspec.sharding.placement import whole as whole
+    from jaxspec.sharding.rules import DATA_AND_TENSOR as DATA_AND_TENSOR
+    from jaxspec.sharding.rules import DRAFTS_BESIDE as DRAFTS_BESIDE
+    from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
+    from jaxspec.sharding.rules import REPLICATED as REPLICATED
+    from jaxspec.sharding.rules import TENSOR_PARALLEL as TENSOR_PARALLEL
+    from jaxspec.sharding.rules import Rules as Rules
+    from jaxspec.sharding.rules import default_rules as default_rules
+    from jaxspec.sharding.stack import ModelStack as ModelStack
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "multihost": ("join",),
+        "params": (
+            "check_devices",
+            "parameter_axes",
+            "parameter_sharding",
+            "placed",
+            "shard",
+            "shard_players",
+            "shard_stack",
+        ),
+        "placement": ("Placement", "put", "whole"),
+        "rules": (
+            "DATA_AND_TENSOR",
+            "DRAFTS_BESIDE",
+            "FULLY_SHARDED",
+            "REPLICATED",
+            "TENSOR_PARALLEL",
+            "Rules",
+            "default_rules",
+        ),
+        "stack": ("ModelStack",),
+    },
+)

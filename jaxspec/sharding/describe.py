@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.tree_util import default_registry
 
-from jaxspec.model import Model
+from jaxspec.core.model import Model
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype)
 _MOST_VALUES = 2**24

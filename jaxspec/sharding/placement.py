@@ -7,7 +7,7 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.sharding import hosts
+from jaxspec.sharding import multihost as hosts
 from jaxspec.sharding.rules import Rules
 
 

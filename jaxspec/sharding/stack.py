@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxspec.model import Model, placement_of
-from jaxspec.pytree import register_dataclass
+from jaxspec.core.model import Model, placement_of
+from jaxspec.core.pytree import register_dataclass
 
 
 @register_dataclass

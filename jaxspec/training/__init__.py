@@ -1,9 +1,24 @@
-"""Training drafters: data, losses, the loop, and one recipe a kind of drafter."""
+"""Trains drafters: data, losses, the loop, and the recipe that a kind of drafter fills in."""
 
-from jaxspec.training.evaluate import Prompts as Prompts
-from jaxspec.training.evaluate import evaluate as evaluate
-from jaxspec.training.loop import Trained as Trained
-from jaxspec.training.loop import train as train
-from jaxspec.training.options import TrainingOptions as TrainingOptions
-from jaxspec.training.recipe import Features as Features
-from jaxspec.training.recipe import Recipe as Recipe
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.training.evaluate import Prompts as Prompts
+    from jaxspec.training.evaluate import evaluate as evaluate
+    from jaxspec.training.loop import Trained as Trained
+    from jaxspec.training.loop import train as train
+    from jaxspec.training.options import TrainingOptions as TrainingOptions
+    from jaxspec.training.recipe import Features as Features
+    from jaxspec.training.recipe import Recipe as Recipe
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "evaluate": ("Prompts", "evaluate"),
+        "loop": ("Trained", "train"),
+        "options": ("TrainingOptions",),
+        "recipe": ("Features", "Recipe"),
+    },
+)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from jaxspec.generate import generate
-from jaxspec.model import Model
-from jaxspec.sampling import Greedy, Sampling
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.model import Model
+from jaxspec.core.sampling import Greedy, Sampling
+from jaxspec.decoding.generate import generate
 from jaxspec.training.prompts import Conversation
 
 _NARROWEST = 64

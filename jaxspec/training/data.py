@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.model import Model
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.model import Model
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
 from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalise
 from jaxspec.training.files import alone

@@ -9,8 +9,8 @@ from typing import Self
 
 import numpy as np
 
+from jaxspec.training.batching import Schedule, widths_for
 from jaxspec.training.manifest import Sequences, read_manifest, sha256
-from jaxspec.training.schedule import Schedule, widths_for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

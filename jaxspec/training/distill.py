@@ -23,17 +23,20 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from jaxspec.drafters import Drafter, ModelDrafter
-from jaxspec.heads import vocabulary
-from jaxspec.model import LanguageModel
-from jaxspec.nn import Rope, Transformer, TransformerConfig
-from jaxspec.nn.products import project
-from jaxspec.pytree import register_dataclass
-from jaxspec.training.batches import Batch
+from jaxspec.checkpoints.export import write_llama
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.model import ModelDrafter
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.transformer import Transformer
+from jaxspec.ops.matmul import project
+from jaxspec.ops.rope import Rope
+from jaxspec.training.batching import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance
 from jaxspec.training.on_policy import rewritten
 from jaxspec.training.recipe import Recipe
-from jaxspec.weights.llama_folder import write_llama
 
 _CHUNK = 512
 _FRESH = 0.02  # the spread of an embedding that is not trained yet

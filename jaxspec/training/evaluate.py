@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafters import Drafter
-from jaxspec.generate import generate
-from jaxspec.model import Model
-from jaxspec.sampling import Greedy, Policy, Sampling
+from jaxspec.core.model import Model
+from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.decoding.generate import generate
+from jaxspec.drafters.base import Drafter
 
 
 @dataclasses.dataclass(frozen=True)

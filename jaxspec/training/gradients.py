@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxspec.model import LanguageModel
-from jaxspec.training.batches import Batch
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.training.batching import Batch
 from jaxspec.training.recipe import Features, Recipe
 from jaxspec.training.state import Sums, join, split
 

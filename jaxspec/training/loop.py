@@ -18,14 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.model import LanguageModel, placement_of
-from jaxspec.sharding import Placement, Rules, shard, whole
-from jaxspec.sharding.rules import as_tuple, pieces
-from jaxspec.training.batches import Batch
+from jaxspec.core.model import placement_of
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.params import shard
+from jaxspec.sharding.placement import Placement, whole
+from jaxspec.sharding.rules import Rules, as_tuple, pieces
+from jaxspec.training.batching import Batch
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.curve import Curve, Window
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.features import KeptStates
 from jaxspec.training.files import alone
 from jaxspec.training.gradients import gradients, rounded
 from jaxspec.training.identity import check_same_run, described, digest
@@ -35,7 +38,6 @@ from jaxspec.training.progress import Progress
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.report import plot, write_report
 from jaxspec.training.state import TrainState, add, laid_out, learning_rate, update
-from jaxspec.training.states import KeptStates
 
 
 @runtime_checkable

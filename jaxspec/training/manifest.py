@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.model import Model
+from jaxspec.core.model import Model
 
 MANIFEST = "manifest.json"
 VERSION = 1

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxspec.generate import generate
-from jaxspec.model import Model
-from jaxspec.sampling import Sampling
-from jaxspec.training.batches import Batch
+from jaxspec.core.model import Model
+from jaxspec.core.sampling import Sampling
+from jaxspec.decoding.generate import generate
+from jaxspec.training.batching import Batch
 
 
 def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> Batch:

@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from jaxspec.drafters import Drafter
-from jaxspec.model import LanguageModel
-from jaxspec.pytree import register_dataclass
-from jaxspec.training.batches import Batch
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.drafters.base import Drafter
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.training.batching import Batch
 
 
 @register_dataclass

@@ -10,8 +10,9 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.pytree import register_dataclass
-from jaxspec.sharding import Placement, parameter_axes
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.sharding.params import parameter_axes
+from jaxspec.sharding.placement import Placement
 from jaxspec.training.options import TrainingOptions
 
 # What of `Sums` is no mean.

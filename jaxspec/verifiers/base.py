@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from jaxspec.keys import PositionDraws, RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import PositionDraws, RoundDraws
+from jaxspec.core.state import Proposal, Verdict
 
 Draws = RoundDraws | PositionDraws
 

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.best_token import best_token
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.argmax import best_token
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, pick
-from jaxspec.verifiers.token import TokenVerifier, log_residual
+from jaxspec.verifiers.rejection import TokenVerifier, log_residual
 
 
 @register_dataclass

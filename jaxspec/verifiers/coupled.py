@@ -6,10 +6,10 @@ from typing import ClassVar
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.best_token import best_token
-from jaxspec.keys import PositionDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.argmax import best_token
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import PositionDraws
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, match_path, pick, walk_tree
 
 

@@ -6,13 +6,13 @@ from typing import ClassVar, Protocol
 from jax import Array
 from jaxtyping import Float
 
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.descent import Descent, as_tree, drawn
 from jaxspec.verifiers.recursive import RecursiveRejection
 from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.tree_walk import Descent, as_tree, drawn
 
 
 class Rule(Protocol):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Proposal
 from jaxspec.verifiers.base import first_of, pick
-from jaxspec.verifiers.descent import Descent, Walk
-from jaxspec.verifiers.token import log_residual
+from jaxspec.verifiers.rejection import log_residual
+from jaxspec.verifiers.tree_walk import Descent, Walk
 
 
 @register_dataclass

@@ -10,13 +10,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.best_token import best_token
-from jaxspec.checks import is_concrete
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.argmax import best_token
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
+from jaxspec.core.validate import is_concrete
 from jaxspec.verifiers.base import Verifier, leading, pick
-from jaxspec.verifiers.token import log_residual
+from jaxspec.verifiers.rejection import log_residual
 
 
 def register_unchecked(cls):

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier, first_of, pick
-from jaxspec.verifiers.descent import Descent, as_tree, drawn
-from jaxspec.verifiers.token import log_residual
+from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.tree_walk import Descent, as_tree, drawn
 
 
 @register_dataclass

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal, Verdict
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.descent import Descent, Walk, as_tree, drawn, earlier, same_tokens_before
+from jaxspec.verifiers.tree_walk import Descent, Walk, as_tree, drawn, earlier, same_tokens_before
 
 
 @register_dataclass

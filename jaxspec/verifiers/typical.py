@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.state import Proposal
-from jaxspec.tree import ancestors
+from jaxspec.core.state import Proposal
+from jaxspec.core.tree import ancestors
 from jaxspec.verifiers.base import pick
 from jaxspec.verifiers.relaxed import Choice, RelaxedRule, at_tokens, check_number, register_unchecked
 

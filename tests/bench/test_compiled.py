@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.compiled import CASES, as_json, lines, markdown, report
-from jaxspec.bench.round_costs import least_bytes
+from jaxspec.bench.round_cost import least_bytes
 from jaxspec.bench.shapes import CHIPS, SHAPES, shape
+from jaxspec.bench.tpu import CASES, as_json, lines, markdown, report
 from jaxspec.cli.app import app
 
 needs_compiler = pytest.mark.skipif(

@@ -5,8 +5,9 @@ import numpy as np
 
 import jaxspec
 from jaxspec.bench.costs import repeat_round
-from jaxspec.cache import Cache
-from tests import blocks, tiny
+from jaxspec.core.model import Cache
+from tests._fixtures import dflash as blocks
+from tests._fixtures import tiny
 
 TARGET = tiny.transformer(0)
 DRAFTER = jaxspec.BlockDrafter(blocks.random_head(TARGET), k=2)

@@ -6,10 +6,10 @@ import pytest
 
 from jaxspec.bench.named_questions import NAMES, read_questions
 from jaxspec.bench.questions import task_of
-from jaxspec.bench.source_text import ABOUT, after_source, source_questions
 from jaxspec.training.decontamination import turn_hash
 from jaxspec.training.prompts import Conversation
-from tests import text_models, tiny
+from tests._fixtures import text_models, tiny
+from tests.benchmarks.source_text import ABOUT, after_source, source_questions
 from tests.training.test_prompts import EVALUATION
 
 TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())

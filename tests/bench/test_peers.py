@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.cases import PLAIN, Case
+from jaxspec.bench.groups import groups
+from jaxspec.bench.measure import Measurement
 from jaxspec.bench.peers.against import against, tables, verdicts
 from jaxspec.bench.peers.files import write_folder, write_gguf
 from jaxspec.bench.peers.named import PEERS
 from jaxspec.bench.peers.panel import Panel
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
-from jaxspec.bench.speed.cases import PLAIN, Case
-from jaxspec.bench.speed.groups import groups
-from jaxspec.bench.speed.measure import Measurement
-from jaxspec.bench.speed.setting import Setting
-from jaxspec.bench.speed.summary import ALL, Spread
-from jaxspec.drafters import NGramDrafter, NoDrafter
-from jaxspec.nn import Rope, RopeScaling
+from jaxspec.bench.setting import Setting
+from jaxspec.bench.summary import ALL, Spread
+from jaxspec.checkpoints.gguf import read_gguf_checkpoint
+from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
+from jaxspec.checkpoints.params import assemble
+from jaxspec.drafters.base import NoDrafter
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.ops.rope import Rope, RopeScaling
 from jaxspec.training.prompts import Conversation
-from jaxspec.weights.assemble import assemble
-from jaxspec.weights.gguf import read_gguf_checkpoint
-from jaxspec.weights.huggingface import read_huggingface_checkpoint
-from tests import text_models, tiny
-from tests.bench import fake_peer
+from tests._fixtures import fake_peer, text_models, tiny
 
 EPS = 2.0**-17  # a float32, as GGUF stores it
 MODELS = {
@@ -62,7 +62,7 @@ def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
     model = tiny.transformer(2, **MODELS[name])
     path = write_gguf(model, tmp_path, "float32")
     # The vocabulary is of numbers, which is no tokenizer of ours.
-    monkeypatch.setattr("jaxspec.weights.gguf.Tokenizer.from_gguf", lambda metadata: None)
+    monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: None)
     checkpoint = read_gguf_checkpoint(path)
     if model.module.config.ropes[0].scaling is not None:
         assert checkpoint.config["rope_scaling"]["factor"] == pytest.approx(8.0)

@@ -5,19 +5,19 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.bench.cases import Case
+from jaxspec.bench.groups import Group
 from jaxspec.bench.plan import roofline as roofs
 from jaxspec.bench.plan.acceptance import Acceptance, Answer
 from jaxspec.bench.plan.costs import RoundCost
 from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, best_of, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, measure_device, pass_operations, roofline
-from jaxspec.bench.speed.cases import Case
-from jaxspec.bench.speed.groups import Group
-from jaxspec.bench.speed.summary import ALL, Spread, Summary
+from jaxspec.bench.summary import ALL, Spread, Summary
 from jaxspec.bench.workload import pass_bytes
-from jaxspec.drafters import NGramDrafter
-from tests import tiny
-from tests.bench.test_speed import Clock
+from jaxspec.drafters.ngram import NGramDrafter
+from tests._fixtures import tiny
+from tests.bench.test_run import Clock
 
 CASE = Case("ngram, k=2", "ngram", NGramDrafter(k=2))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.plan import costs as costing
 from jaxspec.bench.plan import plan as planning
 from jaxspec.bench.plan.acceptance import measure_acceptance
@@ -15,12 +16,12 @@ from jaxspec.bench.plan.costs import measure_step_costs
 from jaxspec.bench.plan.plan import make_plan
 from jaxspec.bench.plan.report import as_record, command, notes, tables
 from jaxspec.bench.plan.roofline import Device
-from jaxspec.bench.speed.cases import PLAIN, Case
-from jaxspec.bench.speed.setting import Setting
-from jaxspec.drafters import NGramDrafter, NoDrafter
+from jaxspec.bench.setting import Setting
+from jaxspec.drafters.base import NoDrafter
+from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.training.prompts import Conversation
-from tests import text_models, tiny
-from tests.bench.test_speed import Clock
+from tests._fixtures import text_models, tiny
+from tests.bench.test_run import Clock
 
 TARGET = dataclasses.replace(tiny.transformer(3, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
 QUESTIONS = [Conversation(("the sea", "hello"), category="writing"), Conversation(("one two three",), category="qa")]

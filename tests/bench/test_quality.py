@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.bench.quality.bleu import BleuCounts
-from jaxspec.bench.quality.compared import compare_corpora, compare_perplexity
-from jaxspec.bench.quality.partings import parting, score_of
-from jaxspec.bench.quality.quality import Agreement, assess
-from jaxspec.bench.quality.report import tables, verdicts
+from jaxspec.bench.bleu import BleuCounts
+from jaxspec.bench.divergences import parting, score_of
+from jaxspec.bench.quality import Agreement, assess
+from jaxspec.bench.quality_report import tables, verdicts
+from jaxspec.bench.significance import compare_corpora, compare_perplexity
 from jaxspec.training.prompts import Conversation, read_prompts
-from tests import tiny
+from tests._fixtures import tiny
 
 LAW = np.log([0.4, 0.4 - 2e-4, 0.15, 0.05])
 

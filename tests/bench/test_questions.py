@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from jaxspec.bench.questions import ask
 from jaxspec.training.prompts import Conversation
-from tests import text_models, tiny
+from tests._fixtures import text_models, tiny
 
 TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
 QUESTIONS = [

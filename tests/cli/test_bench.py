@@ -8,13 +8,14 @@ import pytest
 import typer.testing
 
 import jaxspec
-from jaxspec.bench.speed import plots
-from jaxspec.bench.speed import run as running
-from jaxspec.bench.speed.measure import Measurement
-from jaxspec.bench.speed.summary import summarize
+from jaxspec.bench import plots
+from jaxspec.bench import run as running
+from jaxspec.bench.measure import Measurement
+from jaxspec.bench.summary import summarize
+from jaxspec.checkpoints.load import load
+from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from jaxspec.weights import load, save
-from tests import text_models, tiny
+from tests._fixtures import text_models, tiny
 
 QUESTIONS = [
     {"turns": ["the sea", "hello"], "category": "writing"},

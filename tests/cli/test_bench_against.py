@@ -6,12 +6,11 @@ import json
 import pytest
 import typer.testing
 
+from jaxspec.bench.measure import Measurement
 from jaxspec.bench.peers import named, panel
-from jaxspec.bench.speed.measure import Measurement
+from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from jaxspec.weights import save
-from tests import text_models, tiny
-from tests.bench import fake_peer
+from tests._fixtures import fake_peer, text_models, tiny
 
 QUESTIONS = [
     {"turns": ["the sea"], "category": "writing", "reference": ["the sea is wide and deep"]},

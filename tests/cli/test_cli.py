@@ -11,12 +11,14 @@ import jax
 import pytest
 import typer.testing
 
+from jaxspec.checkpoints.load import load
+from jaxspec.checkpoints.orbax import save
+from jaxspec.checkpoints.zoo import list_models
 from jaxspec.cli import app as application
 from jaxspec.cli import run as running
 from jaxspec.cli.compilation import enable_compilation_cache
-from jaxspec.decoder import SpeculativeDecoder
-from jaxspec.weights import list_models, load, save
-from tests import text_models, tiny
+from jaxspec.text.decoder import SpeculativeDecoder
+from tests._fixtures import text_models, tiny
 
 SHORT = ("-n", "12")
 PLACE = ("--num-processes", "2", "--coordinator")
@@ -62,7 +64,7 @@ def test_int8_is_a_target_of_its_own(folder):
     assert "weights" in _generate(folder, "--int8", "everything", "the sea").stderr
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"], ["calibrate"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"]])
 def test_help(command):
     result = _run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout

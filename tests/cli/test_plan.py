@@ -11,7 +11,7 @@ from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.prediction import Prediction
 from jaxspec.bench.plan.recommendation import crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline
-from jaxspec.bench.speed.setting import Setting
+from jaxspec.bench.setting import Setting
 from jaxspec.cli import app as application
 from tests.bench.test_plan import CASE, FAST, KEPT, SLOW, acceptance, summary
 

@@ -9,16 +9,18 @@ import pytest
 import typer.testing
 
 import jaxspec
+from jaxspec.checkpoints.load import load
+from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
 from jaxspec.cli import fields
 from jaxspec.cli.train import RECIPES, WHOLE
-from jaxspec.training import TrainingOptions, losses
+from jaxspec.contrib.exit_head.training import EarlyExitRecipe
+from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+from jaxspec.training import losses
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
-from jaxspec.training.early_exit import EarlyExitRecipe
-from jaxspec.training.layer_skip import LayerSkipRecipe
-from jaxspec.weights import load, save
-from tests import text_models, tiny
+from jaxspec.training.options import TrainingOptions
+from tests._fixtures import text_models, tiny
 
 SMALL = ("--width", "12", "--heads", "2", "--layers", "1", "--mlp-width", "16", "--frequent", "0")
 SHORT = ("--steps", "3", "--batch-tokens", "256", "--validation", "2", "--validation-tokens", "2", "--quiet")

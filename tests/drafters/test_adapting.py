@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters import adapting
 from jaxspec.drafters import costs as estimates
 from jaxspec.drafters.adapting import Wish, adapt, describe, spare
 from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
 from jaxspec.drafters.costs import estimate_costs, rising
-from jaxspec.schedules import Adaptive
-from tests import medusa, tiny
-from tests.drafters.test_eagle import HEAD, TARGET
+from tests._fixtures import medusa, tiny
+from tests.heads.eagle.test_drafter import HEAD, TARGET
 
 LENGTHS = (0, 2, 4, 8)
 PROMPT = jnp.asarray([[1, 2, 3, 1, 2, 3, 1], [0, 1, 0, 1, 0, 1, 0]], jnp.int32)
@@ -149,7 +149,7 @@ def test_words_that_do_not_fit():
     with pytest.raises(ValueError, match="drafts that compete need a fixed number"):
         jaxspec.load_drafter("ngram", TARGET, k="adaptive", num_drafts=2)
     with pytest.raises(ValueError, match="depends on the target"):
-        jaxspec.drafters.named.drafter_of(TARGET, "adaptive")
+        jaxspec.named.drafter_of(TARGET, "adaptive")
     assert jaxspec.load_drafter("ngram", TARGET, k="fixed").k == jaxspec.load_drafter("ngram", TARGET, k="4").k == 4
     assert jaxspec.load_drafter("none", TARGET).k == 0
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.drafters import DynamicTreeDrafter
-from jaxspec.drafters.dynamic_tree import rerank
-from tests import tiny
-from tests.contracts_drafter import LENGTHS, PROMPTS
-from tests.contracts_tree_drafter import TreeDrafterContract, path_to, propose
+from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
+from tests._fixtures import tiny
+from tests.contracts.drafter import LENGTHS, PROMPTS
+from tests.contracts.tree_drafter import TreeDrafterContract, path_to, propose
 
 TARGET = TreeDrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)

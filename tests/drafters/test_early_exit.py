@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.cache import Entries
-from jaxspec.drafters.named import drafter_of
-from jaxspec.heads.early_exit import EarlyExitHead
-from jaxspec.model import Partial
-from jaxspec.nn import Transformer
-from jaxspec.nn.early_exit import ExitConfig, ExitNetwork
-from tests import tiny
+from jaxspec.contrib.exit_head.head import EarlyExitHead
+from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
+from jaxspec.named import drafter_of
+from jaxspec.nn.cache import Entries
+from jaxspec.nn.partial import Partial
+from jaxspec.nn.transformer import Transformer
+from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests._fixtures.medusa import rms, silu
 from tests.contracts import DrafterContract
-from tests.medusa import rms, silu
-from tests.schedules import PausesContract, Turns
 
 LAYERS = 3
 

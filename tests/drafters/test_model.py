@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.schedules import ConfidenceStop, EntropyStop
-from jaxspec.state import Context, Verdict
-from tests import tiny
+from jaxspec.core.state import Context, Verdict
+from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
+from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import PausesContract, ScheduledContract, Turns
 from tests.contracts import DrafterContract
-from tests.schedules import PausesContract, ScheduledContract, Turns
 
 TARGET = DrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)

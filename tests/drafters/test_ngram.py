@@ -7,9 +7,9 @@ import pytest
 import jaxspec
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
-from tests import tiny
+from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests.contracts import DrafterContract
-from tests.schedules import PausesContract, Turns
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
@@ -70,7 +70,7 @@ def propose(text, **options):
     drafter = jaxspec.NGramDrafter(**options)
     tokens = jnp.asarray([text + [9, 9, 9]], jnp.int32)
     done = jnp.zeros(1, jnp.bool_)
-    context = jaxspec.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), done, None)
+    context = jaxspec.core.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), done, None)
     proposal, _ = drafter.propose(None, drafter.init(context, None, None), context)
     return proposal.tokens[0].tolist(), proposal.valid[0].tolist()
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.schedules import Adaptive
-from tests import tiny
+from jaxspec.draft_length.adaptive import Adaptive
+from tests._fixtures import tiny
 
 TARGET = tiny.history_model(2)
 DRAFT = tiny.nearby(TARGET, 0.7)

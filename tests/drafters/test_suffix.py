@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.draft_length.early_stop import ConfidenceStop
 from jaxspec.drafters.text_store import TextStore
-from jaxspec.schedules import ConfidenceStop
-from tests import tiny
+from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests.contracts import DrafterContract
-from tests.contracts_drafter import _traced
-from tests.schedules import PausesContract, Turns
+from tests.contracts.drafter import _traced
 
 ONE = np.float32(1)
 

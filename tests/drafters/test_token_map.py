@@ -6,9 +6,9 @@ import tokenizers
 from tokenizers import decoders, models
 
 import jaxspec
+from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.drafters.token_map import MOST_PIECES
-from jaxspec.tokenizer import Tokenizer
-from tests import text_models
+from tests._fixtures import text_models
 
 TOKENIZERS = {"bytes": text_models.byte_level(), "pieces": text_models.sentencepiece()}
 PAIRS = [("bytes", "pieces"), ("pieces", "bytes")]

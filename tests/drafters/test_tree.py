@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import keys
-from jaxspec.drafters import MostLikely, TreeDrafter, WithoutReplacement, WithReplacement
+from jaxspec.core import random as keys
+from jaxspec.core.tree import Tree
+from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplacement
 from jaxspec.drafters.frontier import likeliest
-from jaxspec.tree import Tree
-from tests import tiny
-from tests.contracts_drafter import LENGTHS, PROMPTS
-from tests.contracts_tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
+from jaxspec.drafters.tree import TreeDrafter
+from tests._fixtures import tiny
+from tests.contracts.drafter import LENGTHS, PROMPTS
+from tests.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
 
 TARGET = TreeDrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)

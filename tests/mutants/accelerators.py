@@ -1,8 +1,8 @@
 """Faults of what only accelerators run, and of what is read from programs compiled for them."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_ATTENTION, _CACHE, _HLO = "tests/test_attention.py", "tests/test_cache.py", "tests/bench/test_hlo.py"
+_ATTENTION, _CACHE, _HLO = "tests/nn/test_attention.py", "tests/nn/test_cache.py", "tests/bench/test_hlo.py"
 _WRITE = f"{_CACHE}::test_every_platforms_write_is_the_same"
 
 MUTANTS = (
@@ -22,31 +22,31 @@ MUTANTS = (
     ),
     Mutant(
         "tiles of the cache are written where they begin and not where they were read",
-        "cache.py",
+        "nn/cache.py",
         "fresh, start - first), first)",
         "fresh, start - first), start)",
         (_WRITE,),
     ),
     Mutant(
         "fresh slots fall out of the tiles that hold them",
-        "cache.py",
+        "nn/cache.py",
         "-(-(count + _TILE - 1) // _TILE) * _TILE",
         "-(-count // _TILE) * _TILE",
         (_WRITE,),
     ),
     Mutant(
         "a TPU's product of one row gives the row that was added",
-        "nn/products.py",
+        "ops/matmul.py",
         "kernel)[:, :1]",
         "kernel)[:, 1:]",
-        ("tests/test_products.py::test_it_contracts_the_last_axis",),
+        ("tests/ops/test_matmul.py::test_it_contracts_the_last_axis",),
     ),
     Mutant(
         "a token that is looked up alone is the one that was added",
         "nn/transformer.py",
         "((0, 0), (0, 1)))][:, :1]",
         "((0, 0), (0, 1)))][:, 1:]",
-        ("tests/test_models.py::test_a_token_alone_is_looked_up_as_among_others",),
+        ("tests/nn/test_models.py::test_a_token_alone_is_looked_up_as_among_others",),
     ),
     Mutant(
         "a loop's instructions are counted once",
@@ -85,14 +85,14 @@ MUTANTS = (
     ),
     Mutant(
         "rows are split though the target's rules leave them whole",
-        "request.py",
+        "decoding/arguments.py",
         "if mesh is not None and isinstance(placement, Anywhere):",
         "if mesh is not None:",
         ("tests/sharding/test_meshes.py::test_rows_follow_the_targets_own_rules",),
     ),
     Mutant(
         "an adapter's model has its rows and results where they were",
-        "request.py",
+        "decoding/arguments.py",
         "if mesh is not None and isinstance(placement, Anywhere):",
         "if mesh is not None and False:",
         ("tests/sharding/test_meshes.py::test_an_adapters_model_on_a_mesh",),

@@ -1,11 +1,11 @@
 """Faults of the account that adaptive draft lengths keep, and of the costs that it is kept by."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_ADAPTIVE = "schedules/adaptive.py"
-_ACCOUNT = "tests/test_schedules_account.py"
+_ADAPTIVE = "draft_length/adaptive.py"
+_ACCOUNT = "tests/draft_length/test_account.py"
 _ADAPTING = "tests/drafters/test_adapting.py"
-_SHARED, _TOGETHER = "schedules/shared_account.py", "tests/test_shared_account.py"
+_SHARED, _TOGETHER = "draft_length/shared_account.py", "tests/draft_length/test_shared_account.py"
 _USELESS = f"{_ACCOUNT}::test_a_useless_draft_costs_less_than_three_hundredths"
 
 MUTANTS = (
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "text that a row missed while it copied is read for nothing",
-        "schedules/pausing.py",
+        "draft_length/pausing.py",
         "rested = self.schedule.rest(own, submitted, accepted, live & state.paused)",
         "rested = own",
         (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
@@ -88,14 +88,14 @@ MUTANTS = (
     ),
     Mutant(
         "ended rows' copies are paid for",
-        "drafters/compose.py",
+        "drafters/hybrid.py",
         "jnp.where(copied & ~context.done, copying.guess.count, 0)",
         "jnp.where(copied, copying.guess.count, 0)",
         (f"{_TOGETHER}::test_ended_rows_of_a_compose_spend_nothing",),
     ),
     Mutant(
         "what a drafter read for another row counts as missed",
-        "schedules/adaptive.py",
+        "draft_length/adaptive.py",
         "ran = jnp.any(live & (submitted > 0))",
         "ran = live & (submitted > 0)",
         (f"{_TOGETHER}::test_a_row_that_rests_misses_text_and_learns_nothing",),
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows that may not draft are searched all the same",
-        "drafters/copying.py",
+        "drafters/lookup.py",
         "if 0 in self.schedule.lengths else search()",
         "if None in self.schedule.lengths else search()",
         (f"{_ADAPTING}::test_where_no_row_may_draft_none_is_searched",),

@@ -1,6 +1,6 @@
 """Faults of block verification; two of them were shipped (vllm-ascend#7807, #11985)."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _FILE = "verifiers/block.py"
 _TESTS = "tests/verifiers/test_block.py"
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "acceptance is drawn by absolute position",
-        "keys.py",
+        "core/random.py",
         "return _uniform(_fold_offsets(self._stream(_ACCEPT), jnp.arange(count, dtype=jnp.int32)[None]))",
         "positions = self.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]\n"
         "        return _uniform(_fold_offsets(_fold(self.keys, jnp.int32(_ACCEPT + 2)), positions))",
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "drafts are drawn by absolute position",
-        "keys.py",
+        "core/random.py",
         "return _gumbel(_fold(stream, offset), vocab_size if",
         "return _gumbel(_fold(_fold(self.keys, jnp.int32(_DRAFT + 2)), self.length + offset), vocab_size if",
         (_ROUNDS,),

@@ -1,61 +1,14 @@
-"""Every mutant, from the files that list them by topic."""
+"""Every mutant, from the files beside this one that list them by topic."""
 
-from tests.mutants import (
-    accelerators,
-    adapting,
-    block,
-    block_drafter,
-    calibrate,
-    copying,
-    drafters_table,
-    eagle,
-    early_exit,
-    int8,
-    intersection,
-    layer_skip,
-    medusa,
-    multi_draft,
-    mutants,
-    native,
-    parallel,
-    peers,
-    plan,
-    relaxed,
-    schedules,
-    sharding,
-    skipping,
-    sparse_cache,
-    tandem,
-    training,
-    trees,
-)
+import importlib
+import pathlib
 
-MUTANTS = (
-    *accelerators.MUTANTS,
-    *adapting.MUTANTS,
-    *mutants.MUTANTS,
-    *block.MUTANTS,
-    *block_drafter.MUTANTS,
-    *calibrate.MUTANTS,
-    *copying.MUTANTS,
-    *drafters_table.MUTANTS,
-    *eagle.MUTANTS,
-    *int8.MUTANTS,
-    *intersection.MUTANTS,
-    *early_exit.MUTANTS,
-    *layer_skip.MUTANTS,
-    *medusa.MUTANTS,
-    *multi_draft.MUTANTS,
-    *native.MUTANTS,
-    *parallel.MUTANTS,
-    *peers.MUTANTS,
-    *plan.MUTANTS,
-    *relaxed.MUTANTS,
-    *schedules.MUTANTS,
-    *sharding.MUTANTS,
-    *skipping.MUTANTS,
-    *sparse_cache.MUTANTS,
-    *tandem.MUTANTS,
-    *training.MUTANTS,
-    *trees.MUTANTS,
+_TOPICS = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
+_OTHERS = {"catalogue", "mutant", "run", "test_mutants"}
+
+MUTANTS = tuple(
+    mutant
+    for topic in _TOPICS
+    if topic not in _OTHERS
+    for mutant in importlib.import_module(f"tests.mutants.{topic}").MUTANTS
 )

@@ -1,9 +1,9 @@
 """Faults of the table of drafters: what drafting costs, and what is predicted of it."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _BYTES, _COSTS, _TABLES = "bench/draft_bytes.py", "bench/drafter_costs.py", "bench/drafter_tables.py"
-_TESTS = "tests/bench/test_drafters.py"
+_TESTS = "tests/benchmarks/test_drafters.py"
 
 MUTANTS = (
     Mutant(

@@ -1,15 +1,15 @@
 """Faults of EAGLE: which pair a state belongs to, what is forgotten, and what a chain in training sees."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_DRAFTER = "drafters/eagle.py"
-_TRAINING = "training/eagle.py"
-_WEIGHTS = "weights/eagle.py"
-_TESTS = "tests/drafters/test_eagle.py"
+_DRAFTER = "heads/eagle/drafter.py"
+_TRAINING = "heads/eagle/training.py"
+_WEIGHTS = "heads/eagle/checkpoint.py"
+_TESTS = "tests/heads/eagle/test_drafter.py"
 _LAW = f"{_TESTS}::TestDraftVocabulary::test_the_reported_law_is_that_of_the_drafts"
 _FRESH = f"{_TESTS}::TestDraftVocabulary::test_after_any_acceptance_it_drafts_as_if_it_were_new"
-_STEPS = "tests/training/test_eagle.py::test_each_step_is_the_drafter_s_own"
-_THIRD = "tests/weights/test_eagle.py::test_a_third_eagle_is_the_paper_s_arithmetic"
+_STEPS = "tests/heads/eagle/test_training.py::test_each_step_is_the_drafter_s_own"
+_THIRD = "tests/heads/eagle/test_checkpoint.py::test_a_third_eagle_is_the_paper_s_arithmetic"
 
 MUTANTS = (
     Mutant(

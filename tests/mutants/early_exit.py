@@ -1,6 +1,6 @@
 """Faults of early exits: what drafts see of each other, and what verification goes on from."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _DRAFTER = "drafters/early_exit.py"
 _PARTIAL = "nn/partial.py"
@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "the target is run from the start all the same",
-        "round.py",
+        "decoding/round.py",
         "if proposal.partial is not None:",
         "if proposal.partial is not None and proposal.parents is not None:",
         (f"{_TESTS}::test_verification_runs_the_other_layers_alone",),

@@ -1,27 +1,27 @@
 """Faults of int8 weights and caches."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_TESTS = "tests/test_int8.py"
+_TESTS = "tests/ops/test_int8.py"
 
 MUTANTS = (
     Mutant(
         "fresh keys are not rounded as cached ones",
-        "cache_int8.py",
+        "nn/cache_int8.py",
         "return dequantise(*quantise(x)).astype(x.dtype)",
         "return x",
         (f"{_TESTS}::TestCache::test_ragged_chunks_give_the_logits_of_the_whole",),
     ),
     Mutant(
         "an int8 product has one scale for all outputs",
-        "nn/int8_kernel.py",
+        "ops/int8.py",
         "(found * self.scale[None, None])",
         "(found * jnp.mean(self.scale))",
         (f"{_TESTS}::test_products_are_those_of_the_rounded_kernel",),
     ),
     Mutant(
         "whole numbers are cut and not rounded",
-        "int8.py",
+        "ops/int8.py",
         "jnp.round(wide / safe[..., None])",
         "(wide / safe[..., None])",
         (f"{_TESTS}::test_no_value_moves_by_more_than_half_a_step",),

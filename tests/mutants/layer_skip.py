@@ -1,10 +1,10 @@
 """Faults of training whole models to exit early: which layers drop, what exits weigh, and which model is kept."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_RECIPE = "training/layer_skip.py"
-_EXITS = "training/exits.py"
-_TESTS = "tests/training/test_layer_skip.py"
+_RECIPE = "contrib/layer_skip/training.py"
+_EXITS = "contrib/layer_skip/exits.py"
+_TESTS = "tests/contrib/test_layer_skip.py"
 _RATES = f"{_TESTS}::test_the_last_layer_is_dropped_most"
 _ROWS = f"{_TESTS}::test_rows_drop_layers_of_their_own"
 _WEIGHTS = f"{_TESTS}::test_later_exits_weigh_more"
@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped layer gives nothing on",
-        "nn/skipping.py",
+        "contrib/layer_skip/passes.py",
         'run(params[f"layer_{layer}"], x), x)\n        states',
         'run(params[f"layer_{layer}"], x), 0 * x)\n        states',
         (_DROPPED,),

@@ -1,9 +1,9 @@
 """Faults of Medusa's heads: which state, which token, which head, and which tokens their guesses are."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_DRAFTER, _TRAINING = "drafters/medusa.py", "training/medusa.py"
-_TESTS, _RECIPE = "tests/drafters/test_medusa.py", "tests/training/test_medusa.py"
+_DRAFTER, _TRAINING = "heads/medusa/drafter.py", "heads/medusa/training.py"
+_TESTS, _RECIPE = "tests/heads/medusa/test_drafter.py", "tests/heads/medusa/test_training.py"
 _LAW = f"{_TESTS}::TestMedusa::test_the_reported_law_is_that_of_the_drafts"
 _LOSS = f"{_RECIPE}::test_the_loss_is_of_the_laws_that_are_drafted_from"
 
@@ -80,9 +80,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a draft vocabulary keep the file's order, its ids do not",
-        "weights/medusa.py",
+        "heads/medusa/checkpoint.py",
         "rows = (np.argsort(ids), held)",
         "rows = (np.arange(held), held)",
-        ("tests/weights/test_medusa.py::test_vllms_layout_with_a_draft_vocabulary[False]",),
+        ("tests/heads/medusa/test_checkpoint.py::test_vllms_layout_with_a_draft_vocabulary[False]",),
     ),
 )

@@ -1,6 +1,6 @@
 """Faults of verifying several drafts and trees."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _MULTI = "tests/verifiers/test_multi_draft.py"
 _SMALL = "test_one_round_keeps_the_law[two chains of two-full support]"
@@ -51,35 +51,35 @@ MUTANTS = (
     ),
     Mutant(
         "K-SEQ with factor 1: candidates are accepted as if each were alone",
-        "verifiers/k_sequence.py",
+        "verifiers/k_seq.py",
         "jnp.any(count > 1),",
         "jnp.any(count > 1000),",
         (_K_SEQUENCE,),
     ),
     Mutant(
         "K-SEQ: the factor is that of all drafts, not of those that agree",
-        "verifiers/k_sequence.py",
+        "verifiers/k_seq.py",
         "pick(tree.log_probs, node), count),",
         "pick(tree.log_probs, node), jnp.full_like(count, 3)),",
         (_K_SEQUENCE, f"{_MULTI}::test_k_sequence_accepts_rho_times_beta"),
     ),
     Mutant(
         "K-SEQ: the residual of a single draft",
-        "verifiers/k_sequence.py",
+        "verifiers/k_seq.py",
         "residual = log_residual(target, accepted + _log_share(_log_total(accepted), count))",
         "residual = log_residual(target, draft)",
         (_K_SEQUENCE_FOUR,),
     ),
     Mutant(
         "K-SEQ: a place without candidates is taken for one that refused them",
-        "verifiers/k_sequence.py",
+        "verifiers/k_seq.py",
         "        here = walk.going\n        count",
         "        here = walk.going & jnp.any(found, axis=1)\n        count",
         (f"{_MULTI}::TestKSequence::test_drafts_that_are_withheld",),
     ),
     Mutant(
         "K-SEQ is given drafts of several laws",
-        "verifiers/k_sequence.py",
+        "verifiers/k_seq.py",
         "if drafter.tree and not drafter.identically_distributed:",
         "if drafter.tree and not drafter.tree:",
         (f"{_MULTI}::test_k_sequence_refuses_drafts_of_several_laws",),

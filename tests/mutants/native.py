@@ -1,9 +1,9 @@
 """Faults of native kernels, of drafts beside them, and of how a CPU runs a pass."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_ATTENTION = "tests/test_native.py::test_attention_is_that_of_the_cache"
-_NAN = "tests/test_native.py::test_attention_hides_no_nan"
+_ATTENTION = "tests/ops/test_native.py::test_attention_is_that_of_the_cache"
+_NAN = "tests/ops/test_native.py::test_attention_hides_no_nan"
 _SOURCE, _BLOCK = "nn/native/attention.cpp", "nn/native/block.h"
 
 MUTANTS = (
@@ -54,14 +54,14 @@ MUTANTS = (
         _BLOCK,
         "const Lanes some = Read(scores + j);",
         "const Lanes some = Read(scores + j) * query.scale;",
-        ("tests/test_native.py::test_attention_of_any_scale",),
+        ("tests/ops/test_native.py::test_attention_of_any_scale",),
     ),
     Mutant(
         "of many rows the last few are those before them",
         "nn/native/product.cpp",
         "for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in,",
         "for (; r < rows; ++r) Tile<1, kOutputs>(x + (r - 1) * in,",
-        ("tests/test_native.py::test_products_are_those_of_the_weights",),
+        ("tests/ops/test_native.py::test_products_are_those_of_the_weights",),
     ),
     Mutant(
         "an exponential of what is no number is one",
@@ -72,45 +72,45 @@ MUTANTS = (
     ),
     Mutant(
         "angles are turned into cosines in every layer",
-        "nn/rope.py",
+        "ops/rope.py",
         "found[rope] = _apart(",
         "found[rope] = _circle(",
-        ("tests/test_models.py::test_angles_are_turned_into_cosines_once_for_all_layers",),
+        ("tests/nn/test_models.py::test_angles_are_turned_into_cosines_once_for_all_layers",),
     ),
     Mutant(
         "all layers rotate as the first",
-        "nn/rope.py",
+        "ops/rope.py",
         "return [found[rope] for rope in ropes]",
         "return [found[ropes[0]] for _ in ropes]",
-        ("tests/test_models.py::test_layers_rotate_each_by_its_own_embedding",),
+        ("tests/nn/test_models.py::test_layers_rotate_each_by_its_own_embedding",),
     ),
     Mutant(
         "a round without drafts is as wide as one with them",
-        "round.py",
+        "decoding/round.py",
         "score(proposal.first(0), (0,), now[0])",
         "score(proposal, drafter.lengths, now[0])",
-        ("tests/test_generate_compiled.py::test_a_round_without_drafts_makes_what_a_plain_one_makes",),
+        ("tests/decoding/test_compiled.py::test_a_round_without_drafts_makes_what_a_plain_one_makes",),
     ),
     Mutant(
         "a round without drafts comes before one with them",
-        "round.py",
+        "decoding/round.py",
         'wait)\n    with jax.named_scope("without_drafts"):\n        '
         "return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
         "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), wait))\n    return round_",
-        ("tests/test_generate_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
+        ("tests/decoding/test_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
     ),
     Mutant(
         "a round's two kinds are branches that write to the cache",
-        "round.py",
+        "decoding/round.py",
         "return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]",
         "return jax.lax.cond(condition, lambda now: once((condition, now))[1], lambda now: now, carry)",
-        ("tests/test_generate_compiled.py::test_the_loop_copies_no_cache",),
+        ("tests/decoding/test_compiled.py::test_the_loop_copies_no_cache",),
     ),
     Mutant(
         "a chain submits places in the draft vocabulary as tokens",
         "drafters/chain.py",
         "token = jnp.where(submitted, draft.token_ids(place), 0)",
         "token = jnp.where(submitted, place, 0)",
-        ("tests/drafters/test_eagle.py", "tests/drafters/test_tandem.py"),
+        ("tests/heads/eagle/test_drafter.py", "tests/heads/tandem/test_drafter.py"),
     ),
 )

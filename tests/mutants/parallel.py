@@ -1,8 +1,8 @@
 """Faults of drafts beside each other: whose noise, whose law, whose weights, and what is sent between them."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_PARALLEL = "drafters/parallel.py"
+_PARALLEL = "contrib/parallel.py"
 _BESIDE = "tests/sharding/test_beside.py"
 _PROPOSALS = f"{_BESIDE}::test_the_proposals_are_those_of_a_union"
 _SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_laws"
@@ -25,7 +25,7 @@ MUTANTS = (
     ),
     Mutant(
         "every place along the axis gets the first model",
-        "sharding/parameters.py",
+        "sharding/params.py",
         "(part,) = parts[index[0]]",
         "part = parts[0]",
         (_HELD, _PROPOSALS),
@@ -56,6 +56,6 @@ MUTANTS = (
         _PARALLEL,
         'object.__setattr__(self, "identically_distributed", alike)',
         'object.__setattr__(self, "identically_distributed", True)',
-        ("tests/drafters/test_parallel.py::test_only_replicas_of_one_model_are_alike",),
+        ("tests/contrib/test_parallel.py::test_only_replicas_of_one_model_are_alike",),
     ),
 )

@@ -1,6 +1,6 @@
 """Faults of `jaxspec bench --quality` and `--against`: texts that pass for equal, and figures of something else."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
 _PARTINGS, _BLEU, _COMPARED = (f"bench/quality/{name}.py" for name in ("partings", "bleu", "compared"))
@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "a real difference passes for a near tie",
-        "bench/quality/quality.py",
+        "bench/quality.py",
         "one[3] is None or one[3] > NEAR",
         "one[3] is not None and one[3] > 1.0",
         (f"{_QUALITY}::test_agreement_is_counted",),
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "sampled speculation must write the tokens of plain decoding",
-        "bench/speed/cases.py",
+        "bench/cases.py",
         "temperature == 0 or isinstance(verifier, CoupledVerifier)",
         "temperature == 0 or verifier.lossless",
         (f"{_PEERS}::test_exact_cases",),

@@ -1,6 +1,6 @@
 """Faults of `jaxspec plan`: predictions that are not of what is run, and recommendations that nothing supports."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _PREDICTION, _RECOMMENDATION = "bench/plan/prediction.py", "bench/plan/recommendation.py"
 _ACCEPTANCE, _COSTS, _ROOFLINE = "bench/plan/acceptance.py", "bench/plan/costs.py", "bench/plan/roofline.py"

@@ -1,14 +1,14 @@
 """Faults of relaxed verification: emitting another law than it reports, or reporting another than it emits."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _RELAXED = "verifiers/relaxed.py"
 _LENIENCE = "verifiers/lenience.py"
 _TYPICAL = "verifiers/typical.py"
-_NEIGHBOURHOOD = "verifiers/neighbourhood.py"
+_NEIGHBOURHOOD = "contrib/lantern.py"
 _TESTS = "tests/verifiers/test_relaxed.py"
 _TYPICAL_TESTS = "tests/verifiers/test_relaxed_typical.py"
-_NEIGHBOURHOOD_TESTS = "tests/verifiers/test_relaxed_neighbourhood.py"
+_NEIGHBOURHOOD_TESTS = "tests/contrib/test_lantern.py"
 _EMITTED = f"{_TESTS}::test_the_deviation_is_the_total_variation_of_what_is_emitted"
 _DECIDED = f"{_TESTS}::test_only_decided_positions_count"
 _PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them_all"
@@ -16,7 +16,7 @@ _PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them
 MUTANTS = (
     Mutant(
         "positions that a budget cuts are measured too",
-        "metrics.py",
+        "core/stats.py",
         "new = live[:, None] & (positions < emitted[:, None])",
         "new = live[:, None] & (positions >= 0)",
         ("tests/verifiers/test_relaxed_generate.py::test_what_a_budget_or_a_stop_token_cuts_is_not_measured",),

@@ -1,6 +1,6 @@
 """Faults of sharding: what moves a vocabulary between devices, and what is split that cannot be."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _RULES, _MESHES, _LOAD, _HOSTS = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load", "hosts"))
 _DESCRIBE = "tests/sharding/test_describe.py"
@@ -38,42 +38,42 @@ MUTANTS = (
     ),
     Mutant(
         "explicit axes stay explicit inside",
-        "sharding/explicit.py",
+        "sharding/auto_axes.py",
         "if AxisType.Explicit in mesh.axis_types), None)",
         "if AxisType.Manual in mesh.axis_types), None)",
         (f"{_MESHES}::test_models_that_the_caller_has_split",),
     ),
     Mutant(
         "results stay split",
-        "generate.py",
+        "decoding/generate.py",
         "placement.everywhere(_collect(state, max_new, verifier.lossless))",
         "_collect(state, max_new, verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),
     Mutant(
         "a mesh replaces the one that a model lies on",
-        "sharding/parameters.py",
+        "sharding/params.py",
         "if node.placement.mesh != automatic(mesh):",
         "if node.placement.mesh == mesh:",
         (f"{_RULES}::test_what_does_not_fit_is_refused",),
     ),
     Mutant(
         "parameters are read onto one device",
-        "weights/assemble.py",
+        "checkpoints/params.py",
         "return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))",
         "return jnp.array(values, dtype=dtype)",
         (f"{_LOAD}::test_no_device_ever_holds_more_than_its_part",),
     ),
     Mutant(
         "products of one kernel share its broadcast over the rows",
-        "nn/products.py",
+        "ops/matmul.py",
         "padded, kernel = jax.lax.optimization_barrier((padded, kernel))",
         "padded = jax.lax.optimization_barrier(padded)",
-        ("tests/test_products.py::test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it",),
+        ("tests/ops/test_matmul.py::test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it",),
     ),
     Mutant(
         "each process draws a seed of its own",
-        "sharding/hosts.py",
+        "sharding/multihost.py",
         'return int.from_bytes(rows[0, :4].tobytes(), "little")',
         "return number",
         (f"{_HOSTS}::test_the_command_line",),
@@ -87,21 +87,21 @@ MUTANTS = (
     ),
     Mutant(
         "nobody notices that processes pass different arguments",
-        "sharding/hosts.py",
+        "sharding/multihost.py",
         "    if differ.any():",
         "    if differ.all():",
         (_TWO,),
     ),
     Mutant(
         "drafters are not compared between processes",
-        "request.py",
+        "decoding/arguments.py",
         '"drafter": drafter,',
         '"drafter": None,',
         (_TWO,),
     ),
     Mutant(
         "a process with a seed takes no part in choosing one",
-        "text_request.py",
+        "text/request.py",
         '{"seed": None if seed is None else int(seed)}',
         '{"seed": None}',
         (_TWO,),

@@ -1,22 +1,22 @@
 """Faults of a cache of which drafts see a part: which part, and where its tokens stand."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_TESTS = "tests/drafters/test_sparse_cache.py"
+_TESTS = "tests/contrib/test_sparse_cache.py"
 _LAW = f"{_TESTS}::TestSparseCache::test_the_reported_law_is_that_of_the_drafts"
-_ENDS = "tests/test_cache.py::test_the_ends_of_each_row"
+_ENDS = "tests/nn/test_cache.py::test_the_ends_of_each_row"
 
 MUTANTS = (
     Mutant(
         "the window ends before the newest token",
-        "cache.py",
+        "nn/cache.py",
         "window(x, first + left_out)",
         "window(x, first + left_out - 1)",
         (_ENDS,),
     ),
     Mutant(
         "the window's tokens stand right behind the first ones",
-        "cache.py",
+        "nn/cache.py",
         "jnp.where(numbers < first, 0, left_out[:, None])",
         "jnp.where(numbers < first, 0, 0 * left_out[:, None])",
         (_ENDS, _LAW),

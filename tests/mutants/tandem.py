@@ -1,14 +1,14 @@
 """Faults of a tandem decoder: what it sees of the target, where, and what it learns; and of an MTP module."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
-_DRAFTER, _NETWORK, _TRAINING = "drafters/tandem.py", "nn/tandem.py", "training/tandem.py"
-_TESTS = "tests/drafters/test_tandem.py"
+_DRAFTER, _NETWORK, _TRAINING = "heads/tandem/drafter.py", "heads/tandem/network.py", "heads/tandem/training.py"
+_TESTS = "tests/heads/tandem/test_drafter.py"
 _LAW = f"{_TESTS}::TestTandem::test_the_reported_law_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestTandem::test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance"
-_PASS = "tests/training/test_tandem.py::test_one_masked_pass_is_the_drafter_step_by_step"
-_LOSS = "tests/training/test_tandem.py::test_the_loss_is_over_the_drafts_of_all_blocks"
-_MODULE = "tests/weights/test_mtp.py"
+_PASS = "tests/heads/tandem/test_training.py::test_one_masked_pass_is_the_drafter_step_by_step"
+_LOSS = "tests/heads/tandem/test_training.py::test_the_loss_is_over_the_drafts_of_all_blocks"
+_MODULE = "tests/heads/eagle/test_mtp_checkpoint.py"
 _ARITHMETIC = f"{_MODULE}::test_it_is_the_arithmetic_of_deepseek"
 
 MUTANTS = (
@@ -84,28 +84,28 @@ MUTANTS = (
     ),
     Mutant(
         "an MTP module reads the state before the embedding",
-        "nn/mtp.py",
+        "heads/eagle/mtp.py",
         "[self.token_norm(embedded), self.state_norm(states)]",
         "[self.state_norm(states), self.token_norm(embedded)]",
         (_ARITHMETIC,),
     ),
     Mutant(
         "an MTP module sees the text's second token",
-        "nn/mtp.py",
+        "heads/eagle/mtp.py",
         "jnp.where(at == 0,",
         "jnp.where(at < 0,",
         (_ARITHMETIC,),
     ),
     Mutant(
         "an MTP module reads the target's state before its final norm",
-        "weights/mtp.py",
+        "heads/eagle/mtp_checkpoint.py",
         "normalised=True",
         "normalised=False",
         (_ARITHMETIC,),
     ),
     Mutant(
         "an MTP module is chained with its normalised states",
-        "nn/mtp.py",
+        "heads/eagle/mtp.py",
         "return states, entries_of([entry], states)",
         "return self.final_norm(states), entries_of([entry], states)",
         (f"{_MODULE}::test_it_is_chained_with_its_own_states",),

@@ -1,12 +1,12 @@
 """Faults of training: what a loss is a mean of, what a checkpoint keeps, and what a small model is taught."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _LOSSES = "tests/training/test_losses.py"
 _LOOP = "tests/training/test_loop.py"
 _DISTILL = "tests/training/test_distill.py"
 _EVALUATE = "tests/training/test_evaluate.py"
-_STATES = "tests/training/test_states.py"
+_STATES = "tests/training/test_features.py"
 _DIED = f"{_LOOP}::test_a_run_that_died_goes_on"
 
 MUTANTS = (
@@ -68,14 +68,14 @@ MUTANTS = (
     ),
     Mutant(
         "a sequence's states are read from another's place",
-        "training/states.py",
+        "training/features.py",
         "starts[number] : starts[number + 1]]",
         "0 : starts[number + 1] - starts[number]]",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(
         "states are computed anew for each batch",
-        "training/states.py",
+        "training/features.py",
         "file.there[member] = 1",
         "file.there[member] = 0",
         (f"{_STATES}::test_they_are_the_target_s",),
@@ -89,9 +89,9 @@ MUTANTS = (
     ),
     Mutant(
         "the gradient of a bfloat16 product is another product's",
-        "nn/products.py",
+        "ops/matmul.py",
         "_bfloat16_product(slope, x, (0, 0))",
         "_bfloat16_product(slope, 2 * x, (0, 0))",
-        ("tests/test_products.py::test_bfloat16_on_a_cpu_sums_in_float32",),
+        ("tests/ops/test_matmul.py::test_bfloat16_on_a_cpu_sums_in_float32",),
     ),
 )

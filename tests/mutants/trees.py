@@ -1,11 +1,11 @@
 """Faults of drafting trees: who sees whom, which law a node has, and what is kept of a path."""
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 _TREE = "tests/drafters/test_tree.py"
 _DYNAMIC = "tests/drafters/test_dynamic_tree.py"
-_UNION = "tests/drafters/test_union.py"
-_MODELS = "tests/test_models.py"
+_UNION = "tests/contrib/test_union.py"
+_MODELS = "tests/nn/test_models.py"
 _LAW = "test_the_reported_law_is_that_of_the_drafts"
 _FRESH = "test_after_any_acceptance_it_drafts_as_if_it_were_new"
 _GREEDY = "test_greedy_output_is_that_of_plain_decoding"
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tree's draft window starts one token late",
-        "drafters/draft.py",
+        "drafters/draft_model.py",
         "start = jnp.maximum(context.length - 2, 0)",
         "start = jnp.maximum(context.length - 1, 0)",
         (f"{_WITHOUT}::{_FRESH}",),
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "all nodes of a level share one noise: no draft index in the key",
-        "keys.py",
+        "core/random.py",
         "for index in self.draft:",
         "for index in self.draft[:0]:",
         (
@@ -164,56 +164,56 @@ MUTANTS = (
     ),
     Mutant(
         "the drafters of a union share one noise",
-        "drafters/union.py",
+        "contrib/union.py",
         "drafter.propose(draws.of_draft(index), own, context)",
         "drafter.propose(draws, own, context)",
         (f"{_UNION}::test_drafters_of_one_model_draw_with_noise_of_their_own",),
     ),
     Mutant(
         "a drafter of a union takes another's accepted drafts for its own",
-        "drafters/union.py",
+        "contrib/union.py",
         "heard.append(Verdict(accepted, ",
         "heard.append(Verdict(verdict.accepted, ",
         (f"{_UNION}::TestModelsAndText::{_FRESH}",),
     ),
     Mutant(
         "certain drafts beside drawn ones have a soft law",
-        "drafters/copying.py",
+        "drafters/lookup.py",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.log(jnp.float32(vocab_size)))",
         (f"{_UNION}::TestModelsAndText::{_LAW}",),
     ),
     Mutant(
         "every node of a tree sees all others when it is verified",
-        "tree.py",
+        "core/tree.py",
         "return seen.at[:, :, 0].set(True)",
         "return jnp.ones_like(seen)",
         (f"{_WITHOUT}::{_GREEDY}",),
     ),
     Mutant(
         "a node's grandparents are not seen when it is verified",
-        "tree.py",
+        "core/tree.py",
         "for _ in range(depth):",
         "for _ in range(min(depth, 2)):",
-        ("tests/test_tree.py::test_ancestors_depths_and_mask_of_trees_that_differ_in_each_row",),
+        ("tests/core/test_tree.py::test_ancestors_depths_and_mask_of_trees_that_differ_in_each_row",),
     ),
     Mutant(
         "positions of verified nodes count nodes instead of depth",
-        "round.py",
+        "decoding/round.py",
         '"positions": length[:, None] - 1 + depth,',
         '"positions": length[:, None] - 1 + jnp.arange(depth.shape[1], dtype=jnp.int32)[None],',
         (f"{_WITHOUT}::{_GREEDY}",),
     ),
     Mutant(
         "the target's cache keeps the first nodes instead of the path",
-        "round.py",
+        "decoding/round.py",
         "entries = entries.keep_path(rows)",
         "entries = entries.keep_path(jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32), rows.shape))",
         (f"{_WITHOUT}::{_GREEDY}",),
     ),
     Mutant(
         "what is kept of a path is its first entries",
-        "cache.py",
+        "nn/cache.py",
         "jnp.take_along_axis(x, at, axis=3)",
         "x[:, :, :, : nodes.shape[1]]",
         (f"{_MODELS}::TestLlama::test_an_accepted_path_is_kept_as_if_it_had_been_fed_alone",),

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import keys
+from jaxspec.core import random as keys
 from tests.oracle.drafting import Drafter
 from tests.oracle.leaves import Leaf
 from tests.oracle.rounds import Round, Rule, enumerate_round

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Context, Verdict
-from tests import tiny
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Context, Verdict
+from tests._fixtures import tiny
 from tests.oracle.drafting import Drafts, chain
 from tests.oracle.rounds import Rule, extend
 from tests.oracle.tables import Table, Text, total_variation

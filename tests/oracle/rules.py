@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.state import Proposal
-from jaxspec.verifiers import block, token
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers import block
+from jaxspec.verifiers import rejection as token
 from tests.oracle.drafting import Drafts, chain, depth
 from tests.oracle.leaves import Comparison, Leaf
 from tests.oracle.rounds import Rule
@@ -118,7 +119,7 @@ def block_rule(drafts: Drafts) -> Sequence[Sequence[Leaf]]:
 def descent_rule(descend: Callable) -> Rule:
     """A rule that compares one uniform a node, in an order that hangs on what came before.
 
-    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.descent.Descent`
+    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.tree_walk.Descent`
     with `thresholds[b, n]`, and `tested[b, n]`, the nodes whose uniform was compared. It is led
     down every way by uniforms that are 0 (below any threshold) or 1.
     """

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.verifiers import RecursiveRejection, block, token
+from jaxspec.verifiers import block
+from jaxspec.verifiers import rejection as token
 from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.recursive import RecursiveRejection
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement, enumerate_drafts
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.leaves import Comparison, Leaf

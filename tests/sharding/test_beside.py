@@ -9,11 +9,15 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxspec
-from jaxspec.sharding import DRAFTS_BESIDE, REPLICATED, Rules, shard, shard_players
-from jaxspec.state import Context, Verdict
-from jaxspec.verifiers import CoupledVerifier, KSequence, MultiDraftVerifier, TreeVerifier
-from tests import tiny
-from tests.sharding.collectives import collectives
+from jaxspec.core.state import Context, Verdict
+from jaxspec.sharding.params import shard, shard_players
+from jaxspec.sharding.rules import DRAFTS_BESIDE, REPLICATED, Rules
+from jaxspec.verifiers.coupled import CoupledVerifier
+from jaxspec.verifiers.k_seq import KSequence
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier
+from jaxspec.verifiers.tree import TreeVerifier
+from tests._fixtures import tiny
+from tests._fixtures.collectives import collectives
 from tests.sharding.test_meshes import LENGTHS, POLICY, PROMPT, VOCAB, run, same
 
 # Not gated: on a CPU the two halves of a gated block are flattened, and gathered for that.

@@ -7,7 +7,7 @@ from jax.tree_util import register_static
 
 import jaxspec
 from jaxspec.sharding.describe import describe
-from tests import tiny
+from tests._fixtures import tiny
 
 
 def text(value) -> bytes:

@@ -13,10 +13,9 @@ import typer.testing
 
 from jaxspec import weights
 from jaxspec.cli import app as application
-from jaxspec.sharding import join
-from tests import text_models, tiny
-from tests.sharding import host_cases, host_worker
-from tests.sharding.processes import errors, started, wait_for
+from jaxspec.sharding.multihost import join
+from tests._fixtures import host_cases, host_worker, text_models, tiny
+from tests._fixtures.processes import errors, started, wait_for
 
 # Beyond the stated time there is the time that a busy machine takes to end a process.
 STATED = host_worker.TIMEOUT + 10

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from jaxspec import weights
-from jaxspec.sharding import DATA_AND_TENSOR, FULLY_SHARDED, TENSOR_PARALLEL, Placement
-from jaxspec.weights import huggingface
-from tests import tiny
+from jaxspec.checkpoints import huggingface
+from jaxspec.sharding.placement import Placement
+from jaxspec.sharding.rules import DATA_AND_TENSOR, FULLY_SHARDED, TENSOR_PARALLEL
+from tests._fixtures import folders, tiny
 from tests.sharding.test_rules import make_mesh
-from tests.weights import folders
 
 
 def held(device) -> int:

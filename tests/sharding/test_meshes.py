@@ -10,34 +10,31 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from jaxspec.drafters import (
-    CascadeDrafter,
-    Compose,
-    DynamicTreeDrafter,
-    ModelDrafter,
-    NGramDrafter,
-    SuffixDrafter,
-    TextStore,
-    TreeDrafter,
-    UnionDrafter,
-)
-from jaxspec.drafters import WithoutReplacement as Drawn
-from jaxspec.request import prepare
-from jaxspec.sharding import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules, shard, shard_players
-from jaxspec.tree import Tree
-from jaxspec.verifiers import (
-    BlockVerifier,
-    CoupledVerifier,
-    KSequence,
-    MultiDraftVerifier,
-    RelaxedVerifier,
-    TokenVerifier,
-    TraversalVerifier,
-    TreeVerifier,
-    Typical,
-)
-from tests import tiny
-from tests.sharding.collectives import collectives
+from jaxspec.contrib.cascade import CascadeDrafter
+from jaxspec.contrib.union import UnionDrafter
+from jaxspec.core.tree import Tree
+from jaxspec.decoding.arguments import prepare
+from jaxspec.drafters.children import WithoutReplacement as Drawn
+from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.model import ModelDrafter
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.suffix import SuffixDrafter
+from jaxspec.drafters.text_store import TextStore
+from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.sharding.params import shard, shard_players
+from jaxspec.sharding.rules import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules
+from jaxspec.verifiers.block import BlockVerifier
+from jaxspec.verifiers.coupled import CoupledVerifier
+from jaxspec.verifiers.k_seq import KSequence
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier
+from jaxspec.verifiers.rejection import TokenVerifier
+from jaxspec.verifiers.relaxed import RelaxedVerifier
+from jaxspec.verifiers.traversal import TraversalVerifier
+from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.typical import Typical
+from tests._fixtures import tiny
+from tests._fixtures.collectives import collectives
 from tests.sharding.test_rules import make_mesh
 
 # Far larger than any other array here, and its parts are like no other size.

@@ -10,20 +10,18 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxspec
-from jaxspec.sharding import (
+from jaxspec.sharding.params import parameter_axes, shard, shard_players
+from jaxspec.sharding.placement import Placement
+from jaxspec.sharding.rules import (
     DATA_AND_TENSOR,
     FULLY_SHARDED,
     REPLICATED,
     TENSOR_PARALLEL,
-    Placement,
     Rules,
+    as_tuple,
     default_rules,
-    parameter_axes,
-    shard,
-    shard_players,
 )
-from jaxspec.sharding.rules import as_tuple
-from tests import tiny
+from tests._fixtures import tiny
 
 
 def make_mesh(data=2, model=4, kind=AxisType.Auto):

@@ -10,8 +10,8 @@ import pytest
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from jaxspec.keys import PositionDraws
-from tests.system.near_ties import MARGIN, next_logits, partings
+from jaxspec.core.random import PositionDraws
+from tests._fixtures.near_ties import MARGIN, next_logits, partings
 
 pytestmark = pytest.mark.smollm2
 

@@ -76,7 +76,7 @@ class Decoder:
         self.players, self.calls, self.text = (target, draft, k), [], "some text"
 
     def generate(self, prompt, **options):
-        from jaxspec import text_request
+        from jaxspec.text import request as text_request
 
         text_request.TextOptions.parse(options)
         self.calls.append((prompt, options))

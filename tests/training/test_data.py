@@ -12,6 +12,7 @@ import pytest
 import typer.testing
 
 import jaxspec
+from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
 from jaxspec.training import data
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
@@ -19,8 +20,7 @@ from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.decontamination import contaminated, turn_hash
 from jaxspec.training.prompts import Conversation, read_prompts
-from jaxspec.weights import save
-from tests import text_models, tiny
+from tests._fixtures import text_models, tiny
 
 TOKENIZER = text_models.byte_level()
 END = TOKENIZER.eos_token_ids[0]

@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.sharding import shard
-from jaxspec.training import TrainingOptions, losses, train
-from jaxspec.training.batches import Batch
+from jaxspec.checkpoints.export import write_llama
+from jaxspec.checkpoints.load import load
+from jaxspec.checkpoints.params import abstract_model, abstract_params
+from jaxspec.sharding.params import shard
+from jaxspec.training import losses
+from jaxspec.training.batching import Batch
 from jaxspec.training.distill import Candidates, DistillRecipe
 from jaxspec.training.gradients import gradients, target_features
+from jaxspec.training.loop import train
 from jaxspec.training.on_policy import rewritten
+from jaxspec.training.options import TrainingOptions
 from jaxspec.training.state import join, split
-from jaxspec.weights import load
-from jaxspec.weights.abstract import abstract_model, abstract_params
-from jaxspec.weights.llama_folder import write_llama
-from tests import text_models, tiny
-from tests.training.bigram import Conversations
+from tests._fixtures import text_models, tiny
+from tests._fixtures.bigram import Conversations
 
 VOCAB = 24
 SMALL = DistillRecipe(width=12, layers=1, heads=2, mlp_width=16, frequent=None)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.sharding import FULLY_SHARDED
-from jaxspec.training import Prompts, TrainingOptions, evaluate, train
-from jaxspec.training.evaluate import prompts_of
-from tests import tiny
-from tests.training.bigram import Bigrams, Conversations
+from jaxspec.sharding.rules import FULLY_SHARDED
+from jaxspec.training.evaluate import Prompts, evaluate, prompts_of
+from jaxspec.training.loop import train
+from jaxspec.training.options import TrainingOptions
+from tests._fixtures import tiny
+from tests._fixtures.bigram import Bigrams, Conversations
 
 PROMPTS = Prompts(((1, 2, 3, 4), (5,), (4, 5)), max_new_tokens=8, batch=2)
 

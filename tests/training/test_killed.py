@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.training import worker
+from tests._fixtures import training_worker as worker
 
 ROOT = pathlib.Path(__file__).parents[2]
 

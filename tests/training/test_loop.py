@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sharding import FULLY_SHARDED
-from jaxspec.training import TrainingOptions, losses, train
-from tests import tiny
-from tests.training.bigram import Bigrams, Conversations
+from jaxspec.sharding.rules import FULLY_SHARDED
+from jaxspec.training import losses
+from jaxspec.training.loop import train
+from jaxspec.training.options import TrainingOptions
+from tests._fixtures import tiny
+from tests._fixtures.bigram import Bigrams, Conversations
 
 OPTIONS = TrainingOptions(
     steps=12, batch_tokens=128, learning_rate=0.1, warmup_steps=2, checkpoint_every=4, log_every=3, keep=2

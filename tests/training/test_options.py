@@ -6,14 +6,15 @@ import filelock
 import numpy as np
 import pytest
 
-from jaxspec.training import TrainingOptions, train
-from jaxspec.training.block import BlockRecipe
-from jaxspec.training.eagle import EagleRecipe
-from jaxspec.training.early_exit import EarlyExitRecipe
-from jaxspec.training.medusa import MedusaRecipe
-from jaxspec.training.tandem import TandemRecipe
-from tests import tiny
-from tests.training.bigram import Bigrams, Conversations
+from jaxspec.contrib.exit_head.training import EarlyExitRecipe
+from jaxspec.heads.dflash.training import BlockRecipe
+from jaxspec.heads.eagle.training import EagleRecipe
+from jaxspec.heads.medusa.training import MedusaRecipe
+from jaxspec.heads.tandem.training import TandemRecipe
+from jaxspec.training.loop import train
+from jaxspec.training.options import TrainingOptions
+from tests._fixtures import tiny
+from tests._fixtures.bigram import Bigrams, Conversations
 
 TARGET = tiny.transformer(layers=5)
 

@@ -10,7 +10,7 @@ from jaxspec.training.answers import AnswerOptions, Dialogue
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.prompts import read_prompts
-from tests import text_models, tiny
+from tests._fixtures import text_models, tiny
 
 TOKENIZER = text_models.byte_level()
 OPTIONS = AnswerOptions(max_new_tokens=6, batch=3, max_length=60)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.keys import RoundDraws
-from jaxspec.state import Proposal
-from jaxspec.verifiers import BlockVerifier, TokenVerifier
-from jaxspec.verifiers.block import log_thresholds, next_law
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers.block import BlockVerifier, log_thresholds, next_law
+from jaxspec.verifiers.rejection import TokenVerifier
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.draws import Names, real_names, several_rounds

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import keys
-from jaxspec.keys import PositionDraws
-from jaxspec.state import Proposal
-from jaxspec.verifiers import CoupledVerifier
-from jaxspec.verifiers.coupled import coupled_tokens
+from jaxspec.core import random as keys
+from jaxspec.core.random import PositionDraws
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers.coupled import CoupledVerifier, coupled_tokens
 from tests.contracts import VerifierContract
 from tests.oracle.statistics import FALSE_ALARM
 from tests.oracle.tables import PAIR_NAMES, pair

@@ -9,11 +9,12 @@ import pytest
 from scipy import optimize
 
 import jaxspec
-from jaxspec.drafters import NoDrafter
-from jaxspec.verifiers import KSequence, MultiDraftVerifier, RecursiveRejection
-from jaxspec.verifiers.k_sequence import log_factor
+from jaxspec.drafters.base import NoDrafter
+from jaxspec.verifiers.k_seq import KSequence, log_factor
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier
+from jaxspec.verifiers.recursive import RecursiveRejection
 from jaxspec.verifiers.tree import descend as sample_and_walk
-from tests.contracts_tree_verifier import EXACT, TreeVerifierContract
+from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import token_accepted

@@ -5,9 +5,9 @@ import dataclasses
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec.pytree import register_dataclass
+from jaxspec.core.pytree import register_dataclass
 from jaxspec.verifiers.base import leading
-from jaxspec.verifiers.token import next_law
+from jaxspec.verifiers.rejection import next_law
 from tests.contracts import VerifierContract
 
 

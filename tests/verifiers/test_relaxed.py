@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal
-from jaxspec.verifiers import Lenience, Neighbourhood, RelaxedVerifier, TokenVerifier, Typical
-from jaxspec.verifiers.relaxed import chain_law, next_law
+from jaxspec.contrib.lantern import Neighbourhood
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers.lenience import Lenience
+from jaxspec.verifiers.rejection import TokenVerifier
+from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_law, next_law
+from jaxspec.verifiers.typical import Typical
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.rounds import deviation, emitted_law, enumerate_round

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.contrib.lantern import Neighbourhood
+from jaxspec.core.state import Proposal
 from jaxspec.drafters.base import Drafter
-from jaxspec.state import Proposal
-from jaxspec.verifiers import Lenience, Neighbourhood, RelaxedVerifier, Typical
-from tests import tiny
+from jaxspec.verifiers.lenience import Lenience
+from jaxspec.verifiers.relaxed import RelaxedVerifier
+from jaxspec.verifiers.typical import Typical
+from tests._fixtures import tiny
 
 VOCAB = 4
 NEIGHBOURS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)

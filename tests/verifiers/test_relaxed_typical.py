@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.keys import RoundDraws
-from jaxspec.pytree import register_dataclass
-from jaxspec.state import Proposal
-from jaxspec.verifiers import RelaxedVerifier, Typical
-from jaxspec.verifiers.relaxed import chain_law
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_law
+from jaxspec.verifiers.typical import Typical
 from tests.oracle.drafting import path_to
 from tests.oracle.statistics import same_law
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from jaxspec.verifiers import TraversalVerifier
 from jaxspec.verifiers.recursive import RecursiveRejection
-from jaxspec.verifiers.traversal import descend
+from jaxspec.verifiers.traversal import TraversalVerifier, descend
 from jaxspec.verifiers.tree import descend as sample_and_walk
-from tests.contracts_tree_verifier import EXACT, TreeVerifierContract
+from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import block_accepted

@@ -3,10 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.state import Proposal
-from jaxspec.verifiers import TreeVerifier
-from jaxspec.verifiers.tree import descend
-from tests.contracts_tree_verifier import TreeVerifierContract
+from jaxspec.core.state import Proposal
+from jaxspec.verifiers.tree import TreeVerifier, descend
+from tests.contracts.tree_verifier import TreeVerifierContract
 from tests.oracle.rules import descent_rule
 
 

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxspec.bench.quality.quality import Agreement, partings
-from jaxspec.bench.quality.report import agreed
-from jaxspec.bench.speed.cases import PLAIN
-from jaxspec.bench.speed.groups import in_order
-from jaxspec.bench.speed.summary import ALL, Spread, speeds
-from jaxspec.bench.speed.tables import Table
+from jaxspec.bench.cases import PLAIN
+from jaxspec.bench.groups import in_order
+from jaxspec.bench.quality import Agreement, partings
+from jaxspec.bench.quality_report import agreed
+from jaxspec.bench.summary import ALL, Spread, speeds
+from jaxspec.bench.tables import Table
 
 
 @dataclasses.dataclass(frozen=True)

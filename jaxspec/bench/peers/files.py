@@ -11,12 +11,12 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from jaxspec.model import LanguageModel
-from jaxspec.nn import Rope, TransformerConfig
-from jaxspec.nn.rope import frequencies
-from jaxspec.weights.families import transformer_config
-from jaxspec.weights.head_files import config_of
-from jaxspec.weights.recipes import recipes
+from jaxspec.checkpoints.folder import config_of
+from jaxspec.families.config import transformer_config
+from jaxspec.families.params import recipes
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.rope import Rope, frequencies
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,

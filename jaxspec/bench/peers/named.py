@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxspec.bench.peers.files import write_folder, write_gguf
-from jaxspec.model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)

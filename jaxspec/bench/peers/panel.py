@@ -12,7 +12,7 @@ import jax
 
 from jaxspec.bench.peers.named import Peer
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
-from jaxspec.model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel
 
 _WARM_UP = 8
 

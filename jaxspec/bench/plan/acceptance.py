@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.cases import Case, widest_prompt
+from jaxspec.bench.dialogue import Answers, Prompts, counts_of, dialogue, generate, tokens_of, turn_key
+from jaxspec.bench.groups import groups
 from jaxspec.bench.questions import padded
-from jaxspec.bench.speed.cases import Case, widest_prompt
-from jaxspec.bench.speed.dialogue import Answers, Prompts, counts_of, dialogue, generate, tokens_of, turn_key
-from jaxspec.bench.speed.groups import groups
-from jaxspec.bench.speed.setting import Setting, policy_at
-from jaxspec.model import LanguageModel
+from jaxspec.bench.setting import Setting, policy_at
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 

@@ -4,12 +4,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from jaxspec.bench.speed.cases import Case
-from jaxspec.bench.speed.groups import groups
-from jaxspec.bench.speed.measure import Measurement
-from jaxspec.bench.speed.setting import Setting
-from jaxspec.bench.speed.summary import ALL, Summary, summarize
-from jaxspec.model import LanguageModel
+from jaxspec.bench.cases import Case
+from jaxspec.bench.groups import groups
+from jaxspec.bench.measure import Measurement
+from jaxspec.bench.setting import Setting
+from jaxspec.bench.summary import ALL, Summary, summarize
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 

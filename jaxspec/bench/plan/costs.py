@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 import jaxspec
+from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.costs import repeat_round
-from jaxspec.bench.speed.cases import PLAIN, Case
-from jaxspec.bench.speed.rounds import ROUNDS, draft_once, feed
-from jaxspec.bench.speed.setting import policy_at
+from jaxspec.bench.rounds import ROUNDS, draft_once, feed
+from jaxspec.bench.setting import policy_at
 from jaxspec.bench.timing import Samples, interleave
-from jaxspec.model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,13 @@ from pathlib import Path
 import jax
 
 from jaxspec.bench.costs import measure_costs
-from jaxspec.bench.speed.setting import Setting, policy_at
-from jaxspec.drafters import Compose, Drafter
+from jaxspec.bench.setting import Setting, policy_at
+from jaxspec.checkpoints.load import load
+from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
-from jaxspec.drafters.named import load_drafter
-from jaxspec.weights import load
-from jaxspec.weights.native import PRODUCTS
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.named import load_drafter
+from jaxspec.nn.convert import PRODUCTS
 
 # Tokens of a text in the middle of an answer.
 _TEXT = 256

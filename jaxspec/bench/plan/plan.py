@@ -8,20 +8,20 @@ from typing import Any
 
 import jax
 
+from jaxspec.bench.cases import Case, load_cases, longest_text, with_halves
+from jaxspec.bench.groups import groups
 from jaxspec.bench.plan.acceptance import Acceptance, measure_acceptance
 from jaxspec.bench.plan.check import check
 from jaxspec.bench.plan.costs import StepCosts, measure_step_costs
 from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, Recommendation, best_of, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
-from jaxspec.bench.speed.cases import Case, load_cases, longest_text, with_halves
-from jaxspec.bench.speed.groups import groups
-from jaxspec.bench.speed.run import check_askable, machine
-from jaxspec.bench.speed.setting import Setting
-from jaxspec.model import LanguageModel
+from jaxspec.bench.run import check_askable, machine
+from jaxspec.bench.setting import Setting
+from jaxspec.checkpoints.load import load
+from jaxspec.nn.convert import PRODUCTS
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
-from jaxspec.weights import load
-from jaxspec.weights.native import PRODUCTS
 
 # Turns of what takes milliseconds.
 _TURNS = 5

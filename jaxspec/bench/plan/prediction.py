@@ -11,9 +11,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxspec.bench.groups import Group
 from jaxspec.bench.plan.acceptance import Acceptance, Answer
 from jaxspec.bench.plan.costs import RoundCost
-from jaxspec.bench.speed.groups import Group
 
 
 @dataclasses.dataclass(frozen=True)

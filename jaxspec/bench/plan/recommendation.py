@@ -4,12 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxspec.bench.cases import Case
 from jaxspec.bench.plan.acceptance import Acceptance
 from jaxspec.bench.plan.costs import RoundCost
 from jaxspec.bench.plan.prediction import Prediction
-from jaxspec.bench.speed.cases import Case
-from jaxspec.bench.speed.summary import Summary
-from jaxspec.request import default_verifier
+from jaxspec.bench.summary import Summary
+from jaxspec.decoding.arguments import default_verifier
 
 # Where fewer of the first drafts are kept, it is the guesses that are bad.
 _FEW_KEPT = 0.4

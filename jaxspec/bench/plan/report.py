@@ -7,7 +7,7 @@ from typing import Any
 from jaxspec.bench.plan.costs import StepCosts
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.recommendation import Recommendation
-from jaxspec.bench.speed.tables import Table
+from jaxspec.bench.tables import Table
 
 _NOTHING = "-"
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.bench.plain import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.timing import interleave
 from jaxspec.bench.workload import pass_bytes
-from jaxspec.model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel
+from tests.benchmarks.plain import PROBE_BYTES, bandwidth_probe
 
 _PASSES = 16
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384)

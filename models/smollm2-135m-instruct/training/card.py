@@ -3,7 +3,7 @@
     python card.py eagle --run runs/eagle --results drafters.json --hardware "2 cores of ..."
     python card.py eagle --results drafters.json
 
-`--run` is what `jaxspec train` wrote, `--results` what `python -m jaxspec.bench.drafters --questions` wrote. Without
+`--run` is what `jaxspec train` wrote, `--results` what `python -m tests.benchmarks.drafters --questions` wrote. Without
 `--run` the drafter that is there keeps its files, and its card has the new results in the place of the old ones.
 """
 
@@ -12,7 +12,7 @@ import json
 import pathlib
 import shutil
 
-from jaxspec.bench.drafter_tables import markdown
+from tests.benchmarks.drafter_tables import markdown
 
 MODEL = pathlib.Path(__file__).resolve().parent.parent
 FILES = ("training.json", "loss.svg")
@@ -56,7 +56,7 @@ The target was jaxspec's file of it (Q4_1). `training.json` has the versions, th
 
 MEASURED = """Tokens a round, and the share of drafts that was kept, on {questions} questions of Spec-Bench's
 development half ({tokens_each} new tokens, {dtype}), by
-`python -m jaxspec.bench.drafters --questions questions.jsonl --count {questions} --dtype {dtype}`:
+`python -m tests.benchmarks.drafters --questions questions.jsonl --count {questions} --dtype {dtype}`:
 
 {table}"""
 # What stands around it in a card.

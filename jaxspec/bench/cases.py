@@ -1,0 +1,138 @@
+"""What is timed: plain decoding, and each drafter at each number of drafts."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxspec.bench.setting import Setting
+from jaxspec.checkpoints import zoo
+from jaxspec.decoding.arguments import default_verifier
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.drafters.adapting import Wish, adapt
+from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.named import load_drafter
+from jaxspec.named_verifiers import VERIFIERS
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.coupled import CoupledVerifier
+
+PLAIN = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way of decoding.
+
+    Attributes:
+      label: what tables call it.
+      name: the drafter's name.
+      drafter: what guesses; `NoDrafter` for plain decoding.
+      verifier: what decides; `None` is the drafter's default.
+    """
+
+    label: str
+    name: str
+    drafter: Drafter
+    verifier: Verifier | None = None
+
+    def is_exact(self, temperature: float) -> bool:
+        """Whether it must write the tokens of plain decoding with the same key."""
+        verifier = self.verifier or default_verifier(self.drafter)
+        return verifier.lossless and (temperature == 0 or isinstance(verifier, CoupledVerifier))
+
+    @property
+    def k(self) -> int | None:
+        """Drafted tokens a round; `None` where each row finds its own number."""
+        return None if _adapts(self.drafter) else self.drafter.k
+
+
+def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
+    """Plain decoding first, then each drafter, loaded once, at each `k`.
+
+    Raises:
+      ValueError: a drafter does not fit the target or a `k`.
+      OSError: a drafter cannot be read or downloaded.
+    """
+    cases = [Case(PLAIN, PLAIN, NoDrafter())]
+    for name in _in_full(setting):
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="fixed")
+        for k in setting.lengths or ("fixed",):
+            cases.append(_case(name, setting, _drafting(loaded, k, setting, target), target))
+    labels = [case.label for case in cases]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
+    return cases
+
+
+def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageModel) -> Drafter:
+    """The same weights at another length."""
+    wish = Wish.parse(k)
+    if wish.adaptive:
+        return adapt(loaded, target, wish.most)
+    if wish.k is None:
+        return loaded
+    if isinstance(loaded, Compose):
+        parts = {part: dataclasses.replace(getattr(loaded, part), k=k, schedule=None) for part in ("copying", "model")}
+        return dataclasses.replace(loaded, **parts)
+    return dataclasses.replace(loaded, k=k, schedule=None)
+
+
+def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
+    """The same, those that adapt with what rounds of so many rows cost."""
+    at = lambda drafter: adapt(drafter, target, drafter.k, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
+    return [dataclasses.replace(case, drafter=at(case.drafter)) for case in cases]
+
+
+def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:
+    """The same, and each drafter that drafts several tokens also at half as many, before it."""
+    found = []
+    for case in cases:
+        if case.drafter.k > 1:
+            half = _drafting(case.drafter, case.drafter.k // 2, setting, target)
+            found.append(_case(case.name, setting, half, target))
+        found.append(case)
+    return found
+
+
+def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) -> Case:
+    drafter.check(target)
+    verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
+    if verifier is not None:
+        verifier.check(drafter)
+    k = "adaptive" if _adapts(drafter) else drafter.k
+    return Case(f"{_short(name, setting.model)}, k={k}", name, drafter, verifier)
+
+
+def _adapts(drafter: Drafter) -> bool:
+    model = drafter.model if isinstance(drafter, Compose) else drafter
+    return isinstance(getattr(model, "schedule", None), Adaptive)
+
+
+def _in_full(setting: Setting) -> list[str]:
+    """The drafters' names, "auto" looked up."""
+    names = [str(zoo.draft_name(name, setting.model)) for name in setting.drafters]
+    if len(set(names)) < len(names):
+        given, found = ", ".join(setting.drafters), ", ".join(names)
+        raise ValueError(f"the drafters {given} are {found} for {setting.model}; name each once")
+    return names
+
+
+def _short(name: str, model: str) -> str:
+    """Of a folder or a file its own name; of what ships with the model, without the model's."""
+    copying, plus, other = name.partition("+")
+    if plus and copying in zoo.COPYING:
+        return f"{copying}+{_short(other, model)}"
+    return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
+
+
+def longest_text(target: LanguageModel, cases: Sequence[Case]) -> int | None:
+    """The most tokens that all models have room for; `None` if there is no bound."""
+    contexts = (target.context_length, *(case.drafter.context_length for case in cases))
+    return min((length for length in contexts if length is not None), default=None)
+
+
+def widest_prompt(target: LanguageModel, cases: Sequence[Case], new_tokens: int) -> int | None:
+    """The most tokens of a prompt that leaves room for `new_tokens` in all models; `None` if there is no bound."""
+    longest = longest_text(target, cases)
+    return None if longest is None else longest - new_tokens

@@ -1,0 +1,69 @@
+"""Where two answers to one prompt part, and how near the target was to a tie there.
+
+A pass over one token and a pass over five round differently, so that a tie within rounding may fall either way.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.core.prefill import prefill
+from jaxspec.core.random import PositionDraws, row_keys
+from jaxspec.core.sampling import Policy
+
+NEAR = 1e-3
+_WIDTH = 64
+
+# Of the text up to a place: what the next token is the argmax of, `[v]`.
+Score = Callable[[Sequence[int]], np.ndarray]
+
+
+def parting(plain: Sequence[int], other: Sequence[int], score: Score) -> tuple[int, float | None] | None:
+    """The first place where two answers differ, and how far the worse token there is from the best; `None` if nowhere.
+
+    That distance is `None` where one answer goes on behind the end of the other, which no tie explains.
+    """
+    plain, other = list(plain), list(other)
+    if plain == other:
+        return None
+    shared = min(len(plain), len(other))
+    place = next((i for i in range(shared) if plain[i] != other[i]), shared)
+    if place == shared:
+        return place, None
+    scores = score(plain[:place])
+    return place, float(scores.max() - min(scores[plain[place]], scores[other[place]]))
+
+
+def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy, key) -> Score:
+    """What plain decoding with this key takes the argmax of, after the prompt and some new tokens.
+
+    Args:
+      target: the model.
+      prompt: token ids.
+      row: which row of a batch of `rows` it is.
+      rows: how many there are.
+      policy: how tokens are drawn.
+      key: as `jaxspec.generate` takes it.
+    """
+
+    def score(answer: Sequence[int]) -> np.ndarray:
+        text = [*prompt, *answer]
+        tokens = np.zeros((1, -(-len(text) // _WIDTH) * _WIDTH), np.int32)
+        tokens[0, : len(text)] = text
+        length = jnp.asarray([len(text)], jnp.int32)
+        logits = _logits_after(target, tokens, length)
+        if policy.greedy:
+            return np.asarray(logits)
+        noise = PositionDraws(row_keys(key, rows)[row][None], length).token_noise(1, target.vocab_size)
+        return np.asarray((policy.log_probs(logits[None, None]) + noise)[0, 0])
+
+    return score
+
+
+@jax.jit
+def _logits_after(target, tokens, length):
+    cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
+    last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    return target(last, cache).logits[0, 0]

@@ -1,0 +1,102 @@
+"""What one run measures."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspec.bench.peers.named import PEERS
+from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.drafters.adapting import Wish
+from jaxspec.named_verifiers import VERIFIERS
+from jaxspec.nn.convert import PRODUCTS
+from jaxspec.training.prompts import Conversation
+
+_LATER = ("verifier", "against", "against_draft")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The options of a run.
+
+    Attributes:
+      model: the target's name.
+      drafters: names as `jaxspec.load_drafter` takes them.
+      lengths: numbers of drafted tokens a round, or "adaptive", "adaptive:16"; none is each drafter's own number.
+      batches: numbers of requests that are decoded together.
+      temperatures: 0 is greedy decoding.
+      max_new_tokens: the most tokens of an answer.
+      repeats: how often each answer is timed.
+      seed: of the draws at temperatures above 0.
+      dtype: of weights and activations; `None` is what `load` chooses.
+      products: how the target is multiplied: a name of `jaxspec.nn.convert.PRODUCTS`.
+      split_rounds: whether a round's draft and verification are timed apart, too.
+      verifier: a name of `jaxspec.named_verifiers.VERIFIERS`; `None` is each drafter's default.
+      against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
+      against_draft: the draft model that they are measured with, too, or `None`.
+    """
+
+    model: str
+    drafters: tuple[str, ...]
+    lengths: tuple[int | str, ...] = ()
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    max_new_tokens: int = 128
+    repeats: int = 3
+    seed: int = 0
+    dtype: str | None = None
+    products: str = "auto"
+    split_rounds: bool = False
+    verifier: str | None = None
+    against: tuple[str, ...] = ()
+    against_draft: str | None = None
+
+    def __post_init__(self):
+        if not self.drafters:
+            raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
+        if "none" in self.drafters:
+            raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
+        if self.products not in PRODUCTS:
+            raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, got {self.products!r}")
+        for name in ("drafters", "lengths", "batches", "temperatures", "against"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+        if self.verifier is not None and self.verifier not in VERIFIERS:
+            raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
+        if unknown := sorted(set(self.against) - PEERS.keys()):
+            raise ValueError(f"peers are {', '.join(PEERS)}, got {', '.join(unknown)}")
+        if self.against and 1 not in self.batches:
+            raise ValueError("the peers answer one request at a time; pass --batch 1 beside the others")
+        if self.against_draft is not None and not self.against:
+            raise ValueError("--against-draft is a draft model of the peers; pass --against too")
+        words = [k for k in self.lengths if isinstance(k, str)]
+        if not all(Wish.parse(word).adaptive for word in words) or len(words) > 1:
+            raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
+        whole = {"k": [k for k in self.lengths if k not in words], "batch": self.batches}
+        whole |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
+        for name, values in whole.items():
+            for value in values:
+                if value < 1:
+                    raise ValueError(f"{name} must be at least 1, got {value}")
+        for value in self.temperatures:
+            if not 0 <= value < math.inf:
+                raise ValueError(f"temperature must be at least 0, got {value}")
+
+    def described(self, questions: Sequence[Conversation]) -> dict[str, Any]:
+        """The options and the questions, for JSON: two runs with the same can be one."""
+        options = dataclasses.asdict(self)
+        del options["split_rounds"]  # that only measures more
+        # What older files do not speak of was not asked for.
+        options = {name: value for name, value in options.items() if name not in _LATER or value}
+        return json.loads(json.dumps(options)) | {
+            "questions": len(questions),
+            "questions_sha256": hashlib.sha256(repr(list(questions)).encode()).hexdigest(),
+        }
+
+
+def policy_at(temperature: float) -> Policy:
+    """How tokens are drawn."""
+    return Greedy() if temperature == 0 else Sampling(temperature=temperature)

@@ -1,0 +1,111 @@
+"""`load`: a model from any of the places where weights are kept."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxspec.checkpoints import zoo
+from jaxspec.checkpoints.download import fetch
+from jaxspec.checkpoints.gguf import read_gguf_checkpoint
+from jaxspec.checkpoints.huggingface import download_from_hub, read_huggingface_checkpoint
+from jaxspec.checkpoints.orbax import MANIFEST, read_saved
+from jaxspec.checkpoints.params import assemble
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.placement import Placement
+from jaxspec.sharding.rules import Rules, default_rules
+
+_DTYPES = ("float32", "bfloat16", "float16")
+# What a repository on the model hub is called.
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_FILES = {".gguf": read_gguf_checkpoint}
+
+
+def load(
+    name_or_path: str | os.PathLike[str], *, dtype: Any = None, mesh: Mesh | None = None, rules: Rules | None = None
+) -> LanguageModel:
+    """Loads a language model with its tokenizer.
+
+    Args:
+      name_or_path: one of, tried in this order,
+        * a name of the zoo (`jaxspec.list_models()`), downloaded at the first use, or of a draft model
+          that ships with one, "smollm2-135m-instruct/distilled";
+        * a local folder: Hugging Face's (`config.json` and safetensors) or one that `save` wrote;
+        * a local `.gguf` file;
+        * a repository on the model hub, `organisation/name`.
+      dtype: "float32", "bfloat16" or "float16", of weights and activations. The default is float32
+        on CPUs, which are slow in the others, and bfloat16 elsewhere.
+      mesh: splits the parameters over devices as they are read: no device ever holds more than its
+        part, and the host no more than one parameter of the checkpoint beside them.
+      rules: how; `None` is by the mesh axes `data`, `model` and `draft` (`jaxspec.sharding.default_rules`).
+
+    Raises:
+      ValueError: the name is unknown, the dtype or architecture is not supported, a file is
+        truncated or corrupted, or rules and mesh do not fit.
+      FileNotFoundError: the path does not exist.
+      OSError: a download failed; the message says what to do.
+    """
+    dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
+    path = _locate(name_or_path)
+    if not path.is_dir():
+        return assemble(_FILES[path.suffix](path), dtype, placement)
+    if (path / MANIFEST).is_file():
+        return read_saved(path, dtype, placement)
+    return assemble(read_huggingface_checkpoint(path), dtype, placement)
+
+
+def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:
+    if mesh is None:
+        if rules is not None:
+            raise ValueError("rules say how to split over a mesh, got no mesh; pass mesh=")
+        return None
+    return Placement.on(mesh, default_rules(mesh) if rules is None else rules)
+
+
+def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")
+    name = os.fspath(name_or_path)
+    if isinstance(name_or_path, str) and (entry := zoo.find(name)) is not None:
+        return fetch(entry)
+    if isinstance(name_or_path, str) and (folder := zoo.find_drafter(name)) is not None:
+        return folder
+    path = Path(name).expanduser()
+    if path.exists():
+        return _checked(path)
+    if isinstance(name_or_path, str) and HUB_ID.match(name) and path.suffix not in _FILES:
+        return download_from_hub(name)
+    if isinstance(name_or_path, os.PathLike) or path.suffix in _FILES or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no file or folder {name!r}")
+    raise ValueError(zoo.unknown_name(name))
+
+
+def _checked(path: Path) -> Path:
+    if path.is_dir():
+        if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
+            raise ValueError(
+                f"{path} is not a model folder: expected config.json with safetensors, or {MANIFEST} as "
+                "save writes it. To load a .gguf file, pass the file itself"
+            )
+    elif path.suffix not in _FILES:
+        raise ValueError(
+            f"{path} is not a model file: expected {' or '.join(_FILES)}. For safetensors, pass the folder"
+        )
+    return path
+
+
+def parse_dtype(dtype: Any) -> jnp.dtype:
+    """The dtype of that name; `None` is what suits the platform."""
+    if dtype is None:
+        return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+    try:
+        parsed = jnp.dtype(dtype)
+    except TypeError:
+        parsed = None
+    if parsed is None or parsed.name not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    return parsed

@@ -1,0 +1,300 @@
+"""Text to token ids and back, from a GGUF file's metadata or a Hugging Face folder, without PyTorch."""
+
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """A tokenizer, its special tokens and its chat template.
+
+    Two tokenizers are equal if they have the same content, so a tokenizer can be a static field of
+    a pytree that goes through `jax.jit`.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ):
+        """Wraps a tokenizer; it must not be changed afterwards.
+
+        Args:
+          backend: the tokenizer.
+          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`.
+          eos_token_ids: every token that ends a text or a turn.
+          chat_template: a Jinja template in the convention of transformers.
+        """
+        self._backend = backend
+        self._special = {name: token for name, token in (special_tokens or {}).items() if token is not None}
+        if unknown := set(self._special) - set(_NAMES):
+            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected {', '.join(_NAMES)}")
+        self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self._chat_template = chat_template
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
+        """Builds the tokenizer that a GGUF file describes.
+
+        Args:
+          metadata: the file's key-value pairs.
+
+        Raises:
+          ValueError: there is none, or its kind is not supported.
+        """
+        from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
+
+        built = build_tokenizer(metadata)
+        return cls(
+            built.backend,
+            special_tokens=built.special_tokens,
+            eos_token_ids=built.eos_token_ids,
+            chat_template=built.chat_template,
+        )
+
+    @classmethod
+    def from_folder(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads the tokenizer of a Hugging Face folder, as `transformers.AutoTokenizer` does.
+
+        The ends of a text are those of `generation_config.json`, `config.json` and the tokenizer.
+
+        Raises:
+          ValueError: the folder has no tokenizer, or it is not one of the fast kind.
+        """
+        folder = Path(path)
+        try:
+            loaded = _transformers().AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            backend = loaded.backend_tokenizer
+        except Exception as error:  # transformers raises almost anything here
+            raise ValueError(
+                f"{folder} has no tokenizer that can be read ({error}); expected tokenizer.json and "
+                "tokenizer_config.json"
+            ) from error
+        template = loaded.chat_template
+        if isinstance(template, Mapping):
+            template = template.get("default")
+        ends = [loaded.eos_token_id]
+        for name in ("generation_config.json", "config.json"):
+            if (file := folder / name).is_file():
+                ids = json.loads(file.read_text("utf-8")).get("eos_token_id")
+                ends.extend(ids if isinstance(ids, list) else [ids])
+        return cls(
+            backend,
+            special_tokens={name: getattr(loaded, name, None) for name in _NAMES},
+            eos_token_ids=[end for end in ends if end is not None],
+            chat_template=template,
+        )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text or a turn, ascending; may be empty."""
+        return self._eos_token_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        return self._backend.token_to_id(self._special["bos_token"]) if "bos_token" in self._special else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest token id; a model may have a padded vocabulary beyond it."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content, in hexadecimal: equal for equal tokenizers."""
+        rest = json.dumps([self._special, self._eos_token_ids, self._chat_template], sort_keys=True)
+        return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+          text: any text; the spelling of a special token in it becomes that token.
+          add_special_tokens: whether to put the beginning token (and, for some models, the end)
+            around it, where the model was trained so.
+
+        Raises:
+          TypeError: `text` is not a string.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be one string, got {type(text).__name__}; encode texts one by one")
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Ids of a model's padding beyond `vocab_size` contribute nothing.
+
+        Raises:
+          ValueError: an id is negative.
+        """
+        ids = [int(index) for index in ids]
+        if any(index < 0 for index in ids):
+            raise ValueError(f"token ids must be at least 0, got {min(ids)}; cut off the padding first")
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
+        """The exact bytes a token contributes to a text, for decoding one token at a time.
+
+        `decode` of a sequence is the UTF-8 decoding of its tokens' bytes joined, less the one
+        space in front that SentencePiece tokenizers strip from a whole text.
+
+        Args:
+          index: a token id; an id beyond `vocab_size` contributes nothing.
+          skip_special_tokens: whether special tokens contribute nothing either.
+
+        Raises:
+          ValueError: the id is negative, or the tokenizer is neither byte-level nor SentencePiece.
+        """
+        if index < 0:
+            raise ValueError(f"token ids must be at least 0, got {index}")
+        token = self._backend.id_to_token(int(index))
+        if token is None:
+            return b""
+        added = self._added.get(int(index))
+        if added is not None and added.special:
+            return b"" if skip_special_tokens else token.encode()
+        if self._is_byte_level:
+            alphabet = _byte_alphabet()
+            if all(char in alphabet for char in token):
+                return bytes(alphabet[char] for char in token)
+            return token.encode()
+        if match := _BYTE_TOKEN.match(token):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    def is_special(self, index: int) -> bool:
+        """Whether a token is no part of any text, such as one that ends a turn."""
+        added = self._added.get(int(index))
+        return added is not None and added.special
+
+    def is_byte_token(self, index: int) -> bool:
+        """Whether a token is SentencePiece's `<0x0A>` or the like, for a byte that other tokens may spell too."""
+        return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(int(index)) or "") is not None
+
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """Whether both have the same tokens by the same ids."""
+        return self is other or self._backend.get_vocab() == other._backend.get_vocab()
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Args:
+          messages: dictionaries with `role` and `content`.
+          add_generation_prompt: whether to open the assistant's next turn.
+
+        Raises:
+          ValueError: there is no chat template, or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise ValueError("this model's tokenizer has no chat template; give the text to encode() instead")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise ValueError(f"a message must be a dictionary with 'role' and 'content', got {message!r}")
+        try:
+            text = self._renderer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:  # the template is code of the model's author and may raise anything
+            raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes `tokenizer.json`, `tokenizer_config.json` and `generation_config.json` into a folder.
+
+        `from_folder` and `transformers.AutoTokenizer` read them.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
+        if self.has_chat_template:
+            config["chat_template"] = self._chat_template
+        _write(folder / "tokenizer.json", self._backend.to_str(pretty=False))
+        _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
+        _write(folder / "generation_config.json", json.dumps({"eos_token_id": list(self._eos_token_ids)}))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tokenizer):
+            return NotImplemented
+        return self is other or self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, chat_template={self.has_chat_template})"
+
+    @functools.cached_property
+    def _added(self) -> dict[int, tokenizers.AddedToken]:
+        return self._backend.get_added_tokens_decoder()
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = json.loads(self._backend.decoder.__getstate__()) if self._backend.decoder else {}
+        kinds = {stage["type"] for stage in decoder.get("decoders", [decoder]) if stage}
+        if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+            raise ValueError(
+                f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; "
+                "supported: byte-level and SentencePiece tokenizers"
+            )
+        return "ByteLevel" in kinds
+
+    @functools.cached_property
+    def _renderer(self):
+        """Renders chat templates only: it has no vocabulary, so making it costs nothing."""
+        empty = tokenizers.Tokenizer(tokenizers.models.BPE())
+        return _transformers().PreTrainedTokenizerFast(
+            tokenizer_object=empty, chat_template=self._chat_template, **self._special
+        )
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in GPT-2's vocabulary, the other way round."""
+    ranges = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    printable = [byte for first, last in ranges for byte in range(ord(first), ord(last) + 1)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+def _write(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+@functools.cache
+def _transformers():
+    """`transformers`, imported when first needed, without its advice to install PyTorch."""
+    wanted = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
+    logger = logging.getLogger("transformers")
+    logger.addFilter(wanted)
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        logger.removeFilter(wanted)

@@ -1,0 +1,196 @@
+"""The zoo: models that jaxspec knows by name, one manifest each."""
+
+import dataclasses
+import difflib
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A wheel in the package registry, and the file in it that is a part of the model.
+
+    Attributes:
+      requirement: the pinned distribution, `name==version`.
+      member: the path of the file inside the wheel.
+    """
+
+    requirement: str
+    member: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """A model file whose parts, joined in order, are carried by wheels."""
+
+    packages: tuple[Package, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """A repository on the model hub, of the same model."""
+
+    repo: str
+    revision: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ZooEntry:
+    """A model of the zoo.
+
+    Attributes:
+      name: what to pass to `load`.
+      description: one line.
+      licence: that of the weights.
+      file_name: the name of the model's file in the cache.
+      size: its size in bytes.
+      sha256: its digest, in hexadecimal.
+      sources: where to get it, in the order in which they are tried.
+      drafter: what "auto" drafts with, one that ships with it; `None` is n-grams.
+    """
+
+    name: str
+    description: str
+    licence: str
+    file_name: str
+    size: int
+    sha256: str
+    sources: tuple[Registry | Hub, ...]
+    drafter: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the file is, or will be, in the cache."""
+        return cache_folder() / self.name / self.file_name
+
+    @property
+    def hub_note(self) -> Path:
+        """The file that says where the hub's cache holds the model, once it came from there."""
+        return self.path.with_name("hub-folder")
+
+    @property
+    def hub_folder(self) -> Path | None:
+        """The model's folder in the hub's cache, if it came from there and is still there."""
+        if not self.hub_note.is_file():
+            return None
+        folder = Path(self.hub_note.read_text("utf-8"))
+        return folder if (folder / "config.json").is_file() else None
+
+    @property
+    def cached(self) -> bool:
+        """Whether it can be loaded without the network; checks the file's size only."""
+        if self.path.is_file() and self.path.stat().st_size == self.size:
+            return True
+        return self.hub_folder is not None
+
+
+def list_models() -> tuple[ZooEntry, ...]:
+    """Every model of the zoo, by name."""
+    return tuple(_entries()[name] for name in sorted(_entries()))
+
+
+def find(name: str) -> ZooEntry | None:
+    """The model of that name, or `None`."""
+    return _entries().get(name)
+
+
+def unknown_name(name: str) -> str:
+    """What to tell a user who asked for a model that does not exist."""
+    names = sorted(_entries())
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    guess = f" Did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"unknown model {name!r}.{guess} Known models: {', '.join(names)}. Also accepted: a model hub id "
+        "('organisation/name'), a local Hugging Face folder, a .gguf file, or a folder that "
+        "jaxspec.save wrote"
+    )
+
+
+# Drafters that copy from the text itself; "ngram+eagle" is one of them beside another drafter.
+COPYING = ("ngram", "suffix")
+
+
+def find_drafter(name: str) -> Path | None:
+    """The folder of a drafter that ships with a model of the zoo, `model/drafter`, or `None`."""
+    return _drafters().get(name)
+
+
+def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.PathLike[str]:
+    """`name` in full: "auto" and the drafters of `model`, of the zoo, are looked up; others stay as they are."""
+    if not isinstance(name, str):
+        return name
+    if name == "auto":
+        entry = None if model is None else find(model)
+        if entry is None or entry.drafter is None:
+            return "ngram"
+        return draft_name(entry.drafter, entry.name)
+    copying, plus, other = name.partition("+")
+    if plus and copying in COPYING:
+        return f"{copying}+{draft_name(other, model)}"
+    own = f"{model}/{name}"
+    return own if own in _drafters() else name
+
+
+def drafter_names() -> list[str]:
+    """Every drafter that ships with a model of the zoo."""
+    return sorted(_drafters())
+
+
+def unknown_drafter(name: str) -> str:
+    """What to tell a user who asked for a drafter that does not exist."""
+    return f"unknown drafter {name!r}; known ones: {', '.join(drafter_names()) or 'none'}. Also accepted: a folder"
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `$JAXSPEC_CACHE`, or the user's cache folder."""
+    root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
+    return Path(root).expanduser() / "models"
+
+
+@functools.cache
+def _entries() -> dict[str, ZooEntry]:
+    entries = (_entry(path) for path in sorted(_root().glob("*/manifest.json")))
+    return {entry.name: entry for entry in entries}
+
+
+@functools.cache
+def _drafters() -> dict[str, Path]:
+    manifests = ("config.json", "jaxspec.json")
+    folders = (path.parent for name in manifests for path in sorted(_root().glob(f"*/*/{name}")))
+    return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
+
+
+def _root() -> Path:
+    """The manifests: in a wheel inside the package, in a checkout beside it."""
+    package = Path(__file__).resolve().parent.parent
+    packed = package / "zoo"
+    return packed if packed.is_dir() else package.parent / "models"
+
+
+def _entry(path: Path) -> ZooEntry:
+    manifest = json.loads(path.read_text("utf-8"))
+    file = manifest["file"]
+    return ZooEntry(
+        name=manifest["name"],
+        description=manifest["description"],
+        licence=manifest["licence"],
+        file_name=file["name"],
+        size=file["size"],
+        sha256=file["sha256"],
+        sources=tuple(_source(source) for source in manifest["sources"]),
+        drafter=manifest.get("drafter"),
+    )
+
+
+def _source(values: dict[str, Any]) -> Registry | Hub:
+    match values:
+        case {"kind": "registry", "packages": packages}:
+            return Registry(tuple(Package(**package) for package in packages))
+        case {"kind": "hub", "repo": repo}:
+            return Hub(repo, values.get("revision"))
+    raise ValueError(f"unknown source in a manifest: {values}")

@@ -1,0 +1,28 @@
+"""Drafters and verifiers that work and are proven, but not recommended by default."""
+
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.contrib.cascade import CascadeDrafter as CascadeDrafter
+    from jaxspec.contrib.exit_head.head import EarlyExitHead as EarlyExitHead
+    from jaxspec.contrib.lantern import Neighbourhood as Neighbourhood
+    from jaxspec.contrib.lantern import nearest_neighbours as nearest_neighbours
+    from jaxspec.contrib.parallel import ParallelDrafter as ParallelDrafter
+    from jaxspec.contrib.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
+    from jaxspec.contrib.string_match import StringMatch as StringMatch
+    from jaxspec.contrib.union import UnionDrafter as UnionDrafter
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "cascade": ("CascadeDrafter",),
+        "union": ("UnionDrafter",),
+        "parallel": ("ParallelDrafter",),
+        "sparse_cache": ("SparseCacheDrafter",),
+        "string_match": ("StringMatch",),
+        "lantern": ("Neighbourhood", "nearest_neighbours"),
+        "exit_head.head": ("EarlyExitHead",),
+    },
+)

@@ -1,0 +1,173 @@
+"""A cascade: something cheap drafts for the model that drafts for the target.
+
+    text         ... d e                 e is committed and unfed
+    cheap guess          x y z           copied
+    draft model    [d e  x y z]          one pass gives its law after e, x, y and z
+    its drafts           x y w           its own draw after y was w, so z goes; the next pass goes on after w
+
+The model draws draft `i` with the noise of offset `i`, as it would alone, and keeps a guess for as long as it is what
+it draws itself. So the drafts and their laws are those of the model alone, in fewer passes of it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core import validate
+from jaxspec.core.argmax import best_token
+from jaxspec.core.model import Cache, Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Proposal
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.draft_model import ModelDraft
+from jaxspec.drafters.lookup import CopyingDrafter, Guess
+from jaxspec.verifiers.base import Draws, leading
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CascadeDrafter(Drafter):
+    """Drafts what `ModelDrafter(model, k)` drafts, in fewer passes where `cheap` guesses the drafts.
+
+    The vertical cascade of CS Drafting (Chen et al. 2312.11462, section 3.1), with shared noise in the place of
+    rejection (Daliri et al. 2408.07978), so that neither a draft nor its law hangs on what was guessed. Pays where
+    drafts are many and the model repeats the text; a pass without any guess is as wide as the model's own.
+
+    Attributes:
+      model: any `Model` with the target's vocabulary.
+      cheap: `NGramDrafter` or `SuffixDrafter`; its schedule is not asked.
+      k: drafted tokens a round.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    Raises:
+      TypeError, ValueError: `cheap` does not copy, or `k` is no integer of at least 1.
+    """
+
+    model: Model
+    cheap: CopyingDrafter
+    k: int = dataclasses.field(default=8, metadata={"static": True})
+    sampling: Policy | None = None
+
+    def __post_init__(self):
+        validate.counts("CascadeDrafter", k=self.k)
+        if not isinstance(self.cheap, CopyingDrafter) or self.cheap.k == 0:
+            got = type(self.cheap).__name__
+            raise TypeError(f"CascadeDrafter needs a drafter that copies as cheap, got {got}; pass NGramDrafter()")
+
+    @property
+    def context_length(self) -> int | None:
+        return self.model.context_length
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            validate.draft_policy(self.sampling)
+        self._draft.check(type(self).__name__, target)
+        self.cheap.check(target)
+
+    def init(self, context, prefilled, slots):
+        # A pass may guess beyond the last draft.
+        return self._draft.init(context, prefilled, slots + self.cheap.k)
+
+    def propose(self, draws: Draws, state: Cache, context: Context):
+        policy = context.sampling if self.sampling is None else self.sampling
+        live = jnp.any(~context.done)
+        cache = self._draft.catch_up(state, context, live)
+        drafts = _Drafts.none(context, self.k, self.cheap.k, self.model.vocab_size, policy, cache)
+        noise = None if policy.greedy else _noise(draws, self.k, self.model.vocab_size)
+        going = lambda drafts: jnp.any(drafts.count < self.k)  # noqa: E731
+        drafts = jax.lax.while_loop(going, lambda drafts: self._another(drafts, policy, noise, context), drafts)
+        at = context.length[:, None] + jnp.arange(self.k, dtype=jnp.int32)[None]
+        valid = jnp.broadcast_to(~context.done[:, None], at.shape)
+        tokens = jnp.where(valid, jnp.take_along_axis(drafts.text, at, axis=1), 0)
+        # The last draft was never fed.
+        return Proposal(tokens, valid, drafts.laws), drafts.cache.truncate(context.length + self.k - 1)
+
+    def observe(self, state: Cache, context: Context, verdict, hidden):
+        return state.truncate(jnp.minimum(state.length, context.length + verdict.accepted))
+
+    @property
+    def _draft(self) -> ModelDraft:
+        return ModelDraft(self.model)
+
+    def _another(self, drafts: "_Drafts", policy: Policy, noise, context: Context) -> "_Drafts":
+        """One pass over the end of the drafts and a guess; each row that is not done gets at least one draft."""
+        end = context.length + drafts.count
+        guess = self.cheap.guess(drafts.text, end)
+        guess = guess.cut(jnp.where(drafts.count < self.k, guess.count, 0))
+        logits, cache = self._score(_write(drafts.text, guess.tokens, end), end, guess, drafts.cache)
+        places = drafts.count[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        if policy.greedy:
+            laws, own = None, best_token(logits)
+        else:
+            law = policy.log_probs(logits)
+            # Rows are at different drafts; beyond the last nothing is read.
+            of_places = jnp.take_along_axis(noise, jnp.minimum(places, self.k - 1)[..., None], axis=1)
+            own = best_token(law + of_places)
+            laws = _lay(drafts.laws, law, drafts.count)
+        meant = guess.places < guess.count[:, None]
+        right = leading(meant & (guess.tokens == own[:, :-1]))
+        count = jnp.minimum(drafts.count + right + 1, self.k)
+        return _Drafts(count, _write(drafts.text, own, end), laws, cache)
+
+    def _score(self, text, end, guess: Guess, cache: Cache) -> tuple[Float[Array, "b g v"], Cache]:
+        """The logits after the text's end and after each guessed token. Without any guess the pass is short."""
+        width = 2 + self.cheap.k
+        start = jnp.maximum(end - 2, 0)
+        at = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+        window, cache = jnp.take_along_axis(text, at, axis=1), cache.truncate(start)
+
+        def fed(count: int):
+            def run():
+                output = self.model(window[:, :count], cache)
+                logits = jnp.pad(output.logits, ((0, 0), (0, width - count), (0, 0)))
+                return logits, output.entries.pad(width)
+
+            return run
+
+        logits, entries = jax.lax.cond(jnp.any(guess.count > 0), fed(width), fed(2))
+        first = (end - 1 - start)[:, None] + jnp.arange(width - 1, dtype=jnp.int32)[None]
+        return jnp.take_along_axis(logits, first[..., None], axis=1), cache.append(entries)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Drafts:
+    """The drafts of a round so far: `count` a row, standing behind the text."""
+
+    count: Int[Array, "b"]
+    text: Int[Array, "b s"]
+    laws: Float[Array, "b k v"] | None
+    cache: Cache
+
+    @classmethod
+    def none(cls, context: Context, k: int, guessed: int, vocab_size: int, policy: Policy, cache: Any) -> "_Drafts":
+        count = jnp.where(context.done, jnp.int32(k), 0)
+        text = jnp.pad(context.tokens, ((0, 0), (0, guessed + 2)))
+        # Any law will do for drafts that are never drawn, and this one is a law.
+        shape = (count.shape[0], k, vocab_size)
+        laws = None if policy.greedy else jnp.full(shape, -jnp.log(jnp.float32(vocab_size)))
+        return cls(count, text, laws, cache)
+
+
+def _noise(draws: Draws, k: int, vocab_size: int) -> Float[Array, "b k v"]:
+    return jnp.stack([draws.draft_noise(jnp.int32(offset), vocab_size) for offset in range(k)], axis=1)
+
+
+def _lay(laws: Float[Array, "b k v"], law: Float[Array, "b g v"], count: Int[Array, "b"]) -> Float[Array, "b k v"]:
+    """`law` over each row's laws from `count` on. Gathered: XLA brings all rows to all devices for a scatter."""
+    place = jnp.arange(laws.shape[1], dtype=jnp.int32)[None] - count[:, None]
+    within = (place >= 0) & (place < law.shape[1])
+    new = jnp.take_along_axis(law, jnp.clip(place, 0, law.shape[1] - 1)[..., None], axis=1)
+    return jnp.where(within[..., None], new, laws)
+
+
+def _write(text: Int[Array, "b s"], tokens: Int[Array, "b g"], end: Int[Array, "b"]) -> Int[Array, "b s"]:
+    """`tokens` behind each row's end."""
+    rows = jnp.arange(text.shape[0], dtype=jnp.int32)[:, None]
+    at = end[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    return text.at[rows, at].set(tokens, mode="drop")

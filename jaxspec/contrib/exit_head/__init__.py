@@ -1,0 +1,1 @@
+"""A trained exit after a target's first layers."""

@@ -1,0 +1,124 @@
+"""Training an early exit of a frozen target: what its first layers know already is made easier to read.
+
+The exit begins as the one that `EarlyExitDrafter` has without training: the target's final norm, blocks that add
+nothing, and the target's output head. It learns the target's whole law of each answer token, from the state that the
+first layers leave of the token before.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxspec.contrib.exit_head.checkpoint import write_early_exit
+from jaxspec.contrib.exit_head.head import EarlyExitHead
+from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.early_exit import EarlyExitDrafter
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.matmul import project
+from jaxspec.training.batching import Batch, at_places
+from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Recipe, check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExitRecipe(Recipe):
+    """An exit after some layers of a target that stays as it is: blocks and a norm before the target's own head.
+
+    For SmolLM2-135M and the defaults 2.7 million parameters are trained. Verification goes on from what drafting
+    computed, as without training.
+
+    Attributes:
+      layers: after how many of the target's layers it exits.
+      mlp_width: of each block; `None` is the target's.
+      blocks: before the norm; 0 trains the norm alone.
+      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      places: the most places chosen in a row of the batch.
+      divergence: of the exit's law from the target's.
+      k: drafts a round where it is evaluated.
+    """
+
+    layers: int
+    mlp_width: int | None = None
+    blocks: int = 1
+    draft_vocabulary: int | None = 8192
+    places: int = 224
+    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+    k: int = 4
+
+    def __post_init__(self):
+        check_at_least(self, 1, "layers", "mlp_width", "draft_vocabulary", "places", "k")
+        check_at_least(self, 0, "blocks")
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> "EarlyExitRecipe":
+        """The recipe with an exit after a quarter of the target's layers, unless `layers` is given.
+
+        Raises:
+          ValueError: the target has not more layers than that.
+        """
+        recipe = cls(**({"layers": max(1, target.module.config.num_layers // 4)} | options))
+        EarlyExitDrafter(recipe.layers).check(target)
+        return recipe
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """The state at the exit."""
+        return (self.layers,)
+
+    def init(self, key, target, token_counts):
+        module = self._module(target)
+        own = module.init(key, jnp.zeros((1, 1, target.module.config.width)))["params"]
+        # Each block adds nothing at first.
+        silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
+        own = jax.tree.map_with_path(silent, own)
+        own["final_norm"] = jax.tree.map(lambda x: x.astype(jnp.float32), dict(target.params["final_norm"]))
+        if self.draft_vocabulary is None:
+            return {"exit": own}
+        size = min(self.draft_vocabulary, target.vocab_size)
+        return {"exit": own, "ids": jnp.asarray(vocabulary.most_frequent(token_counts, size))}
+
+    def loss(self, params, target, batch, features, key):
+        places, chosen = _before_answers(batch, self.places, key)
+        law = project(target.normalise(at_places(features.last, places)), target.head).astype(jnp.float32)
+        law = jax.nn.log_softmax(law)
+        if "ids" in params:
+            law = law[..., params["ids"]]
+        (state,) = features.hidden
+        guess = jax.nn.log_softmax(self.head(params, target)(target, at_places(state, places)))
+        count = jnp.sum(chosen, dtype=jnp.float32)
+        accepted = masked_mean(acceptance(law, guess), chosen)
+        return masked_mean(self.divergence(law, guess), chosen), {"acceptance": accepted, "count": count}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return EarlyExitDrafter(self.layers, k=self.k, head=self.head(params, target))
+
+    def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
+        write_early_exit(self.head(params, target), target, path)
+
+    def head(self, params: Any, target: LanguageModel) -> EarlyExitHead:
+        """The exit of these parameters, with its rows of the target's output head."""
+        own, ids = params["exit"], params.get("ids")
+        dtype = own["final_norm"]["scale"].dtype
+        if ids is not None:
+            own = own | {"head": target.head[ids].astype(dtype)}
+        return EarlyExitHead(dataclasses.replace(self._module(target), dtype=dtype), own, self.layers, ids)
+
+    def _module(self, target: LanguageModel) -> ExitNetwork:
+        config = target.module.config
+        sizes = ExitConfig(config.width, self.mlp_width or config.mlp_width, self.blocks, config.norm, config.norm_eps)
+        return ExitNetwork(sizes, jnp.float32)
+
+
+def _before_answers(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
+    """`count` places of each row, in rising order, whose next token is an answer's, and which of them are such."""
+    fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1)))
+    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
+    places = jnp.sort(jax.lax.top_k(order, min(count, fits.shape[1]))[1].astype(jnp.int32), axis=1)
+    return places, at_places(fits, places)

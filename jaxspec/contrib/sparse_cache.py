@@ -1,0 +1,91 @@
+"""The target as its own drafter, over a few keys of a long text.
+
+    text        a b c d e f g h i j      j is committed and unfed
+    drafting    a b . . . . g h i        the first tokens and the last ones: all that j and its drafts see
+    verify      a b c d e f g h i        everything, for [j and its drafts]
+
+Every draft costs a pass over all weights: it pays where reading the cache is what takes time, with long texts
+and many rows. Keys of drafts are made from less than the target sees, so verification's take their place.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxspec.core.model import Model, ModelOutput
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context
+from jaxspec.core.tree import positive
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
+from jaxspec.nn.cache import KVCache
+from jaxspec.verifiers.base import Draws
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SparseCacheDraft(SelfDraft):
+    """`target` over the first `sinks` and the last `window` tokens of its own cache, for up to `k` drafts."""
+
+    target: Model
+    sinks: int = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})
+    k: int = dataclasses.field(metadata={"static": True})
+
+    def check(self, name, target):
+        cache = jax.eval_shape(lambda: target.init_cache(1, 1))
+        if not isinstance(cache, KVCache):
+            raise TypeError(
+                f"{name} takes some tokens out of a jaxspec.nn.cache.KVCache, got a target that keeps a "
+                f"{type(cache).__name__}; load the target with jaxspec.load, or pass another drafter"
+            )
+
+    def catch_up(self, kept, context, begins):
+        return context.cache.ends(self.sinks, self.window, self.k)
+
+    def first(self, kept, context):
+        output = self.target(context.last, kept)
+        return Window(output.logits[:, 0], kept, output.entries, ()), kept.append(output.entries)
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        return self.target(tokens, cache, **tree)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SparseCacheDrafter(ChainDrafter):
+    """Draws a chain of tokens from the target itself, which sees the first and the last tokens of the text alone.
+
+    Chen et al. 2408.11049 (MagicDec); Sun et al. 2404.11912 (TriForce), section 4. Which tokens
+    are seen is StreamingLLM's choice (Xiao et al. 2309.17453): attention sinks and a recent window, here each at
+    its own position. There is no second model, and between rounds no second cache.
+
+    Attributes:
+      sinks: how many of the first tokens are seen.
+      window: how many of the last ones, besides the unfed one and drafts.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
+        own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    sinks: int = dataclasses.field(default=4, metadata={"static": True})
+    window: int = dataclasses.field(default=508, metadata={"static": True})
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive("sinks", self.sinks)
+        positive("window", self.window)
+
+    def draft(self, target: Model) -> Draft:
+        return SparseCacheDraft(target, self.sinks, self.window, self.k)
+
+    def propose(self, draws: Draws, state: Any, context: Context):
+        proposal, state = super().propose(draws, state, context)
+        return proposal, dataclasses.replace(state, kept=())

@@ -1,0 +1,155 @@
+"""Several drafters at once, whose drafts compete."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.base import Fixed
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.lookup import one_hot
+from jaxspec.verifiers.base import Draws, leading
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnionState:
+    """Each drafter's own state, and what was proposed last."""
+
+    drafters: Any
+    tokens: Int[Array, "b n"]
+    valid: Bool[Array, "b n"]
+
+    def verdicts(self, counts: list[int], verdict: Verdict) -> list[Verdict]:
+        """The verdict as each chain's drafter hears it: how much of its own was kept, and what followed."""
+        kept = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
+        heard = []
+        for start, count in _starts(counts):
+            chain = slice(start, start + count)
+            steps = jnp.arange(count, dtype=jnp.int32)[None]
+            same = self.valid[:, chain] & (self.tokens[:, chain] == kept[:, :count])
+            accepted = leading(same & (steps < verdict.accepted[:, None]))
+            after = jnp.pad(kept, ((0, 0), (0, 1)))
+            after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
+            heard.append(Verdict(accepted, jnp.where(accepted < verdict.accepted, after, verdict.next_token)))
+        return heard
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnionDrafter(Drafter):
+    """Proposes what several drafters draft, as chains side by side.
+
+    Different draft models, or a model and n-grams: where one guesses wrong, another may be right.
+    Each drafts with its own noise and reports its own law, which `MultiDraftVerifier` can make
+    use of (SpecInfer, Miao et al. 2305.09781, drafts with several models).
+
+    Attributes:
+      drafters: those of one chain each, with a fixed `k`.
+    """
+
+    drafters: tuple[Drafter, ...]
+
+    tree: ClassVar[bool] = True
+
+    def __post_init__(self):
+        drafters = tuple(self.drafters) if isinstance(self.drafters, tuple | list) else (self.drafters,)
+        object.__setattr__(self, "drafters", drafters)
+        if not drafters:
+            raise ValueError("UnionDrafter needs drafters, got none; pass (ModelDrafter(model), NGramDrafter())")
+        for drafter in drafters:
+            _check_kind(drafter)
+
+    @property
+    def k(self) -> int:
+        """The most drafts of any of them."""
+        return max(drafter.k for drafter in self.drafters)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (sum(drafter.k for drafter in self.drafters),)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing is drawn."""
+        return all(drafter.deterministic for drafter in self.drafters)
+
+    @property
+    def context_length(self) -> int | None:
+        return min((n for drafter in self.drafters if (n := drafter.context_length) is not None), default=None)
+
+    def check(self, target: Model) -> None:
+        for drafter in self.drafters:
+            drafter.check(target)
+
+    def init(self, context, prefilled, slots):
+        states = tuple(drafter.init(context, prefilled, slots) for drafter in self.drafters)
+        tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
+        return UnionState(states, tokens, tokens.astype(jnp.bool_))
+
+    def propose(self, draws: Draws, state: UnionState, context: Context):
+        proposals, states = [], []
+        for index, (drafter, own) in enumerate(zip(self.drafters, state.drafters, strict=True)):
+            proposal, own = drafter.propose(draws.of_draft(index), own, context)
+            proposals.append(proposal)
+            states.append(own)
+        side_by_side = lambda parts: jnp.concatenate(parts, axis=1)  # noqa: E731
+        tokens = side_by_side([proposal.tokens for proposal in proposals])
+        valid = side_by_side([proposal.valid for proposal in proposals])
+        law = None
+        if any(proposal.log_probs is not None for proposal in proposals):
+            law = side_by_side([_law(proposal, context.target.vocab_size) for proposal in proposals])
+        proposal = Proposal(tokens, valid, law, chain_parents(self._counts, tokens.shape[0]), self.k)
+        return proposal, UnionState(tuple(states), tokens, valid)
+
+    def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
+        """Tells each drafter how much of its own chain was kept, whichever chains the path took."""
+        players = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
+        states = (drafter.observe(own, context, heard, hidden) for drafter, own, heard in players)
+        return dataclasses.replace(state, drafters=tuple(states))
+
+    @property
+    def _counts(self) -> list[int]:
+        return [drafter.k for drafter in self.drafters]
+
+
+def chain_parents(counts: list[int], batch: int) -> Int[Array, "b n"]:
+    """The parents of the drafts of chains side by side; `counts` is how long each is."""
+    parents = [start + i - 1 if i else -1 for start, count in _starts(counts) for i in range(count)]
+    return jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (batch, len(parents)))
+
+
+def _starts(counts: list[int]) -> list[tuple[int, int]]:
+    """Where each chain begins, and how long it is."""
+    return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
+
+
+def _check_kind(drafter: Any) -> None:
+    name = type(drafter).__name__
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        got = f"the class {drafter.__name__} itself" if isinstance(drafter, type) else name
+        raise TypeError(f"UnionDrafter needs drafters, got {got}; pass (ModelDrafter(model), NGramDrafter())")
+    if drafter.tree:
+        raise ValueError(f"UnionDrafter puts chains side by side, got {name}, which drafts a tree; pass chain drafters")
+    if drafter.k == 0:
+        raise ValueError(f"UnionDrafter needs drafters that draft, got {name} with k=0; leave it out")
+    if not isinstance(getattr(drafter, "schedule", None), Fixed | None):
+        raise ValueError(
+            f"UnionDrafter verifies all drafts in one pass, so a schedule saves nothing, got {name} with "
+            f"{type(drafter.schedule).__name__}; pass an integer k"
+        )
+    if drafter.capture:
+        raise ValueError(
+            f"{name} reads the target's states along its own drafts, which a union does not follow; pass drafters "
+            "that read tokens alone"
+        )
+
+
+def _law(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
+    """The law of a chain's drafts; of certain ones, one-hot."""
+    return one_hot(proposal.tokens, vocab_size) if proposal.log_probs is None else proposal.log_probs

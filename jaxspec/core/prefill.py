@@ -1,0 +1,97 @@
+"""Feeding committed text, in chunks of one shape and as many as the longest row needs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.model import Cache, Model
+from jaxspec.core.pytree import register_dataclass
+
+CHUNK = 128
+# What a drafter missed is short, and many processors take a few tokens in the time of one.
+CATCH_UP_CHUNK = 16
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefilled:
+    """A model's pass over the prompt: its cache, and the hidden states that were asked for.
+
+    `hidden[i]` is `[b, t, d]` over the first `length - 1` tokens of each row; what lies beyond
+    is undefined.
+    """
+
+    cache: Cache
+    hidden: tuple[Float[Array, "b t d"], ...]
+
+
+def prefill(
+    model: Model,
+    tokens: Int[Array, "b s"],
+    length: Int[Array, "b"],
+    cache: Cache,
+    capture: tuple[int, ...] = (),
+) -> Prefilled:
+    """Feeds each row's first `length - 1` tokens: the last committed token stays unfed.
+
+    The trip count follows the longest row; a shorter row's surplus is fed too and then
+    forgotten by truncation.
+    """
+    slots = tokens.shape[1]
+    chunk = min(CHUNK, slots)
+    fed = length - 1
+
+    def feed(index, carry):
+        cache, hidden = carry
+        # The last chunk is moved back to end at the buffer's end: it then feeds some tokens
+        # twice, which writes the same keys again.
+        start = jnp.minimum(index * chunk, slots - chunk)
+        cache = cache.truncate(jnp.full_like(fed, start))
+        piece = jax.lax.dynamic_slice_in_dim(tokens, start, chunk, axis=1)
+        output = model(piece, cache, capture=capture)
+        hidden = tuple(
+            jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=1)
+            for buffer, new in zip(hidden, output.hidden, strict=True)
+        )
+        return cache.append(output.entries), hidden
+
+    chunks = (jnp.max(fed) + chunk - 1) // chunk
+    hidden = _hidden_buffers(model, tokens, cache, capture)
+    with jax.named_scope("prefill"):
+        cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
+    return Prefilled(cache.truncate(fed), hidden)
+
+
+def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Array, "b"]) -> Cache:
+    """The cache with at least the first `goal` tokens of each row, fed from where each one stands.
+
+    Runs no pass where every row holds them. Each row has its own window:
+
+        row 0   holds 5, goal 7     feeds tokens 5 6 7 8    then holds 7
+        row 1   holds 9, goal 7     feeds tokens 9 ...      still holds 9
+
+    What a row feeds beyond its goal lies in stale slots.
+    """
+    slots = tokens.shape[1]
+    chunk = min(CATCH_UP_CHUNK, slots)
+
+    def feed(_, cache):
+        held = cache.length
+        start = jnp.minimum(held, slots - chunk)  # as in `prefill`: some tokens may be fed twice
+        window = start[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None]
+        cache = cache.truncate(start)
+        output = model(jnp.take_along_axis(tokens, window, axis=1), cache)
+        cache = cache.append(output.entries)
+        return cache.truncate(jnp.maximum(held, jnp.minimum(cache.length, goal)))
+
+    missing = jnp.max(goal - cache.length, initial=0)
+    with jax.named_scope("catch_up"):
+        return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
+
+
+def _hidden_buffers(model, tokens, cache, capture):
+    shapes = jax.eval_shape(lambda: model(tokens[:, :1], cache, capture=capture).hidden)
+    return tuple(jnp.zeros((*tokens.shape, x.shape[-1]), x.dtype) for x in shapes)

@@ -1,0 +1,130 @@
+"""The sampling policy: which law a row of logits stands for.
+
+Warpers apply in one order, for plain decoding, drafting and verification alike:
+temperature, top-k, top-p, min-p, then renormalise.
+"""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.argmax import best_token
+from jaxspec.core.pytree import register_dataclass
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A law over next tokens, computed from logits."""
+
+    greedy: bool
+
+    def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        """The normalised log-probabilities, float32, of the law that tokens are drawn from."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """Always the most likely token (the first of equals). Needs no key and no softmax."""
+
+    greedy = True
+
+    def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        """The one-hot law of the most likely token."""
+        return _one_hot_log(best_token(logits), logits.shape[-1])
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Temperature, top-k, top-p and min-p, each one value or one a row, each traced.
+
+    Attributes:
+      temperature: divides the logits; `0` is the greedy one-hot law, without a division.
+      top_k: keep the `top_k` most likely tokens and all that equal the last of them; `None` or
+        a value `<= 0` keeps all.
+      top_p: keep the smallest set of most likely tokens with at least this mass, and all that
+        equal its last; `None` or `1` keeps all.
+      min_p: keep tokens with at least this share of the most likely one's probability; `None`
+        or `0` keeps all.
+
+    A warper that is `None` costs nothing.
+    """
+
+    temperature: Float[Array, "*b"] | float = 1.0
+    top_k: Int[Array, "*b"] | int | None = None
+    top_p: Float[Array, "*b"] | float | None = None
+    min_p: Float[Array, "*b"] | float | None = None
+
+    greedy = False
+
+    def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        """Log-probabilities of the warped law: float32, or float64 if the logits are."""
+        logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
+        temperature = _per_row(self.temperature, logits.dtype)
+        # The maximum goes first: a logit divided by a tiny temperature would overflow.
+        scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+        scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
+        scaled = _keep(scaled, self._threshold(scaled))
+        law = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
+        certain = _one_hot_log(best_token(logits), logits.shape[-1]).astype(law.dtype)
+        return jnp.where(temperature > 0, law, certain)
+
+    def _threshold(self, scaled):
+        """The lowest value that stays, `[b, t, 1]`; the maximum of `scaled` is 0."""
+        threshold = jnp.full((1, 1, 1), -jnp.inf, scaled.dtype)
+        if self.top_k is not None:
+            top_k = _per_row(self.top_k, jnp.int32)
+            top_k = jnp.where(top_k > 0, top_k, scaled.shape[-1])
+            threshold = _bisect(scaled, lambda kept: jnp.sum(kept, -1, keepdims=True, dtype=jnp.int32) >= top_k)
+        if self.top_p is not None:
+            top_p = _per_row(self.top_p, scaled.dtype)
+            weights = jnp.exp(_keep(scaled, threshold))
+            goal = top_p * jnp.sum(weights, axis=-1, keepdims=True)
+            nucleus = _bisect(scaled, lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), -1, keepdims=True) >= goal)
+            threshold = jnp.maximum(threshold, jnp.where(top_p < 1, nucleus, -jnp.inf))
+        if self.min_p is not None:
+            threshold = jnp.maximum(threshold, jnp.log(_per_row(self.min_p, scaled.dtype)))
+        return threshold
+
+
+def _keep(scaled, threshold):
+    return jnp.where(scaled >= threshold, scaled, -jnp.inf)
+
+
+def _one_hot_log(tokens, vocab_size: int):
+    ids = jnp.arange(vocab_size, dtype=tokens.dtype).reshape(*(1,) * tokens.ndim, vocab_size)
+    return jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)
+
+
+def _per_row(value, dtype):
+    """A scalar or `[b]` value, shaped to meet `[b, t, v]`."""
+    return jnp.asarray(value, dtype).reshape(-1, 1, 1)
+
+
+def _bisect(scaled, enough):
+    """The largest value of `scaled` at which `enough(scaled >= value)` still holds, a row.
+
+    Minus infinity where nothing is enough (`top_k` beyond the vocabulary).
+
+    Bisection over the bit patterns of floats, which for values `<= 0` fall as their magnitude
+    rises: exact in as many passes as a float has bits, with no sort, and nothing but
+    reductions over the vocabulary (a sharded one is never gathered).
+    """
+    bits = jnp.finfo(scaled.dtype).bits
+    integer = jnp.uint32 if bits == 32 else jnp.uint64
+    magnitude = jax.lax.bitcast_convert_type(jnp.abs(scaled), integer)
+
+    def halve(step, low):
+        # `low` is the largest magnitude known not to be enough, plus one.
+        probe = low + (integer(1) << (integer(bits - 2) - step.astype(integer)))
+        return jnp.where(enough(magnitude < probe), low, probe)
+
+    low = jnp.zeros((*scaled.shape[:-1], 1), integer)
+    infinity = jax.lax.bitcast_convert_type(jnp.asarray(jnp.inf, scaled.dtype), integer)
+    smallest = jnp.minimum(jax.lax.fori_loop(0, bits - 1, halve, low), infinity)
+    return -jax.lax.bitcast_convert_type(smallest, scaled.dtype)

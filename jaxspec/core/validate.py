@@ -1,0 +1,303 @@
+"""Validation at the boundary: what was got, what was expected, what to pass instead.
+
+Shapes and static options are always checked. Values are checked when they are concrete; inside
+a caller's `jit` they are not, and `traced_status` reports them in the result instead.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int
+
+from jaxspec.core.sampling import Policy, Sampling
+from jaxspec.core.state import Status
+
+
+def is_concrete(*values: Any) -> bool:
+    """Whether the host may look at the values: none is traced, or has parts that other processes hold."""
+    return not any(_is_out_of_sight(leaf) for value in values for leaf in jax.tree.leaves(value))
+
+
+def _is_out_of_sight(leaf: Any) -> bool:
+    if isinstance(leaf, jax.core.Tracer):
+        return True
+    return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def draft_length(k: int) -> None:
+    """Raises unless `k` is an integer of at least 0."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
+
+
+def draft_lengths(lengths: Any, smallest: int = 0) -> tuple[int, ...]:
+    """Numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`.
+
+    Raises unless they are integers of at least 0, each larger than the one before it.
+    """
+    if isinstance(lengths, int | np.integer):
+        draft_length(lengths)
+        k = int(lengths)
+        return (*(n for n in (smallest, 2, 4, 8, 16, 32, 64, 128) if n < k), k)
+    if not isinstance(lengths, tuple | list) or not lengths:
+        raise TypeError(f"lengths must be an integer or a tuple of them, got {lengths!r}; pass (0, 2, 4, 8)")
+    for length in lengths:
+        draft_length(length)
+    if any(second <= first for first, second in itertools.pairwise(lengths)):
+        raise ValueError(f"lengths must rise, got {tuple(lengths)}; pass {tuple(sorted(set(lengths)))}")
+    return tuple(int(length) for length in lengths)
+
+
+def in_range(owner: str, **values: tuple[Any, float, float]) -> None:
+    """Raises unless each value is a number between its bounds; `name=(value, low, high)`."""
+    for name, (value, low, high) in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise TypeError(f"{owner} needs a number as {name}, got {type(value).__name__}")
+        if not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise ValueError(f"{owner} needs {name} {bounds}, got {value}")
+
+
+def counts(owner: str, **values: Any) -> None:
+    """Raises unless each value is a static integer of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{owner} needs an integer as {name}, got {value!r}; it fixes shapes")
+        if value < 1:
+            raise ValueError(f"{owner} needs {name} of at least 1, got {value}")
+
+
+def threshold(owner: str, value: Any) -> None:
+    """Raises unless a threshold is one number in [0, 1]; a traced one is not looked at."""
+    if jnp.shape(value):
+        raise ValueError(f"{owner} needs one threshold for all rows, got shape {jnp.shape(value)}")
+    if is_concrete(value):
+        in_range(owner, threshold=(float(value), 0, 1))
+
+
+def costs(values: Any, lengths: tuple[int, ...]) -> None:
+    """Raises unless there is one positive cost for each length."""
+    hint = "pass what jaxspec.bench.costs.measure_costs measured for these lengths"
+    if isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
+        raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {values}; {hint}")
+    if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
+        raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
+
+
+def follows_from_the_text(owner: str, schedule: Any) -> None:
+    """Raises where a schedule wants the law of drafts that have none."""
+    if schedule.reads_law:
+        raise ValueError(
+            f"{type(schedule).__name__} stops by the law that drafts are drawn from, but {owner} copies and draws "
+            f"nothing; pass {owner}(k=Adaptive(...)), or an integer k"
+        )
+
+
+def same_draft_length(k: int, expected: int) -> None:
+    """Raises unless a drafter has the `k` that a state was made for."""
+    if k != expected:
+        raise ValueError(
+            f"the state was made for k={expected}, got a drafter with k={k}; pass the drafter given to init"
+        )
+
+
+def draft_policy(policy: Policy) -> None:
+    """Raises unless a drafter's own policy is one for all rows, and in range."""
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise TypeError(f"a drafter's sampling must be a policy or None, got {policy!r}; pass Sampling(...)")
+    if any(jnp.shape(leaf) for leaf in jax.tree.leaves(policy)):
+        raise ValueError(
+            "a drafter's own sampling must have one value for all rows, got an array; "
+            "leave it None to draft with each row's own policy"
+        )
+    sampling(policy, batch=1)
+
+
+def same_vocabulary(*, draft: int, target: int) -> None:
+    """Raises unless draft and target have equally many tokens."""
+    if draft != target:
+        raise ValueError(
+            f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
+            f"{target}; pass a draft model trained with the target's tokenizer, or IntersectionDrafter with any other"
+        )
+
+
+def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
+    """Raises unless the prompt is `[b, t]` integers with ids in range and lengths in `[1, t]`."""
+    if not hasattr(tokens, "ndim") or tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        shape, dtype = getattr(tokens, "shape", None), getattr(tokens, "dtype", type(tokens).__name__)
+        raise ValueError(
+            f"prompt must be an integer array [batch, time], got shape {shape} and dtype {dtype}; "
+            "pass jnp.asarray([[1, 2, 3]]), shorter rows padded on the right and named in prompt_length"
+        )
+    if tokens.shape[0] == 0 or tokens.shape[1] == 0:
+        raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
+    if prompt_length is not None:
+        shape, dtype = _shape_and_dtype(prompt_length)
+        if shape not in ((), (tokens.shape[0],)) or not jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(
+                f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} "
+                f"for {tokens.shape[0]} rows"
+            )
+    if prompt_length is not None and is_concrete(prompt_length):
+        lengths = np.asarray(prompt_length)
+        if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
+            raise ValueError(
+                f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
+                "an empty prompt has no law to sample from: pass at least a start token"
+            )
+    if is_concrete(tokens, prompt_length):
+        ids, lengths = (
+            np.asarray(tokens),
+            np.broadcast_to(tokens.shape[1] if prompt_length is None else np.asarray(prompt_length), tokens.shape[:1]),
+        )
+        used = ids[np.arange(ids.shape[1])[None] < lengths[:, None]]
+        if used.min() < 0 or used.max() >= vocab_size:
+            bad = used[(used < 0) | (used >= vocab_size)][0]
+            raise ValueError(
+                f"prompt has token id {bad}, expected ids in [0, {vocab_size}); "
+                "was it encoded with another model's tokenizer?"
+            )
+
+
+def sampling(policy: Policy, batch: int) -> None:
+    """Raises unless each sampling parameter is a scalar or `[b]`, and in range."""
+    if not isinstance(policy, Sampling):
+        return
+    ranges = {
+        "temperature": (policy.temperature, lambda x: x >= 0, ">= 0; 0 is greedy"),
+        "top_p": (policy.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]; 1 keeps every token"),
+        "min_p": (policy.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]; 0 keeps every token"),
+        "top_k": (policy.top_k, lambda x: x == np.floor(x), "an integer; 0 keeps every token"),
+    }
+    for name, (value, in_range, expected) in ranges.items():
+        if value is None and name != "temperature":
+            continue
+        shape, dtype = _shape_and_dtype(value)
+        if not jnp.issubdtype(dtype, jnp.number):
+            raise TypeError(f"{name} must be {expected}, got {value!r}; pass a number, or one a row")
+        if shape not in ((), (batch,)):
+            raise ValueError(f"{name} must be one value or one a row, got shape {shape} for {batch} rows")
+        if name == "top_k" and not is_concrete(value) and not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(f"a traced top_k must have an integer dtype, got {dtype}")
+        if is_concrete(value):
+            with np.errstate(over="ignore"):
+                values = np.asarray(value).astype(np.float32)  # what the program will see
+            if not np.all(np.isfinite(values) & in_range(values)):
+                raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
+
+
+def max_new_tokens(value: Any, batch: int) -> None:
+    """Raises unless it is one non-negative integer or one a row."""
+    shape, dtype = _shape_and_dtype(value)
+    if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"max_new_tokens must be one integer or one a row, got shape {shape} and dtype {dtype} for {batch} rows"
+        )
+    if is_concrete(value) and np.min(np.asarray(value)) < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
+
+
+def capacity(value: Any) -> None:
+    """Raises unless it is `None` or a static positive integer."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+        raise TypeError(f"capacity must be a static integer or None, got {type(value).__name__}; it fixes shapes")
+    if value is not None and value < 1:
+        raise ValueError(f"capacity must be at least 1, got {value}; pass prompt and new tokens together")
+
+
+def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
+    """Raises unless `total` tokens a row fit the capacity and each model's context."""
+    if capacity is not None and total > capacity:
+        raise ValueError(
+            f"prompt and new tokens need {total} slots, capacity is {capacity}; "
+            f"pass capacity={total} or more, or a shorter prompt"
+        )
+    for name, context in contexts.items():
+        if context is not None and total > context:
+            raise ValueError(
+                f"prompt and new tokens are {total} together, the {name} model's context is {context}; "
+                "shorten the prompt or lower max_new_tokens"
+            )
+
+
+def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n"] | Array:
+    """Stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
+    array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    array = array.astype(np.int32) if array.size == 0 else array
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"stop_tokens must be integers, got dtype {array.dtype}")
+    if is_concrete(value) and array.size and (array.min() < -1 or array.max() >= vocab_size):
+        raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
+    if array.ndim == 0:
+        array = array[None]
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != batch):
+        raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {array.shape} for {batch} rows")
+    return jnp.broadcast_to(jnp.asarray(array, jnp.int32), (batch, array.shape[-1]))
+
+
+def to_int32(value: Any) -> Int[Array, "..."]:
+    """As int32; a wider integer out of its range stays out of every range instead of wrapping."""
+    array = value if hasattr(value, "dtype") else jnp.asarray(value)
+    if array.dtype.itemsize > 4:
+        bounds = np.iinfo(np.int32)
+        array = array.clip(bounds.min, bounds.max)
+    return jnp.asarray(array, jnp.int32)
+
+
+def key_needed(key: Any, policy: Policy) -> None:
+    """Raises where a policy draws and there is no key to draw with."""
+    if key is None and not policy.greedy:
+        raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")
+
+
+def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
+    """Raises where a verifier changes the law and the caller has not agreed."""
+    if not lossless and not lossy:
+        raise ValueError(f"{name} does not keep the target's law; pass lossy=True to accept that")
+
+
+def traced_status(
+    tokens: Int[Array, "b t"],
+    prompt_length: Int[Array, "b"],
+    limit_fits: Array,
+    policy: Policy,
+    vocab_size: int,
+) -> Int[Array, "b"]:
+    """The `Status` of each row from values that the host could not look at."""
+    used = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < prompt_length[:, None]
+    in_range = jnp.all(~used | ((tokens >= 0) & (tokens < vocab_size)), axis=1)
+    length_ok = (prompt_length >= 1) & (prompt_length <= tokens.shape[1])
+    status = jnp.full(tokens.shape[:1], Status.OK, jnp.int32)
+    for good, code in (
+        (_sampling_in_range(policy), Status.BAD_SAMPLING),
+        (limit_fits, Status.BAD_MAX_NEW_TOKENS),
+        (in_range, Status.TOKEN_OUT_OF_RANGE),
+        (length_ok, Status.BAD_PROMPT_LENGTH),
+    ):
+        status = jnp.where(good, status, jnp.int32(code))
+    return status
+
+
+def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    return tuple(value.shape), value.dtype
+
+
+def _sampling_in_range(policy: Policy) -> Array:
+    if not isinstance(policy, Sampling):
+        return jnp.ones((), jnp.bool_)
+    good = (policy.temperature >= 0) & (policy.temperature < math.inf)
+    if policy.top_p is not None:
+        good = good & (policy.top_p > 0) & (policy.top_p <= 1)
+    if policy.min_p is not None:
+        good = good & (policy.min_p >= 0) & (policy.min_p <= 1)
+    return good

@@ -1,0 +1,1 @@
+"""The loop: `generate`, and one round of it."""

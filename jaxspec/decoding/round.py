@@ -1,0 +1,270 @@
+"""One round: propose, verify, commit.
+
+before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
+propose            . . . . . x y z    three drafts
+verify     feed            [e x y z]  one pass gives the law after each
+verdict    x kept, y rejected, w drawn in its place
+commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
+
+The drafts of a tree are fed in one pass too, each seeing its own ancestors; of their cache
+entries only the accepted path's are kept.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.core.argmax import best_token
+from jaxspec.core.model import Model, ModelOutput
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
+from jaxspec.core.tree import depths, verification_mask
+from jaxspec.drafters.base import Drafter
+from jaxspec.verifiers.base import Draws, Verifier, leading
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Verified:
+    """What the verification pass found along the accepted path, at the shape of the longest one.
+
+    `finite` counts the rows of logits before the first that is not.
+    """
+
+    verdict: Verdict
+    tokens: Int[Array, "b n"]
+    log_probs: Float[Array, "b n"]
+    warped_log_probs: Float[Array, "b n"]
+    finite: Int[Array, "b"]
+    entries: object
+    hidden: tuple[Array, ...]
+
+
+def run_round(
+    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """Advances every live row by at least one token, unless its logits are not finite."""
+    draws = verifier.draws(state.keys, state.length)
+    # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
+    if not drafter.deterministic and len(drafter.lengths) == 1:
+        draws = draws.shared(drafter.k + 1, target.vocab_size)
+    with jax.named_scope("propose"):
+        proposal, drafter_state = drafter.propose(draws, state.drafter_state, _context(target, state))
+    proposal = _of_live_rows(proposal, state.done)
+    state = dataclasses.replace(state, drafter_state=drafter_state)
+    score = functools.partial(_score, target, drafter, verifier, draws)
+    if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
+        return score(proposal, drafter.lengths, state)
+    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Drafts come
+    # first, for what was read of a cache to make them must be used before anything is written to it.
+    drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
+    with jax.named_scope("with_drafts"):
+        round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
+    with jax.named_scope("without_drafts"):
+        return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
+
+
+def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) -> Any:
+    """`function(carry)` where the condition holds, else `carry`: a loop of one turn or none.
+
+    A branch that wrote to a cache would be given a copy of it. A loop writes where it lies.
+    """
+    once = lambda now: (jnp.zeros((), jnp.bool_), function(now[1]))  # noqa: E731
+    return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]
+
+
+def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
+    none = jnp.zeros_like(state.length)
+    return RoundInfo(jnp.zeros((none.shape[0], drafter.k + 1), jnp.int32), none, none, none)
+
+
+def _context(target: Model, state: GenerationState) -> Context:
+    return Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+
+
+def _score(
+    target, drafter, verifier, draws, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """Verifies a proposal, by the shortest of these passes that holds it, and commits what is kept of it."""
+    context = _context(target, state)
+    with jax.named_scope("verify"):
+        verified = _verify(lengths, drafter, verifier, draws, proposal, context)
+    with jax.named_scope("commit"):
+        drafter_state = drafter.observe(state.drafter_state, context, verified.verdict, verified.hidden)
+        return _commit(state, drafter.k, proposal, verified, drafter_state)
+
+
+def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
+    """Withdraws the drafts of finished rows, so that they do not lengthen the others' pass."""
+    return dataclasses.replace(proposal, valid=proposal.valid & ~done[:, None])
+
+
+def _verify(
+    lengths: tuple[int, ...],
+    drafter: Drafter,
+    verifier: Verifier,
+    draws: Draws,
+    proposal: Proposal,
+    context: Context,
+) -> _Verified:
+    """Runs the shortest compiled pass that holds every row's valid drafts.
+
+    The target's cache is only read in here, and fresh entries come out, so the branches copy
+    no cache.
+    """
+    most = min(lengths[-1], drafter.k)
+
+    def branch(n: int):
+        return lambda: _verify_drafts(most, drafter, verifier, draws, proposal.first(n), context)
+
+    if len(lengths) == 1:
+        return branch(lengths[0])()
+    numbers = jnp.arange(1, proposal.valid.shape[1] + 1, dtype=jnp.int32)[None]
+    needed = jnp.max(jnp.where(proposal.valid, numbers, 0))
+    index = jnp.sum(jnp.asarray(lengths, jnp.int32) < needed, dtype=jnp.int32)
+    return jax.lax.switch(index, [branch(n) for n in lengths])
+
+
+def _verify_drafts(most: int, drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
+    output = _target_pass(drafter, proposal, context)
+    verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
+    rows = _path_rows(proposal, verdict)
+    tokens = _emitted(proposal, verdict, rows)
+    normaliser = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
+    log_probs = _at(output.logits, rows, tokens) - normaliser
+    warped = jnp.zeros_like(log_probs) if law is None else _at(law, rows, tokens)
+    pad = functools.partial(_widen, to=most + 1)
+    entries, hidden = output.entries, output.hidden
+    if proposal.parents is not None:
+        entries = entries.keep_path(rows)
+        hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
+        verdict = dataclasses.replace(verdict, path=_widen(rows[:, 1:] - 1, most))
+    if verdict.deviation is not None:
+        verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
+    return _Verified(
+        verdict,
+        pad(tokens),
+        pad(log_probs),
+        pad(warped),
+        leading(jnp.isfinite(normaliser)),
+        entries.pad(most + 1),
+        tuple(pad(x) for x in hidden),
+    )
+
+
+def _widen(x: Array, to: int) -> Array:
+    """The same with zeros behind, `to` along the second axis."""
+    return jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
+
+
+def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
+    """The target over the last committed token and the drafts; what drafting ran of it is not run again."""
+    options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
+    if proposal.partial is not None:
+        return context.target.resume(proposal.partial, context.cache, **options)
+    return context.target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
+
+
+def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Array]:
+    """What the target must be told of a tree: who sees whom, and positions by depth."""
+    if proposal.parents is None:
+        return {}
+    depth = jnp.pad(depths(proposal.parents, proposal.depth), ((0, 0), (1, 0)))
+    return {
+        "mask": verification_mask(proposal.parents, proposal.depth),
+        "positions": length[:, None] - 1 + depth,
+    }
+
+
+def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
+    """The row of logits that stands before each emitted token; row 0 is the last committed one's."""
+    batch, n = proposal.tokens.shape
+    if proposal.parents is None:
+        return jnp.broadcast_to(jnp.arange(n + 1, dtype=jnp.int32)[None], (batch, n + 1))
+    return jnp.pad(verdict.path[:, : proposal.depth] + 1, ((0, 0), (1, 0)))
+
+
+def _verdict(
+    verifier: Verifier, draws: Draws, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
+) -> tuple[Verdict, Float[Array, "b n v"] | None]:
+    """The verdict, and the law it was drawn from (`None`: one-hot, for a greedy policy)."""
+    if policy.greedy:
+        tokens = best_token(logits)
+        return verifier.verify_greedy(proposal, tokens), None
+    law = policy.log_probs(logits)
+    return verifier.verify(draws, proposal, law), law
+
+
+def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
+    """The accepted drafts, then the next token; what follows is never read."""
+    tokens = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), rows, axis=1)
+    tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    return jnp.where(index == verdict.accepted[:, None], verdict.next_token[:, None], tokens)
+
+
+def _at(
+    values: Float[Array, "b n v"], rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
+) -> Float[Array, "b n_path"]:
+    batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
+    return values[batch, rows, tokens]
+
+
+def _commit(
+    state: GenerationState, k: int, proposal: Proposal, verified: _Verified, drafter_state
+) -> tuple[GenerationState, RoundInfo]:
+    accepted = verified.verdict.accepted
+    # What goes beyond the budget is cut here and not withdrawn from verification, so that a
+    # smaller budget gives a prefix of what a larger one gives.
+    room = state.limit - state.length
+    sound = jnp.minimum(accepted + 1, verified.finite)
+    usable = jnp.minimum(sound, room)
+    position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
+    stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
+    stops = stops & (position < usable[:, None])
+    before_stop = leading(~stops)
+    stopped = ~state.done & jnp.any(stops, axis=1)
+    count = jnp.where(stopped, before_stop + 1, usable)
+    count = jnp.where(state.done, 0, count)
+    live = count > 0
+    length = state.length + count
+    out_of_budget = live & (length >= state.limit)
+    failed = ~state.done & ~stopped & (sound <= accepted) & (sound < room)
+    reason = jnp.select(
+        [failed, stopped, out_of_budget],
+        [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.STOP_TOKEN), jnp.int32(StopReason.MAX_NEW_TOKENS)],
+        state.stop_reason,
+    )
+    slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
+    submitted = proposal.longest()
+    submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
+    kept = jnp.minimum(accepted, count)
+    committed = dataclasses.replace(
+        state,
+        tokens=_store(state.tokens, slots, verified.tokens),
+        log_probs=_store(state.log_probs, slots, verified.log_probs),
+        warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
+        length=length,
+        done=state.done | failed | stopped | out_of_budget,
+        stop_reason=reason,
+        status=jnp.where(failed, jnp.int32(Status.NOT_FINITE_LOGITS), state.status),
+        cache=state.cache.append(verified.entries).truncate(length - 1),
+        drafter_state=drafter_state,
+        stats=state.stats.count(live, count, submitted, kept, verified.verdict.deviation),
+    )
+    none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1).astype(jnp.int32)
+    info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
+    return committed, info
+
+
+def _store(buffer: Array, slots: Int[Array, "b n"], values: Array) -> Array:
+    """Writes each row's values at its slots; a slot past the end is dropped."""
+    rows = jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None]
+    return buffer.at[rows, slots].set(values, mode="drop")

@@ -1,0 +1,22 @@
+"""How many tokens are drafted a round; `base` says what decides it."""
+
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.draft_length.adaptive import Adaptive as Adaptive
+    from jaxspec.draft_length.base import Fixed as Fixed
+    from jaxspec.draft_length.base import Schedule as Schedule
+    from jaxspec.draft_length.early_stop import ConfidenceStop as ConfidenceStop
+    from jaxspec.draft_length.early_stop import CumulativeConfidence as CumulativeConfidence
+    from jaxspec.draft_length.early_stop import EntropyStop as EntropyStop
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "base": ("Fixed", "Schedule"),
+        "adaptive": ("Adaptive",),
+        "early_stop": ("ConfidenceStop", "CumulativeConfidence", "EntropyStop"),
+    },
+)

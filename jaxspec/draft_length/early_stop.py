@@ -1,0 +1,148 @@
+"""Stop after a draft that was unlikely, and keep it."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from jaxspec.core import validate
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.draft_length.base import Schedule
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ConfidenceStop(Schedule):
+    """Drafts nothing after a token whose draft probability was below `threshold`; that token stays.
+
+    The assisted-generation rule of Hugging Face Transformers (`assistant_confidence_threshold`).
+    It looks at the drawn token, so it may only decide about later ones: dropping the token itself
+    would change what is emitted.
+
+    Attributes:
+      lengths: numbers of drafts that verification is compiled for, rising; an integer `k` is up to
+        `k` drafts and stands for 2, 4, 8, ... and `k`.
+      threshold: in [0, 1], traced; 0 always goes on.
+    """
+
+    lengths: tuple[int, ...] | int = dataclasses.field(default=8, metadata={"static": True})
+    threshold: float | Array = 0.4
+
+    reads_law: ClassVar[bool] = True
+
+    def __post_init__(self):
+        # A round drafts at least one token, so there is no branch for none.
+        object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths, smallest=1))
+
+    def check(self) -> None:
+        validate.threshold("ConfidenceStop", self.threshold)
+
+    def goes_on(self, state, log_prob):
+        return log_prob >= jnp.log(self.threshold)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CumulativeConfidence(Schedule):
+    """Submits drafts for as long as the chance that all of them are accepted is at least `threshold`.
+
+    The chance is the product of the drafter's own estimates, one a draft, each made before the draft is drawn (DSpark,
+    section 3.2). For drafters with a confidence head.
+
+    Attributes:
+      lengths: numbers of drafts that verification is compiled for, rising; an integer `k` is up to `k` drafts and
+        stands for 0, 2, 4, 8, ... and `k`.
+      threshold: in [0, 1], traced; 0 submits all.
+    """
+
+    lengths: tuple[int, ...] | int = dataclasses.field(default=7, metadata={"static": True})
+    threshold: float | Array = 0.3
+
+    reads_confidence: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
+
+    def check(self) -> None:
+        validate.threshold("CumulativeConfidence", self.threshold)
+
+    def trusts(self, state, survival):
+        return survival >= self.threshold
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EntropyStopState:
+    """The threshold that each row has come to, and its running share of accepted drafts."""
+
+    threshold: Float[Array, "b"]
+    acceptance: Float[Array, "b"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EntropyStop(Schedule):
+    """AdaEDL: drafts while the draft's entropy `H` promises that the draft will be accepted.
+
+    A draft is submitted while `1 - sqrt(kappa * H) >= threshold`, for it and for all before it.
+    That is an estimate from below of its acceptance, known before it is drawn. Agrawal et al.
+    2410.18351. The threshold follows each row's acceptance rate as in Draft & Verify (Zhang et
+    al. 2309.08168): a step up where too few drafts are accepted, a step down otherwise.
+
+        acceptance <- decay * acceptance + (1 - decay) * accepted / submitted
+        threshold  <- threshold + (1 - smoothing) * (step if acceptance <= goal else -step)
+
+    A round that submitted nothing tells nothing of acceptance; it lowers the threshold by a step,
+    so that drafting resumes.
+
+    Attributes:
+      lengths: numbers of drafts that verification is compiled for, rising; an integer `k` is up to
+        `k` drafts and stands for 0, 2, 4, 8, ... and `k`.
+      threshold: the first, in [0, 1], traced.
+      kappa: how fast the estimate falls with the entropy (in nats); the paper's is 0.2.
+      goal: the acceptance rate that the threshold is moved for; `step=0` leaves it where it is.
+      step, decay, smoothing: how the threshold moves; the defaults are Draft & Verify's.
+    """
+
+    lengths: tuple[int, ...] | int = dataclasses.field(default=8, metadata={"static": True})
+    threshold: float | Array = 0.4
+    kappa: float = dataclasses.field(default=0.2, metadata={"static": True})
+    goal: float = dataclasses.field(default=0.9, metadata={"static": True})
+    step: float = dataclasses.field(default=0.01, metadata={"static": True})
+    decay: float = dataclasses.field(default=0.5, metadata={"static": True})
+    smoothing: float = dataclasses.field(default=0.9, metadata={"static": True})
+
+    reads_law: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
+        shares = {name: (getattr(self, name), 0, 1) for name in ("goal", "step", "decay", "smoothing")}
+        validate.in_range("EntropyStop", kappa=(self.kappa, 0, math.inf), **shares)
+
+    def check(self) -> None:
+        validate.threshold("EntropyStop", self.threshold)
+
+    def init(self, batch):
+        fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
+        return EntropyStopState(fill(self.threshold), fill(self.goal))
+
+    def limit(self, state, able):
+        del able
+        return jnp.full(state.threshold.shape, self.lengths[-1], jnp.int32)
+
+    def submits(self, state, law):
+        entropy = -jnp.sum(jnp.where(law > -jnp.inf, jnp.exp(law) * law, 0.0), axis=-1)
+        return 1.0 - jnp.sqrt(self.kappa * jnp.maximum(entropy, 0.0)) >= state.threshold
+
+    def observe(self, state, submitted, accepted, live):
+        drafted = submitted > 0
+        share = accepted / jnp.maximum(submitted, 1)
+        mean = self.decay * state.acceptance + (1.0 - self.decay) * share
+        acceptance = jnp.where(live & drafted, mean, state.acceptance)
+        up = drafted & (acceptance <= self.goal)
+        moved = state.threshold + (1.0 - self.smoothing) * jnp.where(up, self.step, -self.step)
+        threshold = jnp.where(live, jnp.clip(moved, 0.0, 1.0), state.threshold)
+        return EntropyStopState(threshold, acceptance)

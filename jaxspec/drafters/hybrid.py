@@ -1,0 +1,267 @@
+"""Copied drafts where they promise more, a model's elsewhere: one of the two a row and round."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.core import validate
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.pausing import Pausing, PausingState
+from jaxspec.draft_length.shared_account import SharedAccount
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.lookup import CopyingDrafter, Guess, one_hot
+from jaxspec.verifiers.base import Draws, leading
+
+# What rows start from counts as so many promised drafts that were right, and as so many rounds of the model.
+_PRIOR = 4.0
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """How each row's guesses and model drafts have done so far.
+
+    Attributes:
+      promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
+      right: how many of them were.
+      accepted: the model's mean number of accepted drafts, in rounds that it drafted in.
+      rounds: how many those were.
+    """
+
+    promised: Float[Array, "b"]
+    right: Float[Array, "b"]
+    accepted: Float[Array, "b"]
+    rounds: Int[Array, "b"]
+
+    def expected(self, guess: Guess) -> Float[Array, "b"]:
+        """How many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
+        share = self.right / self.promised
+        return jnp.minimum(share * guess.expected(guess.count), guess.count.astype(jnp.float32))
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ComposeState:
+    """Both drafters' states, the record, and the last round's drafts.
+
+    Attributes:
+      copying: of the one that copies; it has the last guess.
+      model: of the model's drafter.
+      record: what the choice is made by.
+      copied: rows whose drafts were the guess.
+      tokens: what was proposed.
+    """
+
+    copying: Any
+    model: Any
+    record: Record
+    copied: Bool[Array, "b"]
+    tokens: Int[Array, "b k"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Compose(Drafter):
+    """In each row the copied guess where it is expected to be accepted further, else a model's drafts.
+
+    The hybrid of suffix decoding (Oliaro et al. 2411.04975, section 4): with the guess's own estimate `E` of its
+    accepted drafts, scaled by what such guesses have kept of their promises in this row, and the row's running mean
+    `A` of accepted drafts in the model's rounds, the guess is submitted where
+
+        (1 + E) * cost > 1 + A
+
+    The model rests in those rows, and where no row needs it, it does not run; later it catches up. The choice is
+    made before the model draws anything, from committed text and earlier rounds, so it moves no law; a guess's law is
+    one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
+
+    Where both have an `Adaptive` schedule they keep one account (`SharedAccount`): what one gains pays for tries of
+    the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
+    say how many drafts each row `submitted`. Beside copies of a fixed number only rows that the model drafts for are
+    counted; those that copy wait for it all the same.
+
+    Attributes:
+      copying: `SuffixDrafter` or `NGramDrafter`.
+      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `BlockDrafter`, `MedusaDrafter` or
+        `TandemDrafter`.
+      cost: the time of a round in which the model drafts over one in which it rests.
+      prior: the acceptance of each of the model's drafts that rows start from.
+      rate: the weight of the newest round in what is remembered.
+
+    Raises:
+      TypeError, ValueError: the drafters are of other kinds.
+    """
+
+    copying: CopyingDrafter
+    model: Drafter
+    cost: float = dataclasses.field(default=1.0, metadata={"static": True})
+    prior: float = dataclasses.field(default=0.7, metadata={"static": True})
+    rate: float = dataclasses.field(default=0.05, metadata={"static": True})
+
+    def __post_init__(self):
+        _check_kinds(self.copying, self.model)
+        shares = {"prior": (self.prior, 0, 1), "rate": (self.rate, 0, 1)}
+        validate.in_range("Compose", cost=(self.cost, 1, math.inf), **shares)
+
+    @property
+    def k(self) -> int:
+        """The most drafts of either."""
+        return max(self.copying.k, self.model.k)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        # Where nothing is copied the model drafts, so rounds without drafts are its own matter.
+        return tuple(sorted({*self.model.lengths, *(n for n in self.copying.lengths if n > 0)}))
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.model.deterministic
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the model reads of the target."""
+        return self.model.capture
+
+    @property
+    def context_length(self) -> int | None:
+        return self.model.context_length
+
+    def check(self, target: Model) -> None:
+        self.copying.check(target)
+        self.model.check(target)
+
+    def init(self, context, prefilled, slots):
+        batch = context.tokens.shape[0]
+        fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
+        accepted = sum(self.prior**i for i in range(1, self.model.k + 1))
+        copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
+        if self._account is not None:
+            copying, model = _with_schedules(copying, model, self._account.open(*_schedules(copying, model)))
+        return ComposeState(
+            copying,
+            model,
+            Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
+            jnp.zeros(batch, jnp.bool_),
+            jnp.zeros((batch, self.k), jnp.int32),
+        )
+
+    def propose(self, draws: Draws, state: ComposeState, context: Context):
+        guess, copying = self.copying.propose(draws, state.copying, context)
+        copied = self._prefers(state.record, copying.guess)
+        _, schedule = schedules = _schedules(copying, state.model)
+        if self._account is not None:
+            submitted = jnp.where(copied & ~context.done, copying.guess.count, 0)
+            schedule = self._account.left(*schedules, submitted, ~context.done)
+        resting = dataclasses.replace(state.model, schedule=PausingState(schedule, copied))
+        drafts, model = self._resting.propose(draws, resting, context)
+        proposal = _row_by_row(copied, _wide(guess, self.k), _wide(drafts, self.k))
+        return proposal, ComposeState(copying, model, state.record, copied, proposal.tokens)
+
+    def observe(self, state: ComposeState, context: Context, verdict: Verdict, hidden):
+        # Rows that copied nothing wait for those that did, so their schedule hears of them too.
+        guess = state.copying.guess
+        copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
+        copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
+        model = self._resting.observe(state.model, context, verdict, hidden)
+        if self._account is not None:
+            left, schedules = state.model.schedule.schedule, _schedules(copying, model)
+            settled = self._account.settle(left, *schedules, state.model.submitted, ~context.done, state.copied)
+            copying, model = _with_schedules(copying, model, settled)
+        return ComposeState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
+
+    @property
+    def _resting(self) -> Drafter:
+        """The model's drafter, whose rows can be paused."""
+        return dataclasses.replace(self.model, schedule=Pausing(self.model.schedule))
+
+    @property
+    def _account(self) -> SharedAccount | None:
+        """What both may lose together, where both keep an account."""
+        copying, model = self.copying.schedule, self.model.schedule
+        both = isinstance(copying, Adaptive) and isinstance(model, Adaptive)
+        return SharedAccount(copying, model) if both else None
+
+    def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
+        return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
+
+    def _learn(self, state: ComposeState, context: Context, verdict: Verdict) -> Record:
+        """The record after one more round: of guesses, as far as the text has come, whoever drafted it."""
+        record, guess = state.record, state.copying.guess
+        emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
+        places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
+        emitted = jnp.where(places == verdict.accepted[:, None], verdict.next_token[:, None], emitted)
+        seen = jnp.where(context.done, 0, jnp.minimum(guess.count, verdict.accepted + 1))
+        right = jnp.minimum(leading(guess.tokens == emitted[:, : guess.tokens.shape[1]]), seen)
+        keep = jnp.where(seen > 0, 1.0 - self.rate, 1.0)
+        drafted = ~context.done & ~state.copied
+        weight = jnp.maximum(self.rate, 1.0 / (record.rounds.astype(jnp.float32) + _PRIOR))
+        moved = record.accepted + weight * (verdict.accepted.astype(jnp.float32) - record.accepted)
+        return Record(
+            keep * record.promised + guess.expected(seen),
+            keep * record.right + right.astype(jnp.float32),
+            jnp.where(drafted, moved, record.accepted),
+            record.rounds + drafted.astype(jnp.int32),
+        )
+
+
+def _schedules(copying: Any, model: Any) -> tuple[Any, Any]:
+    """The states of both drafters' own schedules."""
+    return copying.schedule, model.schedule.schedule
+
+
+def _with_schedules(copying: Any, model: Any, schedules: tuple[Any, Any]) -> tuple[Any, Any]:
+    pausing = dataclasses.replace(model.schedule, schedule=schedules[1])
+    return dataclasses.replace(copying, schedule=schedules[0]), dataclasses.replace(model, schedule=pausing)
+
+
+def _wide(proposal: Proposal, k: int) -> Proposal:
+    """The same drafts with room for `k`; any law will do for those that are never drawn."""
+    add = k - proposal.tokens.shape[1]
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
+    law = proposal.log_probs
+    if law is not None:
+        law = jnp.concatenate([law, one_hot(jnp.zeros((law.shape[0], add), jnp.int32), law.shape[2])], axis=1)
+    return Proposal(pad(proposal.tokens), pad(proposal.valid), law)
+
+
+def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
+    """Where `first`, the drafts that are certain; else those that have a law, unless none has one."""
+    pick = first[:, None]
+    tokens = jnp.where(pick, copied.tokens, drafted.tokens)
+    valid = jnp.where(pick, copied.valid, drafted.valid)
+    law = drafted.log_probs
+    if law is not None:
+        law = jnp.where(pick[..., None], one_hot(tokens, law.shape[2]), law)
+    return Proposal(tokens, valid, law)
+
+
+def _check_kinds(copying: Any, model: Any) -> None:
+    if not isinstance(copying, CopyingDrafter):
+        raise TypeError(
+            f"Compose needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or NGramDrafter()"
+        )
+    if not isinstance(model, Drafter) or model.tree or not isinstance(getattr(model, "schedule", None), Schedule):
+        raise TypeError(
+            f"Compose needs a drafter of one chain, with a schedule, second, got {_kind(model)}; pass "
+            "ModelDrafter(model), EagleDrafter(head), BlockDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
+        )
+    for drafter in (copying, model):
+        if drafter.k == 0:
+            raise ValueError(f"Compose needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone")
+    if model.capture and copying.k > model.k:
+        raise ValueError(
+            f"{_kind(model)} takes in the target's states of at most k={model.k} drafts a round, got "
+            f"{_kind(copying)} with k={copying.k}; pass one with k={model.k}"
+        )
+
+
+def _kind(drafter: Any) -> str:
+    return f"the class {drafter.__name__} itself" if isinstance(drafter, type) else type(drafter).__name__

@@ -1,0 +1,183 @@
+"""All drafts of a round in one pass, from a block of masks (DFlash; DSpark)."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.core import validate
+from jaxspec.core.argmax import best_token
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Proposal
+from jaxspec.draft_length.base import Schedule, split
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.draft_vocabulary import expand
+from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.nn.cache import KVCache
+from jaxspec.verifiers.base import Draws
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockDrafterState:
+    """What a `BlockDrafter` keeps between rounds.
+
+    Attributes:
+      cache: the context's keys and values: of all committed tokens but the last.
+      schedule: the schedule's own state.
+      submitted: how many drafts each row submitted in the last round.
+    """
+
+    cache: KVCache
+    schedule: Any
+    submitted: Int[Array, "b"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockDrafter(Drafter):
+    """Guesses a whole block in one pass, whose cost does not grow with `k`.
+
+    A small network reads the last token, masks in place of the drafts, and what the target knew of the text before
+    (DFlash, 2602.06036). With a Markov head (DSpark, section 3.1) a drafted token then moves the logits of the next
+    one by a product of low rank, so that the drafts of a block fit each other; without one they are drawn
+    independently. Each draft's law is that of its own logits and is reported as such.
+
+    The target's states after a token are known once it was verified. They are taken in at the end of each round,
+    whoever drafted in it, so a schedule may pause the drafter for as long as it likes:
+
+        text        ... c  d  e        e is committed and unfed
+        cache       ... c  d           the context: what the target knew after each
+        block                e _ _     the pass of this round, of which nothing is kept
+
+    A one-token text has no context, only its block.
+
+    Attributes:
+      head: from `jaxspec.load_head`, or a `jaxspec.heads.dflash.training.BlockRecipe`.
+      k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
+        `Schedule` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+      schedule: how many of the `k` are submitted; follows from `k`.
+    """
+
+    head: BlockHead
+    k: int | None = dataclasses.field(default=None, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        if self.schedule is not None:  # a pytree that is put together again
+            return
+        if isinstance(self.head, type) or not isinstance(self.head, BlockHead):
+            raise TypeError(
+                f"BlockDrafter needs a BlockHead, got {type(self.head).__name__}; jaxspec.load_head makes one"
+            )
+        config = self.head.config
+        has_confidence = config.confidence != "none"
+        k, schedule = split(config.num_drafts if self.k is None else self.k, None, has_confidence=has_confidence)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        if k > config.num_drafts:
+            raise ValueError(f"this head drafts at most {config.num_drafts} tokens in a block, got k={k}; pass fewer")
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """The target's states that the head reads."""
+        return self.head.capture
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.schedule.lengths
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            validate.draft_policy(self.sampling)
+        self.schedule.check()
+        check_capture("BlockDrafter", target, self.head.capture, self.head.config.width)
+        validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
+
+    def init(self, context, prefilled, slots):
+        batch = context.tokens.shape[0]
+        entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
+        cache = self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
+        return BlockDrafterState(cache, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+
+    def propose(self, draws: Draws, state: BlockDrafterState, context: Context):
+        policy = context.sampling if self.sampling is None else self.sampling
+        limit = jnp.where(context.done, 0, self.schedule.limit(state.schedule, ~context.done))
+        proposal = _nothing(limit.shape[0], self.k, None if policy.greedy else self.head.vocab_size)
+        if self.k > 0:
+            # The cache is read and not passed on, so the branches copy none.
+            proposal = jax.lax.cond(
+                jnp.any(limit > 0), lambda: self._draft(policy, limit, draws, state, context), lambda: proposal
+            )
+        submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+        return proposal, dataclasses.replace(state, submitted=submitted)
+
+    def observe(self, state: BlockDrafterState, context: Context, verdict, hidden):
+        cache = state.cache.append(self.head.context(hidden, state.cache.length))
+        held = state.cache.length + jnp.where(context.done, 0, verdict.accepted + 1)
+        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
+        return BlockDrafterState(cache.truncate(held), schedule, state.submitted)
+
+    def _draft(self, policy: Policy, limit, draws: Draws, state: BlockDrafterState, context: Context) -> Proposal:
+        """One pass over the block, then a draw for each draft."""
+        head, schedule = self.head, self.schedule
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        known = head.blocks(context.target.embed(last), context.length[:, None] - 1, state.cache)[:, 0, : self.k]
+
+        def draw(carry, draft):
+            token, going, log_survival = carry
+            offset, known, logits = draft
+            before = head.before(token[:, None])
+            law, seen = _laws(policy, (logits + head.added(before))[:, 0])
+            if schedule.reads_confidence:
+                log_survival = log_survival + head.log_trust(head.odds(known, before)[:, 0], offset)
+            submitted = going & (offset < limit) & schedule.trusts(state.schedule, jnp.exp(log_survival))
+            submitted = submitted & schedule.submits(state.schedule, seen)
+            token, place, law = self._token(law, seen, draws, offset)
+            log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
+            going = submitted & schedule.goes_on(state.schedule, log_prob)
+            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, law)
+
+        by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
+        start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
+        each = (jnp.arange(self.k, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
+        _, drafts = jax.lax.scan(draw, start, each)
+        return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
+
+    def _token(self, law: Float[Array, "b n"] | None, seen: Float[Array, "b n"], draws: Draws, offset):
+        """The drawn token, its place in the draft vocabulary, and the law over the target's."""
+        if law is None:
+            place = best_token(seen)
+            return self.head.ids[place], place, None
+        place = best_token(law + draws.draft_noise(offset, self.head.vocab_size, self.head.ids))
+        return self.head.ids[place], place, expand(law, self.head.ids, self.head.vocab_size)
+
+
+def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
+    # Any law will do for drafts that are never drawn, and this one is a law.
+    law = None if vocab_size is None else jnp.full((batch, k, vocab_size), -math.log(vocab_size), jnp.float32)
+    return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), law)
+
+
+def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
+    """The law that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+
+    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot law
+    says nothing of how sure the head is: a schedule then sees the head's own.
+    """
+    own = jax.nn.log_softmax(logits)
+    if policy.greedy:
+        return None, own
+    law = policy.log_probs(logits[:, None])[:, 0]
+    certain: Bool[Array, "b 1"] = jnp.max(law, axis=-1, keepdims=True) == 0
+    return law, jnp.where(certain, own, law)

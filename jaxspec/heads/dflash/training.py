@@ -1,0 +1,195 @@
+"""Training a block drafter (DFlash, 2602.06036; DSpark, section 3.3).
+
+Some places of each text are anchors, as if the text so far had just been committed:
+
+    text       ...  a  b  c  d  e  f          c is an anchor
+    context         A  B                      the target's states after a, b and all before
+    block                 c  _  _             the block's tokens are masks, whatever the text says
+    labels                law law law         the target's laws after c, d, e: of d, e, f
+    before                c  d  e             what the Markov head is given: the text's own tokens
+
+All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself
+(`jaxspec.heads.dflash.blocks`).
+"""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.heads.dflash.blocks import Blocks, choose_anchors
+from jaxspec.heads.dflash.calibration import calibrate
+from jaxspec.heads.dflash.checkpoint import write_block
+from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.network import BlockConfig, BlockNetwork
+from jaxspec.heads.files import load_head
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.rope import Rope
+from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Recipe, check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockRecipe(Recipe):
+    """A block drafter with DSpark's heads and losses, whose output head is the target's, frozen.
+
+    A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
+    `2 * block_size * rows * width`; a token of the text `6 * (parameters of the mix and of keys and values)`, and the
+    target's pass. For SmolLM2-135M and the defaults these are 520 and 66 million a block, and 11 and 220 a token.
+
+    Departs from DSpark in this: the cross-entropy is that of the target's law and not of the text's token, which is
+    less noisy; the laws are compared over a draft vocabulary; the mask is a vector of its own; states are normalised
+    before they are mixed.
+
+    Attributes:
+      capture: the target's states that it reads.
+      block_size: drafts of a block.
+      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      num_layers: of the drafter.
+      mlp_width: of its layers.
+      markov_rank: of its Markov head; 0 is none.
+      confidence: whether it has a confidence head.
+      anchor_every: one anchor for so many tokens of the padded text, all of them in answers.
+      decay: draft `i` weighs `exp(-i / decay)`.
+      cross_entropy: the weight of the cross-entropy with the target's law.
+      total_variation: the weight of the L1 distance, twice the total variation.
+      trust: the weight of the confidence head's loss.
+      k: drafts a round where it is evaluated; `None` is the whole block.
+    """
+
+    capture: tuple[int, ...]
+    block_size: int = 7
+    draft_vocabulary: int | None = 8192
+    num_layers: int = 2
+    mlp_width: int = 1024
+    markov_rank: int = 64
+    confidence: bool = True
+    anchor_every: int = 8
+    decay: float = 4.0
+    cross_entropy: float = 0.1
+    total_variation: float = 0.9
+    trust: float = 1.0
+    k: int | None = None
+
+    def __post_init__(self):
+        check_at_least(self, 1, "block_size", "draft_vocabulary", "num_layers", "mlp_width", "anchor_every", "k")
+        check_at_least(self, 0, "markov_rank", "cross_entropy", "total_variation", "trust")
+        if not self.decay > 0:
+            raise ValueError(f"decay must be above 0, got {self.decay}")
+        # Known before training, and not where it is measured.
+        if self.k is not None and self.k > self.block_size:
+            raise ValueError(f"k must be at most block_size, {self.block_size}, got {self.k}; pass a larger block_size")
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> "BlockRecipe":
+        """The recipe with DFlash's choice of layers for this target: evenly spaced, four of them."""
+        layers = target.module.config.num_layers
+        spaced = {round(1 + i * max(layers - 4, 0) / 3) + 1 for i in range(4)}
+        return cls(**({"capture": tuple(sorted(min(layer, layers) for layer in spaced))} | options))
+
+    def init(self, key, target, token_counts):
+        module = self._module(target, jnp.float32)
+        params = jax.jit(functools.partial(module.init, method="every_parameter"))(key)["params"]
+        del params["head"]
+        ids = jnp.asarray(vocabulary.most_frequent(token_counts, module.config.vocab_size))
+        # The frozen head expects what the target's last norm gives it; and the highest state says most.
+        params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+        width = module.config.width
+        params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width))}
+        if self.markov_rank:
+            # Tokens that the target takes for similar begin alike; at first none of them moves the next.
+            params["markov_before"] = _principal(target, ids, self.markov_rank)
+            params["markov_after"] = jnp.zeros_like(params["markov_after"])
+        return {"network": params, "ids": ids}
+
+    def loss(self, params, target, batch, features, key):
+        head = self.head(params, target)
+        anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // self.anchor_every, 1), key)
+        blocks = Blocks.of(head, target, batch, features, anchors, chosen)
+        counts, agreement = blocks.counts, acceptance(blocks.wanted, blocks.guess)
+        terms = self.cross_entropy * ForwardKL()(blocks.wanted, blocks.guess)
+        terms += self.total_variation * 2 * (1 - agreement)
+        reported = self._reported(agreement, counts)
+        # Of the first draft's law as it is, and not only of what the draft vocabulary holds of it.
+        held = blocks.held(head, target, drafts=1)[..., 0]
+        first = acceptance(blocks.wanted[..., 0, :] + held[..., None], blocks.guess[..., 0, :])
+        reported["acceptance"] = masked_mean(first, counts[..., 0])
+        if self.confidence:
+            label = jax.lax.stop_gradient(agreement)
+            terms += self.trust * (jax.nn.softplus(blocks.odds) - label * blocks.odds)
+            reported["confidence_error"] = masked_mean(jnp.abs(jax.nn.sigmoid(blocks.odds) - agreement), counts)
+        weights = jnp.exp(-jnp.arange(self.block_size, dtype=jnp.float32) / self.decay)[None, None]
+        weights = jnp.where(counts, weights, 0.0)
+        loss = jnp.sum(jnp.where(counts, weights * terms, 0.0)) / jnp.maximum(jnp.sum(weights), 1.0)
+        return loss, reported | {"count": jnp.sum(weights)}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return BlockDrafter(self.head(params, target), k=self.k)
+
+    def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
+        write_block(self.head(params, target), Path(path), with_head=False)
+
+    def measured(self, folder, target, batches, path) -> bool:
+        """The scales of the confidence head (`jaxspec.heads.dflash.calibration`)."""
+        if self.confidence:
+            write_block(calibrate(load_head(folder, target), target, batches), path, with_head=False)
+        return self.confidence
+
+    def head(self, params: Any, target: LanguageModel) -> BlockHead:
+        """The head of these parameters, with its rows of the target's output head."""
+        network, ids = params["network"], params["ids"]
+        dtype = network["mask"].dtype
+        rows = {"head": target.head[ids].astype(dtype)}
+        return BlockHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
+
+    def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
+        places = range(1, self.block_size)
+        reported = {f"acceptance_{i + 1}": masked_mean(agreement[..., i], counts[..., i]) for i in places}
+        reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
+        return reported | {"length": 1 + masked_mean(jnp.sum(reach, axis=-1), counts[..., 0])}
+
+    def _module(self, target: LanguageModel, dtype) -> BlockNetwork:
+        config = target.module.config
+        size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
+        rope = next((rope for rope in config.ropes if rope is not None), Rope(10_000.0))
+        shape = BlockConfig(
+            vocab_size=size,
+            num_layers=self.num_layers,
+            width=config.width,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=self.mlp_width,
+            context_length=config.context_length,
+            ropes=(rope,) * self.num_layers,
+            windows=(None,) * self.num_layers,
+            norm_eps=config.norm_eps,
+            activation=config.activation,
+            block_size=self.block_size,
+            num_features=len(self.capture),
+            feature_norms=True,
+            markov_rank=self.markov_rank,
+            confidence="none" if not self.confidence else "place and token" if self.markov_rank else "place",
+        )
+        return BlockNetwork(shape, jnp.dtype(dtype))
+
+
+def _principal(target: LanguageModel, ids: Int[Array, "n"], rank: int) -> Float[Array, "n_plus_1 r"]:
+    """The draft vocabulary's embeddings by their first principal components, of variance 1; others are 0."""
+    rows = np.asarray(target.embed(ids[None])[0], np.float32)
+    rows = rows - rows.mean(axis=0)
+    _, directions = np.linalg.eigh(rows.T @ rows)
+    found = rows @ directions[:, ::-1][:, :rank]
+    found = found / np.maximum(found.std(axis=0), 1e-6)
+    found = np.pad(found, ((0, 1), (0, rank - found.shape[1])))
+    return jnp.asarray(found, jnp.float32)

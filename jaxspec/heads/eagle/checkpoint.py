@@ -1,0 +1,217 @@
+"""EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
+
+Their names are those of a Llama model of one layer; EAGLE-3 adds a reduced vocabulary:
+
+    d2t   int64[n]   what to add to a draft token's number for its id in the target
+    t2d   bool[v]    which of the target's tokens the draft knows
+
+The captured layers stand in `eagle_aux_hidden_state_layer_ids`, in two countings: inside `eagle_config` a layer whose
+output is read, as SpecForge, SGLang and TensorRT-LLM have it; at the top level one whose input is, as vLLM has it.
+
+A head whose output head is the target's is written without it, and gets the target's rows again when it is read.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folder
+from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.params import build_params
+from jaxspec.checkpoints.tensors import LazyTensor
+from jaxspec.families.config import transformer_config
+from jaxspec.families.params import Recipe, attention_mappings, mlp_mappings, norm_mapping, plain, same
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.placement import Placement
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_OF_FIRST, _OF_THIRD = "EagleForCausalLM", "LlamaForCausalLMEagle3"
+# Options of later variants that change what the layer computes.
+_UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual")
+
+
+def is_eagle(tensors: Mapping[str, Any]) -> bool:
+    """Whether these are an EAGLE head's tensors, of either kind."""
+    return "fc.weight" in tensors and any(name.startswith(("midlayer.", "layers.0.")) for name in tensors)
+
+
+def read_eagle(
+    folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
+) -> EagleHead:
+    """The head in a folder with `config.json` and safetensors.
+
+    Args:
+      folder: where it lies.
+      config: the contents of its `config.json`.
+      target: the model it was trained for, whose embedding and output head it may share.
+      dtype: of weights and activations.
+      placement: where parameters go.
+
+    Raises:
+      ValueError: a tensor is missing, left over or of another shape; the vocabulary is not the target's; an option
+        is not supported.
+    """
+    tensors = read_tensors(folder)
+    third = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in tensors)
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise ValueError(f"{folder}: unsupported option {name}={config[name]!r}; it must be unset")
+    if third:
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+        return _third(folder, config, tensors, target, dtype, placement)
+    return _first(folder, config, tensors, target, dtype, placement)
+
+
+def _third(folder, config, tensors, target, dtype, placement) -> EagleHead:
+    ids = _draft_vocabulary(folder, tensors, config, target)
+    layer = _layer_config(folder, config, len(ids))
+    capture = _capture(config) or _default_capture(target)
+    width = config.get("target_hidden_size") or target.module.config.width
+    module = EagleLayer(layer, len(capture) * width, dtype)
+    wanted = eagle_recipes(layer, module.features)
+    own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
+    params, embedding = _params(folder, wanted, tensors, own_head, own_embedding, target, dtype, placement)
+    if not own_head:
+        params["head"] = _rows(folder, target, layer, ids, dtype)
+    whole = len(ids) == target.vocab_size
+    draft_ids = None if whole else jnp.asarray(ids)
+    return EagleHead(module, params, draft_ids, embedding, target.vocab_size, capture)
+
+
+def _first(folder, config, tensors, target, dtype, placement) -> EagleHead:
+    layer = _layer_config(folder, config, target.vocab_size)
+    module = FirstEagleLayer(layer, layer.width, dtype)
+    wanted = first_eagle_recipes(layer, bias="fc.bias" in tensors)
+    tensors.pop("lm_head.weight", None)  # never trained: it is the target's
+    own_embedding = "embed_tokens.weight" in tensors
+    params, embedding = _params(folder, wanted, tensors, False, own_embedding, target, dtype, placement)
+    params["mix"].setdefault("bias", jnp.zeros(layer.width, dtype))
+    params["head"] = _rows(folder, target, layer, np.arange(target.vocab_size), dtype)
+    capture = (target.module.config.num_layers,)
+    return EagleHead(module, params, None, embedding, target.vocab_size, capture, normalised=True)
+
+
+def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> None:
+    """Writes an EAGLE-3 head in the public layout, in bfloat16; the folder appears whole or not at all.
+
+    Args:
+      head: of an `EagleLayer`.
+      folder: the folder to make; it must not exist.
+      with_head: whether its output head is written; if not, it must be the target's rows.
+
+    Raises:
+      TypeError: the head is not of EAGLE-3.
+      FileExistsError: the folder exists.
+    """
+    if not isinstance(head.module, EagleLayer):
+        raise TypeError(f"write_eagle writes EAGLE-3 heads, got a layer of type {type(head.module).__name__}")
+    layer = head.module.config
+    ids = np.arange(head.vocab_size) if head.ids is None else np.asarray(head.ids)
+    wanted = [one for one in eagle_recipes(layer, head.module.features) if with_head or one.path != ("head",)]
+    tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
+    if head.embedding is not None:
+        tensors["embed_tokens.weight"] = np.asarray(head.embedding)
+    tensors["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
+    tensors["t2d"] = np.isin(np.arange(head.vocab_size), ids)
+    config = config_of(layer) | {
+        "architectures": [_OF_THIRD],
+        "vocab_size": head.vocab_size,
+        "draft_vocab_size": len(ids),
+        "target_hidden_size": head.module.features // len(head.capture),
+        _LAYERS: list(head.capture),
+        "eagle_config": {_LAYERS: [layer - 1 for layer in head.capture]},
+    }
+    save_head_folder(folder, config, tensors)
+
+
+def _layer_config(folder: Path, config: dict[str, Any], vocab_size: int) -> TransformerConfig:
+    try:
+        return transformer_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], config, target: LanguageModel) -> np.ndarray:
+    """The ids, taken out of the tensors: `int32[n]`."""
+    if config.get("vocab_size", target.vocab_size) != target.vocab_size:
+        raise ValueError(
+            f"{folder} is a head for a target of {config['vocab_size']} tokens, got one of {target.vocab_size}; load "
+            "the target that it was trained for"
+        )
+    integers = read_integers(folder, [name for name in ("d2t", "t2d") if tensors.pop(name, None) is not None])
+    if "d2t" not in integers:
+        return np.arange(target.vocab_size, dtype=np.int32)
+    ids = integers["d2t"] + np.arange(len(integers["d2t"]))
+    known = integers.get("t2d")
+    rising = (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < target.vocab_size
+    if not rising or (known is not None and not np.array_equal(np.flatnonzero(known), ids)):
+        raise ValueError(f"{folder}: d2t and t2d do not name one rising list of the target's tokens")
+    return ids.astype(np.int32)
+
+
+def _capture(config: dict[str, Any]) -> tuple[int, ...]:
+    """The hidden states that the configuration names, `i` entering layer `i`; none if it names none."""
+    outputs = (config.get("eagle_config") or {}).get(_LAYERS) or ()
+    return tuple(config.get(_LAYERS) or (layer + 1 for layer in outputs))
+
+
+def _default_capture(target: LanguageModel) -> tuple[int, ...]:
+    layers = target.module.config.num_layers
+    return (2, layers // 2, layers - 3)
+
+
+def _params(
+    folder: Path,
+    wanted: Iterator[Recipe],
+    tensors: dict[str, LazyTensor],
+    own_head: bool,
+    own_embedding: bool,
+    target: LanguageModel,
+    dtype: jnp.dtype,
+    placement: Placement | None,
+) -> tuple[dict[str, Any], Any]:
+    """The parameters, and the embedding apart from them."""
+    wanted = [one for one in wanted if own_head or one.path != ("head",)]
+    embedding = tensors.pop("embed_tokens.weight").read() if own_embedding else None
+    params = build_params(wanted, tensors, str(folder), dtype, placement)
+    return params, None if embedding is None else jnp.asarray(embedding, dtype)
+
+
+def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np.ndarray, dtype: jnp.dtype) -> Any:
+    if layer.width != target.module.config.width:
+        raise ValueError(
+            f"{folder} has no lm_head.weight, and its width {layer.width} is not the target's "
+            f"{target.module.config.width}; load the target that it was trained for"
+        )
+    return target.head[jnp.asarray(ids)].astype(dtype)
+
+
+def eagle_recipes(config: TransformerConfig, features: int) -> Iterator[Recipe]:
+    """Every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
+    norm = functools.partial(norm_mapping, build=same)
+    yield plain(("fuse", "kernel"), "fc.weight", (config.width, features))
+    names = {"token_norm": "input_layernorm", "state_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
+    for ours, theirs in names.items():
+        yield norm((ours, "scale"), f"midlayer.{theirs}.weight", config.width)
+    yield from attention_mappings(config, ("attention",), "midlayer.self_attn", norm, 2 * config.width)
+    yield from mlp_mappings(config, ("mlp",), "midlayer.mlp")
+    yield norm(("final_norm", "scale"), "norm.weight", config.width)
+    yield plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
+
+
+def first_eagle_recipes(config: TransformerConfig, *, bias: bool) -> Iterator[Recipe]:
+    """Every parameter of an EAGLE-1 layer; its output head is the target's."""
+    norm = functools.partial(norm_mapping, build=same)
+    yield plain(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))
+    if bias:
+        yield plain(("mix", "bias"), "fc.bias", (config.width,))
+    yield from attention_mappings(config, ("attention",), "layers.0.self_attn", norm, config.width)
+    yield norm(("mlp_norm", "scale"), "layers.0.post_attention_layernorm.weight", config.width)
+    yield from mlp_mappings(config, ("mlp",), "layers.0.mlp")

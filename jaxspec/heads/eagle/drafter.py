@@ -1,0 +1,229 @@
+"""EAGLE: a chain of drafts from a head over the target's own states.
+
+    text       a  b  c  d  e         e is committed and unfed: the target's states end with d's
+    features   a  b  c  d            each pairs with the token after it
+    pairs      ab bc cd de           all of them have been, or will be, fed to the head
+    drafts     de -> x, then (x, the head's own state) -> y, ...
+
+What the head made of its own states goes: verification brings the true ones of what was accepted.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core import validate
+from jaxspec.core.model import Cache, Model, ModelOutput
+from jaxspec.core.prefill import CHUNK
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, Window
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.verifiers.base import pick
+
+# While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
+_PATIENCE = 16
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EagleState:
+    """What the head has read, and what it has not yet.
+
+    `cache.length + waiting` are the pairs of the text, one fewer than its tokens.
+
+    Attributes:
+      cache: of the pairs that were fed, and drafts behind them.
+      state: what the head made of the last of those.
+      features: the target's states of the next pairs.
+      waiting: how many of them there are.
+    """
+
+    cache: KVCache
+    state: Float[Array, "b d"]
+    features: Float[Array, "b w f"]
+    waiting: Int[Array, "b"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EagleDraft(Draft):
+    """An EAGLE head as something that chains and trees of up to `k` tokens along a path are drawn from."""
+
+    head: EagleHead
+    k: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.vocab_size
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        return self.head.capture
+
+    def check(self, name, target):
+        if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
+            raise TypeError(f"{name} needs an EagleHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
+        check_capture(name, target, self.head.capture, self._target_width)
+        validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
+        own = self.head.module.config.width
+        if self.head.embedding is None and own != target.module.config.width:
+            raise ValueError(
+                f"{name}'s head of width {own} shares the target's embedding, whose width is "
+                f"{target.module.config.width}; pass the head that was trained for this target"
+            )
+
+    @property
+    def _target_width(self) -> int:
+        return self.head.module.features // len(self.head.capture)
+
+    def init(self, context, prefilled, slots):
+        head, length = self.head, context.length
+        batch = length.shape[0]
+        state = EagleState(
+            head.init_cache(batch, slots),
+            jnp.zeros((batch, head.module.config.width), head.dtype),
+            jnp.zeros((batch, self._room, head.module.features), head.dtype),
+            jnp.zeros(batch, jnp.int32),
+        )
+        features = head.features(context.target, prefilled.hidden)
+        # All pairs but the last, which waits: the first round is then like every other.
+        fed, width = jnp.maximum(length - 2, 0), features.shape[1]
+        chunk = min(CHUNK, width)
+
+        def feed(index, cache):
+            start = jnp.minimum(index * chunk, width - chunk)
+            piece = jax.lax.dynamic_slice_in_dim(features, start, chunk, axis=1)
+            after = jax.lax.dynamic_slice_in_dim(padded, start + 1, chunk, axis=1)
+            cache = cache.truncate(jnp.full_like(fed, start))
+            _, entries = head(head.embed(context.target, after), head.fuse(piece), cache)
+            return cache.append(entries)
+
+        padded = jnp.pad(context.tokens, ((0, 0), (0, 1)))
+        chunks = (jnp.max(fed) + chunk - 1) // chunk
+        cache = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, state.cache).truncate(fed)
+        last = jnp.take_along_axis(features, fed[:, None, None], axis=1)
+        features = jax.lax.dynamic_update_slice_in_dim(state.features, last, 0, axis=1)
+        return EagleState(cache, state.state, features, jnp.minimum(length - 1, 1))
+
+    @property
+    def _chunk(self) -> int:
+        """How many pairs one pass takes in: those of a round."""
+        return self.k + 1
+
+    @property
+    def _room(self) -> int:
+        return -(-(self._chunk + _PATIENCE) // self._chunk) * self._chunk
+
+    def blank(self, batch):
+        return (jnp.zeros((batch, self.head.module.config.width), self.head.dtype),)
+
+    def ready(self, context):
+        # A text of one token has no state of the target before it.
+        return context.length > 1
+
+    def catch_up(self, kept, context, begins):
+        full = jnp.any(~context.done & (kept.waiting + self._chunk > self._room))
+        return self._take_in(kept, context, ~begins & full)
+
+    def first(self, kept, context):
+        kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
+        logits = self.head.guesses(kept.state[:, None])[:, 0]
+        shape = Entries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
+        return Window(logits, kept.cache, shape, (kept.state,)), kept
+
+    def _take_in(self, kept: EagleState, context: Context, needed) -> EagleState:
+        """Feeds what waits, a round's worth at a time; nothing unless it is needed."""
+        head, chunk = self.head, self._chunk
+        waiting = jnp.where(context.done | ~needed, 0, kept.waiting)
+        most = context.tokens.shape[1] - 1
+
+        def feed(index, carry):
+            cache, state = carry
+            features = jax.lax.dynamic_slice_in_dim(kept.features, index * chunk, chunk, axis=1)
+            at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
+            tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, most), axis=1)
+            states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
+            count = jnp.clip(waiting - index * chunk, 0, chunk)
+            state = jnp.where((count > 0)[:, None], pick(states, jnp.maximum(count - 1, 0)), state)
+            return cache.append(entries).truncate(cache.length + count), state
+
+        trips = (jnp.max(waiting) + chunk - 1) // chunk
+        with jax.named_scope("take_in"):
+            cache, state = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (kept.cache, kept.state))
+        return EagleState(cache, state, kept.features, kept.waiting - waiting)
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        (states,) = hidden
+        states, entries = self.head(self.head.embed(context.target, tokens), states, cache, **tree)
+        return ModelOutput(self.head.guesses(states), entries, (states,))
+
+    def over_vocabulary(self, logits):
+        return self.head.over_vocabulary(logits)
+
+    def token_ids(self, places):
+        return self.head.token_ids(places)
+
+    def cache(self, kept) -> Cache:
+        return kept.cache
+
+    def put(self, kept, cache):
+        return dataclasses.replace(kept, cache=cache)
+
+    def observe(self, kept, context, verdict, hidden):
+        # Pairs that were fed and those that wait are all of the text; drafts behind them are not true pairs.
+        fed = context.length - 1 - kept.waiting
+        cache = kept.cache.truncate(jnp.where(context.done, kept.cache.length, fed))
+        rows = jnp.arange(fed.shape[0], dtype=jnp.int32)[:, None]
+        features = self.head.features(context.target, hidden)
+        at = kept.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+        features = kept.features.at[rows, at].set(features, mode="drop")
+        return EagleState(cache, kept.state, features, kept.waiting + verdict.accepted + 1)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter(ChainDrafter):
+    """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.
+
+    Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3); a multi-token prediction module (DeepSeek-V3, 2412.19437) is
+    chained with itself in the same way. The states come from verification, so a round costs no more passes of the
+    target than any other. For trees pass the head to `DynamicTreeDrafter` (EAGLE-2, 2406.16858) or `TreeDrafter`. A
+    text of one token has no state yet: its first round drafts nothing.
+
+    Attributes:
+      head: from `jaxspec.load_head`, or trained by `jaxspec train eagle`.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
+        own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    head: EagleHead
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the head reads of the target."""
+        return self.head.capture
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    def draft(self, target: Model) -> Draft:
+        return EagleDraft(self.head, self.k)

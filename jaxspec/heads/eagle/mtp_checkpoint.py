@@ -1,0 +1,121 @@
+"""Multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint behind its last one.
+
+With `N` layers of the target and `num_nextn_predict_layers` modules, module `i` is layer `N + i`:
+
+    layers.N.{enorm, hnorm, eh_proj, shared_head.norm}.weight      what there is beside a decoder layer
+    layers.N.{input_layernorm, self_attn..., mlp...}               the decoder layer
+    layers.N.{embed_tokens, shared_head.head}.weight               copies of the target's, often left out
+
+The names are DeepSeek-V3's; the decoder layer must be one of ours, with keys and values a head and one feed-forward
+block, as dense models have it. The layout was read off public engines' code, and is tested on random weights against
+NumPy; no public checkpoint with such a layer was at hand.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.params import build_params
+from jaxspec.checkpoints.tensors import LazyTensor
+from jaxspec.families.config import transformer_config
+from jaxspec.families.params import LLAMA_NORMS, Recipe, attention_mappings, mlp_mappings, norm_mapping, plain, same
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.heads.eagle.mtp import MtpLayer
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.placement import Placement
+
+_MODULE = re.compile(r"^(?:model\.)?layers\.(\d+)\.eh_proj\.weight$")
+_HEAD = "shared_head.head.weight"
+# Layers that we have not, by a part of their tensors' names.
+_OTHERS = {
+    "multi-head latent attention": re.compile(r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\."),
+    "a mixture of experts": re.compile(r"mlp\.(experts|shared_experts|gate)\."),
+}
+
+
+def is_mtp(tensors: Mapping[str, Any]) -> bool:
+    """Whether there is a multi-token prediction module among these tensors."""
+    return any(_MODULE.match(name) for name in tensors)
+
+
+def read_mtp(
+    folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
+) -> EagleHead:
+    """The first module in a folder: the whole checkpoint's, or one with the module's tensors alone.
+
+    Args:
+      folder: where it lies.
+      config: the contents of its `config.json`, the target's own.
+      target: the model it was trained with, which lends what the module shares with it.
+      dtype: of weights and activations; normalisation scales stay float32.
+      placement: where parameters go; `None` is the default device.
+
+    Raises:
+      ValueError: the module's layer has latent attention or experts; there are several modules; a tensor is missing,
+        left over or of another shape; or it is another target's.
+    """
+    number, tensors = _module(folder, config, target)
+    for what, names in _OTHERS.items():
+        if found := next((name for name in tensors if names.match(name)), None):
+            raise ValueError(
+                f"{folder}: its MTP module has {what} (layers.{number}.{found}), which jaxspec's decoder layers have "
+                "not; only modules of grouped-query attention and one feed-forward block can be loaded"
+            )
+    kinds = (config.get("layer_types") or [])[number : number + 1]
+    one = {"num_hidden_layers": 1, "vocab_size": target.vocab_size, "layer_types": kinds}
+    try:
+        layer = transformer_config(config | one)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    if layer.width != target.module.config.width:
+        raise ValueError(
+            f"{folder}: its MTP module reads states of width {layer.width}, got a target of width "
+            f"{target.module.config.width}; load the target that it was trained with"
+        )
+    embedding, own_head = tensors.pop("embed_tokens.weight", None), _HEAD in tensors
+    wanted = [one for one in mtp_recipes(layer) if own_head or one.path != ("head",)]
+    params = build_params(wanted, tensors, f"{folder}, layer {number}", dtype, placement)
+    if not own_head:
+        params["head"] = target.head.astype(dtype)
+    own = None if embedding is None else jnp.asarray(embedding.read(), dtype)
+    module, capture = MtpLayer(layer, layer.width, dtype), (target.module.config.num_layers,)
+    return EagleHead(module, params, None, own, target.vocab_size, capture, normalised=True)
+
+
+def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tuple[int, dict[str, LazyTensor]]:
+    """The number of the module's layer, and its tensors by their names behind that."""
+    tensors = read_tensors(folder)
+    numbers = sorted(int(found[1]) for name in tensors if (found := _MODULE.match(name)))
+    if len(numbers) > 1:
+        raise ValueError(
+            f"{folder} has {len(numbers)} MTP modules, layers {', '.join(map(str, numbers))}; jaxspec chains one with "
+            "itself: pass a folder with the first one's tensors alone"
+        )
+    (number,) = numbers
+    layers = target.module.config.num_layers
+    if number != layers or config.get("num_hidden_layers", layers) != layers:
+        raise ValueError(
+            f"{folder}: its MTP module is layer {number} of a model of {config.get('num_hidden_layers')} layers, got a "
+            f"target of {layers}; load the target that it was trained with"
+        )
+    own = re.compile(rf"^(?:model\.)?layers\.{number}\.")
+    return number, {own.sub("", name): tensor for name, tensor in tensors.items() if own.match(name)}
+
+
+def mtp_recipes(config: TransformerConfig) -> Iterator[Recipe]:
+    """Every parameter of a multi-token prediction module, by their names in its layer."""
+    norm = functools.partial(norm_mapping, build=same)
+    for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
+        yield norm((ours, "scale"), f"{theirs}.weight", config.width)
+    yield plain(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))
+    for ours, theirs in LLAMA_NORMS.items():
+        yield norm(("block", ours, "scale"), f"{theirs}.weight", config.width)
+    yield from attention_mappings(config, ("block", "attention"), "self_attn", norm, config.width)
+    yield from mlp_mappings(config, ("block", "mlp"), "mlp")
+    yield plain(("head",), "shared_head.head.weight", (config.vocab_size, config.width))

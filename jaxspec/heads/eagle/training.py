@@ -1,0 +1,248 @@
+"""Training an EAGLE-3 head: training-time test (Li et al. 2503.01840, section 3.2).
+
+Each chosen place of the text drafts a chain, as the head will: the first draft from the target's true states, the
+next ones from the head's own. Attention of step `k` at place `i`:
+
+    pairs          0 1 2 ... i      true ones, of the text
+    own steps      i+1 ... i+k      those of this chain alone
+
+Only places before answers are chosen; for the rest of the text the layer computes keys and values and nothing else.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.heads.eagle.checkpoint import write_eagle
+from jaxspec.heads.eagle.drafter import EagleDrafter
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.heads.eagle.network import EagleLayer
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.matmul import project
+from jaxspec.ops.rope import Rope, apply_rope
+from jaxspec.training.batching import Batch, at_places
+from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleRecipe(Recipe):
+    """An EAGLE-3 head whose output head is the target's, frozen, over a draft vocabulary.
+
+    About `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
+    target's pass.
+
+    Attributes:
+      capture: the target's states that it reads: low, middle and high (section 3.1).
+      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      num_kv_heads: of the layer; `None` is the target's.
+      mlp_width: of the layer; `None` is the target's.
+      steps: drafts that each place unrolls.
+      decay: step `k` weighs `decay ** k`.
+      places: the most places chosen in a row of the batch.
+      divergence: of each step's law from the target's, both over the draft vocabulary.
+      k: drafts a round where it is evaluated.
+    """
+
+    capture: tuple[int, ...]
+    draft_vocabulary: int | None = 4096
+    num_kv_heads: int | None = None
+    mlp_width: int | None = None
+    steps: int = 5
+    decay: float = 0.8
+    places: int = 224
+    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+    k: int = 4
+
+    def __post_init__(self):
+        check_at_least(self, 1, "draft_vocabulary", "num_kv_heads", "mlp_width", "steps", "places", "k")
+        check_decay(self.decay)
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":
+        """The recipe with EAGLE-3's layers for this target: the second, the middle and the third from the end."""
+        layers = target.module.config.num_layers
+        capture = tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+        return cls(**({"capture": capture} | options))
+
+    def init(self, key, target, token_counts):
+        module, width = self._module(target), target.module.config.width
+        blank = EagleHead(module, {}, None, None, target.vocab_size, self.capture)
+        state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
+        layer = module.init(key, state, features, blank.init_cache(1, 1), method="everything")["params"]
+        del layer["head"]
+        # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is
+        # read as the target's last is, but by far less sure.
+        layer["fuse"] = {"kernel": layer["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))}
+        layer["fuse"]["kernel"] /= jnp.repeat(self._lengths(target, token_counts), width)[None]
+        layer["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+        ids = vocabulary.most_frequent(token_counts, self._draft_vocabulary(target))
+        return {"layer": layer, "ids": jnp.asarray(ids)}
+
+    def _lengths(self, target: LanguageModel, token_counts: np.ndarray) -> Float[Array, "n"]:
+        """Of the captured states, root mean squares, the median over some tokens: those of most targets are long."""
+        tokens = jnp.asarray(np.argsort(-token_counts)[None, :64])
+        hidden = target(tokens, target.init_cache(1, 0), capture=self.capture).hidden
+        return jnp.stack([jnp.median(jnp.sqrt(jnp.mean(x.astype(jnp.float32) ** 2, axis=-1))) for x in hidden])
+
+    def loss(self, params, target, batch, features, key):
+        places, chosen = choose_places(batch, min(self.places, max(5 * batch.tokens.shape[1] // 8, 1)), key)
+        head = self.head(params, target)
+        steps = _Steps.of(head, target, batch, features, places)
+        known = vocabulary.places(head.ids, target.vocab_size) >= 0
+        law = project(target.normalise(features.last), head.params["head"]).astype(jnp.float32)
+        law = jax.nn.log_softmax(law)
+        total, weight, reported = jnp.zeros(()), 0.0, {}
+        for step in range(self.steps):
+            steps, logits = steps.draft()
+            at = jnp.minimum(places + step + 2, batch.tokens.shape[1] - 1)  # the guessed token's place
+            guessed = at_places(batch.tokens, at)
+            learns = chosen & (places + step + 2 < batch.length[:, None])
+            learns &= at_places(batch.answer, at) & known[guessed]
+            wanted = at_places(law, at - 1)
+            guess = jax.nn.log_softmax(logits.astype(jnp.float32))
+            total += self.decay**step * masked_mean(self.divergence(wanted, guess), learns)
+            weight += self.decay**step
+            name = "acceptance" if step == 0 else f"acceptance_{step + 1}"
+            reported[name] = masked_mean(acceptance(wanted, guess), learns)
+        return total / weight, reported | {"count": jnp.sum(chosen, dtype=jnp.float32)}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return EagleDrafter(self.head(params, target), k=self.k)
+
+    def save(self, params, target, token_counts, path) -> None:
+        write_eagle(self.head(params, target), path, with_head=False)
+
+    def head(self, params: Any, target: LanguageModel) -> EagleHead:
+        """The head of these parameters, with its rows of the target's output head."""
+        dtype = jnp.result_type(params["layer"]["fuse"]["kernel"])
+        layer = params["layer"] | {"head": target.head[params["ids"]].astype(dtype)}
+        module = dataclasses.replace(self._module(target), dtype=dtype)
+        return EagleHead(module, layer, params["ids"], None, target.vocab_size, self.capture)
+
+    def _draft_vocabulary(self, target: LanguageModel) -> int:
+        size = target.vocab_size if self.draft_vocabulary is None else self.draft_vocabulary
+        return min(size, target.vocab_size)
+
+    def _module(self, target: LanguageModel) -> EagleLayer:
+        config = target.module.config
+        layer = TransformerConfig(
+            vocab_size=self._draft_vocabulary(target),
+            num_layers=1,
+            width=config.width,
+            num_heads=config.num_heads,
+            num_kv_heads=self.num_kv_heads or config.num_kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=self.mlp_width or config.mlp_width,
+            context_length=config.context_length,
+            ropes=(next((rope for rope in config.ropes if rope is not None), Rope(10_000.0)),),
+            windows=(None,),
+            norm_eps=config.norm_eps,
+            activation=config.activation,
+        )
+        return EagleLayer(layer, len(self.capture) * config.width)
+
+
+def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
+    """`count` places of each row, in rising order, whose next but one token is an answer's; all of them if they fit.
+
+    Returns:
+      The places, and which of them are such; the others pad.
+    """
+    width = batch.tokens.shape[1]
+    index = jnp.arange(width, dtype=jnp.int32)[None]
+    fits = jnp.pad(batch.answer[:, 2:], ((0, 0), (0, 2))) & (index + 2 < batch.length[:, None])
+    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
+    places = jnp.sort(jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32), axis=1)
+    return places, at_places(fits, places)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The chains of all chosen places after some steps.
+
+    Attributes:
+      head: the head.
+      embedded: the text's embeddings.
+      places: the true pair that each chain begins with.
+      keys: of the text's true pairs.
+      values: of them.
+      own: keys and values that each chain made itself.
+      states: what the head made of each chain's last pair; `None` before the first step.
+      fused: the text's true states, fused.
+    """
+
+    head: EagleHead
+    embedded: Float[Array, "b t d"]
+    fused: Float[Array, "b t d"]
+    places: Int[Array, "b a"]
+    keys: Float[Array, "b t g h"]
+    values: Float[Array, "b t g h"]
+    own: tuple[tuple[Array, Array], ...] = ()
+    states: Float[Array, "b a d"] | None = None
+
+    @classmethod
+    def of(cls, head, target, batch, features, places) -> "_Steps":
+        """Before the first step."""
+        fused = head.fuse(head.features(target, features.hidden))
+        # Pair `i` has the embedding of token `i + 1`.
+        embedded = jnp.pad(head.embed(target, batch.tokens)[:, 1:], ((0, 0), (0, 1), (0, 0)))
+        positions = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None], batch.tokens.shape)
+        steps = cls(head, embedded, fused, places, fused, fused)
+        keys, values = steps._keys_and_values(steps._inputs(embedded, fused), positions)
+        return dataclasses.replace(steps, keys=keys, values=values)
+
+    def draft(self) -> tuple["_Steps", Float[Array, "b a n"]]:
+        """One step of every chain, and its logits."""
+        step = len(self.own) + (self.states is not None)
+        at = jnp.minimum(self.places + step, self.embedded.shape[1] - 1)
+        states = at_places(self.fused, self.places) if self.states is None else self.states
+        inputs = self._inputs(at_places(self.embedded, at), states)
+        positions, own = self.places + step, self.own
+        if self.states is not None:
+            own = (*own, self._keys_and_values(inputs, positions))
+        attended = self._attend(self._queries(inputs, positions), own)
+        layer = self.head.params
+        states = states + project(attended, layer["attention"]["output"]["kernel"])
+        states = self.head.module.apply({"params": layer}, states, method="feed_forward")
+        logits = self.head.module.apply({"params": layer}, states, method="logits")
+        return dataclasses.replace(self, own=own, states=states), logits
+
+    def _inputs(self, embedded, states):
+        return self.head.module.apply({"params": self.head.params}, embedded, states, method="inputs")
+
+    def _queries(self, inputs, positions):
+        queries = project(inputs, self.head.params["attention"]["query"]["kernel"])
+        return apply_rope(queries, positions, self._rope)
+
+    def _keys_and_values(self, inputs, positions):
+        both = project(inputs, self.head.params["attention"]["key_value"]["kernel"])
+        return apply_rope(both[..., 0, :], positions, self._rope), both[..., 1, :]
+
+    @property
+    def _rope(self):
+        return self.head.module.config.ropes[0]
+
+    def _attend(self, queries: Float[Array, "b a g r h"], own) -> Float[Array, "b a m"]:
+        """Over the true pairs up to each place, and the chain's own: one key each a place."""
+        scale = self.head.module.config.score_scale
+        index = jnp.arange(self.keys.shape[1], dtype=jnp.int32)[None, None]
+        seen = (index <= self.places[..., None])[:, :, None, None]
+        scores = jnp.einsum("bagrh,btgh->bagrt", queries, self.keys).astype(jnp.float32) * scale
+        scores = [jnp.where(seen, scores, -jnp.inf)]
+        for keys, _ in own:
+            scores.append(jnp.einsum("bagrh,bagh->bagr", queries, keys)[..., None].astype(jnp.float32) * scale)
+        weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
+        width = self.keys.shape[1]
+        mixed = jnp.einsum("bagrt,btgh->bagrh", weights[..., :width], self.values)
+        for number, (_, values) in enumerate(own):
+            mixed += weights[..., width + number, None] * values[..., None, :]
+        return mixed.reshape(*mixed.shape[:2], -1)

@@ -1,0 +1,220 @@
+"""Medusa's heads in files: the public layouts of the paper's heads, and our own of heads that share the target's.
+
+The reference code stores head `i` with `n` blocks in `medusa_lm_head.safetensors`, by these names,
+
+    i.j.linear.weight   [width, width]      of block j          i.j.linear.bias   [width]
+    i.n.weight          [v, width]          the output matrix
+
+and vLLM as `blocks.i.layers.j.weight` and `lm_heads.i.weight`, with the ids of a draft vocabulary in `token_map`. A
+file without output matrices is of heads that share the target's own. Ours are stored by the names of our parameters.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxspec.checkpoints.folder import read_integers, save_head_folder
+from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.params import build_params
+from jaxspec.checkpoints.tensors import LazyTensor
+from jaxspec.families.params import Recipe
+from jaxspec.heads.medusa.head import MedusaHead
+from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.params import parameter_axes, placed
+from jaxspec.sharding.placement import Placement
+
+_HEADS, _BLOCKS, _IDS = "medusa_num_heads", "medusa_num_layers", "token_map"
+# Our heads' other sizes, by the fields of their configuration.
+_SIZES = {"mlp_width": "medusa_mlp_width", "shared_blocks": "medusa_shared_layers", "norm_eps": "rms_norm_eps"}
+_ACCURACIES = "medusa_accuracies"
+# From vLLM's names, and those in a whole model, to the reference code's.
+_NAMES = (
+    (re.compile(r"^medusa_heads?\."), ""),
+    (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"\1.\2.linear."),
+    (re.compile(r"^lm_heads\.(\d+)\.weight$"), r"\1.{blocks}.weight"),
+)
+_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(?:weight|bias)$")
+
+
+def is_medusa(config: Mapping[str, Any]) -> bool:
+    """Whether this configuration is of Medusa's heads."""
+    return _HEADS in config or config.get("model_type") == "medusa"
+
+
+def read_medusa(
+    folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
+) -> MedusaHead:
+    """The heads in a folder with `config.json` and safetensors.
+
+    Args:
+      folder: where they lie.
+      config: the contents of its `config.json`.
+      target: the model they were trained for, whose output head they may share.
+      dtype: of weights and activations; normalisation scales stay float32.
+      placement: where parameters go; `None` is the default device.
+
+    Raises:
+      ValueError: a tensor is missing, left over, of another shape or not finite, or a draft vocabulary has tokens
+        that the target has not.
+    """
+    tensors = read_tensors(folder)
+    ids = _draft_vocabulary(folder, tensors, target)
+    ours = _SIZES["mlp_width"] in config
+    module, wanted = (_ours if ours else _papers)(config, tensors, target, dtype, ids)
+    params = build_params(list(wanted), tensors, str(folder), dtype, placement)
+    if not any(path.startswith("output") for path in params):
+        params["output"] = {"head": _rows(target, ids, dtype, placement)}
+    accuracies = config.get(_ACCURACIES)
+    head = MedusaHead(
+        module,
+        params,
+        (target.module.config.num_layers,),
+        None if ids is None else jnp.asarray(np.sort(ids)),
+        None if accuracies is None else tuple(tuple(map(float, row)) for row in accuracies),
+    )
+    return head if placement is None else placed(head, placement)
+
+
+def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
+    """Writes heads in bfloat16, the paper's by the reference code's names; the folder appears whole or not at all.
+
+    An output matrix that all heads share is left out: it must be the target's, and is taken from there again.
+
+    Args:
+      head: the heads.
+      folder: the folder to make; it must not exist.
+
+    Raises:
+      FileExistsError: the folder exists.
+    """
+    sizes = head.module.config
+    config = {
+        "model_type": "medusa",
+        "hidden_size": sizes.width,
+        _HEADS: sizes.num_heads,
+        _BLOCKS: sizes.num_blocks,
+        "torch_dtype": "bfloat16",
+    }
+    if isinstance(head.module, ConditionedHeads):
+        config |= {theirs: getattr(sizes, ours) for ours, theirs in _SIZES.items()}
+        wanted = _our_tensors(head.module)
+    else:
+        wanted = _paper_tensors(sizes, None)
+    if head.accuracies is not None:
+        config[_ACCURACIES] = [list(row) for row in head.accuracies]
+    tensors = {name: _at(head.params, one.path) for one in wanted for name, _ in one.sources}
+    if head.ids is not None:
+        tensors[_IDS] = np.asarray(head.ids)
+    save_head_folder(folder, config, tensors)
+
+
+def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[ConditionedHeads, Iterator[Recipe]]:
+    sizes = ConditionedConfig(
+        width=target.module.config.width,
+        vocab_size=target.vocab_size if ids is None else len(ids),
+        num_heads=config[_HEADS],
+        num_blocks=config[_BLOCKS],
+        **{ours: config[theirs] for ours, theirs in _SIZES.items()},
+    )
+    module = ConditionedHeads(sizes, dtype)
+    return module, _our_tensors(module)
+
+
+def _papers(config, tensors, target: LanguageModel, dtype, ids) -> tuple[MedusaHeads, Iterator[Recipe]]:
+    blocks = config.get(_BLOCKS, config.get("num_hidden_layers", 1))
+    _rename(tensors, blocks)
+    found = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
+    sizes = MedusaConfig(
+        width=target.module.config.width,
+        vocab_size=target.vocab_size if ids is None else len(ids),
+        # The reference code reads as many as it is asked for, and files with more than `config.json` says exist.
+        num_heads=max([config.get(_HEADS, config.get("num_heads", 1)) - 1, *found]) + 1,
+        num_blocks=blocks,
+        shared_output=not any(name.endswith(f".{blocks}.weight") for name in tensors),
+    )
+    _complete(tensors, sizes)
+    rows = None
+    if ids is not None and not sizes.shared_output:
+        # The file may hold the rows of the draft vocabulary alone, or all, in the order of its ids or of the target's.
+        held = tensors[f"0.{blocks}.weight"].shape[0]
+        rows = (np.argsort(ids), held) if held == len(ids) else (np.sort(ids), held)
+    return MedusaHeads(sizes, dtype), _paper_tensors(sizes, rows)
+
+
+def _rename(tensors: dict[str, LazyTensor], blocks: int) -> None:
+    """Gives tensors the reference code's names."""
+    for name in list(tensors):
+        new = name
+        for pattern, replacement in _NAMES:
+            new = pattern.sub(replacement.format(blocks=blocks), new)
+        tensors[new] = tensors.pop(name)
+
+
+def _complete(tensors: dict[str, LazyTensor], sizes: MedusaConfig) -> None:
+    """Adds what files leave out.
+
+    The reference code makes the blocks of a head `[block] * n`, so they are one block, which safetensors stores once.
+    vLLM's have no biases unless their configuration says so.
+    """
+    none = LazyTensor((sizes.width,), lambda: np.zeros(sizes.width, np.float32))
+    for head in range(sizes.num_heads):
+        for block in range(sizes.num_blocks):
+            here, first = (f"{head}.{number}.linear" for number in (block, 0))
+            if f"{here}.weight" not in tensors and f"{first}.weight" in tensors:
+                tensors |= {f"{here}.{part}": tensors[f"{first}.{part}"] for part in ("weight", "bias")}
+            tensors.setdefault(f"{here}.bias", none)
+
+
+def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> Iterator[Recipe]:
+    """Every parameter of the paper's heads; `rows` are those of the output matrices to take, of how many."""
+    width, (select, held) = sizes.width, (slice(None), sizes.vocab_size) if rows is None else rows
+    for head in range(sizes.num_heads):
+        for block in range(sizes.num_blocks):
+            name = f"{head}.{block}.linear"
+            yield Recipe((f"head_{head}_{block}", "kernel"), ((f"{name}.weight", (width, width)),), np.asarray)
+            yield Recipe((f"head_{head}_{block}", "bias"), ((f"{name}.bias", (width,)),), np.asarray)
+        if not sizes.shared_output:
+            source = (f"{head}.{sizes.num_blocks}.weight", (held, width))
+            yield Recipe((f"output_{head}", "head"), (source,), lambda x: x[select])
+
+
+def _our_tensors(module: ConditionedHeads) -> Iterator[Recipe]:
+    """Every parameter of our heads but the output matrix, by its path."""
+    state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), state, state)["params"]
+    del shapes["output"]
+    for keys, x in jax.tree.leaves_with_path(shapes):
+        path = tuple(key.key for key in keys)
+        yield Recipe(path, ((".".join(path), x.shape),), np.asarray, is_norm=path[-1] == "scale")
+
+
+def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: LanguageModel) -> np.ndarray | None:
+    """The ids, taken out of the tensors in their order: `int32[n]`."""
+    if tensors.pop(_IDS, None) is None:
+        return None
+    ids = read_integers(folder, [_IDS])[_IDS]
+    if ids.ndim != 1 or len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size:
+        raise ValueError(
+            f"{folder}: {_IDS} must name different tokens of the target's {target.vocab_size}; load the target that "
+            "the heads were trained for"
+        )
+    return ids.astype(np.int32)
+
+
+def _rows(target: LanguageModel, ids: np.ndarray | None, dtype: jnp.dtype, placement: Placement | None) -> Array:
+    rows = (target.head if ids is None else target.head[jnp.asarray(np.sort(ids))]).astype(dtype)
+    return rows if placement is None else placement.constrain(rows, parameter_axes(("output", "head"), 2))
+
+
+def _at(params: Any, path: tuple[str, ...]) -> np.ndarray:
+    for key in path:
+        params = params[key]
+    return np.asarray(params)

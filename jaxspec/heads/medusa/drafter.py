@@ -1,0 +1,224 @@
+"""Medusa: heads over the target's newest hidden state guess the next tokens, each without the others' guesses."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.core import validate
+from jaxspec.core.argmax import best_token
+from jaxspec.core.model import Model, placement_of
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Proposal
+from jaxspec.core.tree import Tree
+from jaxspec.draft_length.base import Fixed, Schedule, split
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.frontier import likeliest
+from jaxspec.heads.medusa.head import MedusaHead
+from jaxspec.verifiers.base import Draws, pick
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MedusaDrafterState:
+    """What is kept between rounds: no cache, for the target's own pass is all that heads read.
+
+    Attributes:
+      hidden: the state of the token before the last one, which is unfed; none of a one-token text.
+      schedule: the schedule's own state.
+      submitted: how many drafts each row submitted in the last round.
+    """
+
+    hidden: Float[Array, "b d"]
+    schedule: Any
+    submitted: Int[Array, "b"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MedusaDrafter(Drafter):
+    """Guesses up to `k` tokens with as many heads, all at once. Cai et al. 2401.10774, section 2.
+
+    The paper's head `i` reads the state of the token at position `t` and guesses that at `t + 2 + i`; the target's own
+    output head speaks of `t + 1`. Here the token at `t + 1` is committed, and the newest state that is known is that
+    of the token before it, so the heads fit as they were trained:
+
+        position           t    t+1   t+2  t+3
+        text          ...  d    e                  e is committed and unfed
+        newest state       d
+        head 0                        .            the law of the token after e
+        head 1                             .
+
+    A chain takes head `i`'s likeliest token under a greedy policy, and draws from head `i`'s law under any other; no
+    draft looks at another, so that law is reported for each. A tree has head `i`'s likeliest tokens at depth `i`, the
+    same below every parent. A text of one token has no state yet: its row drafts nothing in that round.
+
+    Attributes:
+      head: from `jaxspec.load_head`.
+      k: the most drafted tokens a round, at most one a head; `None` is one a head. Give a `Schedule` in its place to
+        draft as many as pay.
+      topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
+      sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    head: MedusaHead
+    k: int = dataclasses.field(default=None, metadata={"static": True})
+    topology: Tree | None = dataclasses.field(default=None, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self):
+        if self.topology is not None and not isinstance(self.topology, Tree):
+            raise TypeError(f"topology must be a Tree, got {self.topology!r}; pass best_tree(head.accuracies, 16)")
+        k, schedule = split(self._default_k() if self.k is None else self.k, self.schedule)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "schedule", schedule)
+        if self.tree and (k != self.topology.depth or not isinstance(schedule, Fixed) or self.sampling is not None):
+            raise ValueError(
+                f"a tree is as deep as its topology, here {self.topology.depth}, and takes the likeliest tokens, got "
+                f"k={k}, {schedule} and sampling={self.sampling}; leave k and sampling out"
+            )
+
+    def _default_k(self) -> int:
+        if self.topology is not None:
+            return self.topology.depth
+        _check_kind(self.head)
+        return self.head.num_heads
+
+    @property
+    def tree(self) -> bool:
+        """Whether it drafts a tree."""
+        return self.topology is not None
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.tree
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """The target's last hidden state."""
+        return self.head.capture
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.topology.size,) if self.tree else self.schedule.lengths
+
+    def check(self, target: Model) -> None:
+        _check_kind(self.head)
+        check_head(self.head, target)
+        if self.k > self.head.num_heads:
+            raise ValueError(
+                f"there are {self.head.num_heads} heads for one token each, got k={self.k}; pass a smaller k, or a "
+                "tree that is less deep"
+            )
+        if self.tree and max(self.topology.ranks) >= self.head.module.config.vocab_size:
+            raise ValueError(
+                f"a node has {max(self.topology.ranks) + 1} children, the heads guess "
+                f"{self.head.module.config.vocab_size} tokens; pass fewer"
+            )
+        if self.sampling is not None:
+            validate.draft_policy(self.sampling)
+        self.schedule.check()
+
+    def init(self, context, prefilled, slots):
+        batch = context.tokens.shape[0]
+        # Of a text of one token there is no state; what stands there is not looked at.
+        newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))
+        return MedusaDrafterState(newest, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+
+    def propose(self, draws: Draws, state: MedusaDrafterState, context: Context):
+        ready = ~context.done & (context.length >= 2)
+        if self.tree:
+            return self._draft_tree(state, context, ready), state
+        limit = jnp.where(ready, self.schedule.limit(state.schedule, ready), 0)
+        proposal = self._draft_chain(draws, state, context, limit)
+        submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+        return proposal, dataclasses.replace(state, submitted=submitted)
+
+    def observe(self, state: MedusaDrafterState, context, verdict, hidden):
+        # The last token's state stands first, then the drafts'; the next token has none yet.
+        newest = pick(hidden[0], verdict.accepted)
+        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
+        return MedusaDrafterState(newest, schedule, state.submitted)
+
+    def _logits(self, state: MedusaDrafterState, context: Context) -> Float[Array, "b k n"]:
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        logits = self.head(context.target, state.hidden[:, None], last)
+        return self.head.placement.logits(logits[:, 0, : self.k])
+
+    def _draft_tree(self, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
+        tree = self.topology
+        levels = np.sum(tree.ancestors, axis=1) - 1
+        best, places = likeliest(self._logits(state, context), max(tree.ranks) + 1)
+        at = lambda x: x[:, levels, np.asarray(tree.ranks)]  # noqa: E731
+        parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), (*ready.shape, tree.size))
+        valid = ready[:, None] & (at(best) > -jnp.inf)
+        return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
+
+    def _draft_chain(self, draws: Draws, state: MedusaDrafterState, context: Context, limit) -> Proposal:
+        """Where no row drafts anything, the heads do not run."""
+        policy = context.sampling if self.sampling is None else self.sampling
+        vocab_size = context.target.vocab_size
+
+        def none() -> Proposal:
+            tokens = jnp.zeros((*limit.shape, self.k), jnp.int32)
+            shape = (*tokens.shape, vocab_size)
+            # Any law will do for drafts that are never drawn, and this one is a law.
+            laws = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
+            return Proposal(tokens, tokens.astype(jnp.bool_), laws)
+
+        def draft() -> Proposal:
+            logits, laws = self._logits(state, context), None
+            own = jax.nn.log_softmax(logits)
+            if policy.greedy:
+                chosen, seen = best_token(logits), own
+            else:
+                law, ids = policy.log_probs(logits), self.head.ids
+                noise = [draws.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]
+                chosen = best_token(law + jnp.stack(noise, axis=1))
+                # A one-hot law says nothing of how sure a head is: a schedule then sees the head's own.
+                seen = jnp.where(jnp.max(law, axis=-1, keepdims=True) == 0, own, law)
+                laws = placement_of(context.target).logits(self.head.over_vocabulary(law, vocab_size))
+            valid = self._submitted(state.schedule, limit, seen, chosen)
+            return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, laws)
+
+        return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.k > 0 else none()
+
+    def _submitted(self, schedule_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
+        """Which drafts are submitted: whether draft `i` is depends on its law and on drafts before it."""
+        log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
+        going, valid = limit > 0, []
+        for i in range(self.k):
+            valid.append(going & self.schedule.submits(schedule_state, seen[:, i]))
+            going = valid[i] & (i + 1 < limit) & self.schedule.goes_on(schedule_state, log_probs[:, i])
+        return jnp.stack(valid, axis=1)
+
+
+def _check_kind(head: Any) -> None:
+    if not isinstance(head, MedusaHead):
+        raise TypeError(f"MedusaDrafter needs a MedusaHead, got {type(head).__name__}; jaxspec.load_head reads one")
+
+
+def check_head(head: MedusaHead, target: Model) -> None:
+    """Raises `TypeError` or `ValueError` unless `head` reads the last hidden states of targets like `target`."""
+    config = head.module.config
+    check_capture("MedusaDrafter", target, head.capture, config.width)
+    if head.capture != (layers := target.module.config.num_layers,):
+        raise ValueError(
+            f"Medusa's heads read the states after the last layer, got heads that read {head.capture} for a target of "
+            f"{layers} layers; pass the heads that were trained for this target"
+        )
+    if head.ids is None and config.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the heads guess {config.vocab_size} tokens and have no draft vocabulary, the target has "
+            f"{target.vocab_size} tokens; pass the heads that were trained for this target"
+        )

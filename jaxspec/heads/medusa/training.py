@@ -1,0 +1,226 @@
+"""Training Medusa's heads on a frozen target (Medusa-1, Cai et al. 2401.10774, section 2.2.1).
+
+Guesses that begin at place `a` read the state of the token at `a - 2` and the token at `a - 1`; head `i` guesses the
+token at `a + i`. Its label is the target's whole law of that token, given the text before it:
+
+    text         ...  .  .  [.  .  .  .]  .       the answer in brackets
+    place                    a
+    reads            a-2 a-1
+    guesses                  a a+1 a+2
+    law after           a-1 a a+1                 one row of logits each, shared by the guesses of several places
+
+In the mean over texts that is the law which a head that does not see the tokens between can learn, as from the paper's
+labels, the text's own tokens, but with less noise.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.heads.files import load_head
+from jaxspec.heads.medusa.checkpoint import write_medusa
+from jaxspec.heads.medusa.drafter import MedusaDrafter
+from jaxspec.heads.medusa.head import MedusaHead
+from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.matmul import project
+from jaxspec.training.batching import Batch, at_places
+from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaRecipe(Recipe):
+    """Heads that read the target's last state and the token after it, over a frozen draft vocabulary.
+
+    About `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen place,
+    and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220 million
+    for each token of the text.
+
+    Attributes:
+      num_heads: how many tokens are guessed.
+      draft_vocabulary: how many tokens they may guess, the most frequent of the data; `None` is all of them.
+      mlp_width: of each block; `None` is four thirds of the target's width.
+      shared_blocks: blocks before the heads part.
+      num_blocks: blocks of each head.
+      decay: head `i` weighs `decay ** i`.
+      places: the most places chosen in a row of the batch; where there are more, as many in a row at random.
+      divergence: of each head's law from the target's, both over the draft vocabulary. The forward one's gradient is
+        that of the paper's cross-entropy.
+    """
+
+    num_heads: int = 4
+    draft_vocabulary: int | None = 8192
+    mlp_width: int | None = None
+    shared_blocks: int = 2
+    num_blocks: int = 1
+    decay: float = 0.8
+    places: int = 96
+    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+
+    def __post_init__(self):
+        check_at_least(self, 1, "num_heads", "draft_vocabulary", "mlp_width", "places")
+        check_at_least(self, 0, "shared_blocks", "num_blocks")
+        check_decay(self.decay)
+
+    def init(self, key, target, token_counts):
+        module, width = self._module(target), target.module.config.width
+        state = jnp.zeros((1, 1, width))
+        blocks = module.init(key, state, state)["params"]
+        del blocks["output"]
+        # Each block adds nothing at first, as the paper's do: the heads begin as the target's own.
+        silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
+        ids = vocabulary.most_frequent(token_counts, module.config.vocab_size)
+        return {"blocks": jax.tree.map_with_path(silent, blocks), "ids": jnp.asarray(ids)}
+
+    def loss(self, params, target, batch, features, key):
+        head = self.head(params, target)
+        chosen = Chosen.of(batch, self.places, self.num_heads, key)
+        logits = chosen.logits(head, target, features.last)
+        laws = project(target.normalise(at_places(features.last, chosen.places - 1)), target.head[params["ids"]])
+        laws = jax.nn.log_softmax(laws.astype(jnp.float32))
+        known = head.places(chosen.tokens, target.vocab_size) >= 0
+        total, reported, reach, length = jnp.zeros(()), {}, 1.0, jnp.ones(())
+        for i in range(self.num_heads):
+            guesses, known_here = chosen.guesses(i), chosen.of_head(known, i)
+            law, guess = chosen.of_head(laws, i), jax.nn.log_softmax(logits[:, :, i])
+            total += self.decay**i * masked_mean(self.divergence(law, guess), guesses & known_here)
+            # Laws leave out the tokens that cannot be guessed; those come about as often as they stand in the text.
+            accepted = jnp.where(known_here, acceptance(law, guess), 0.0)
+            reported["acceptance" if i == 0 else f"acceptance_{i + 1}"] = masked_mean(accepted, guesses)
+            reach *= accepted
+            length += masked_mean(reach, guesses)
+        weight = sum(self.decay**i for i in range(self.num_heads))
+        count = jnp.sum(chosen.guesses(0), dtype=jnp.float32)
+        return total / weight, reported | {"length": length, "count": count}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return MedusaDrafter(self.head(params, target))
+
+    def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
+        blocks = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params["blocks"])
+        write_medusa(self.head(params | {"blocks": blocks}, target), path)
+
+    def measured(self, folder, target, batches, path) -> bool:
+        """The tokens' ranks, for `jaxspec.core.tree.best_tree`."""
+        head = load_head(folder, target)
+        write_medusa(dataclasses.replace(head, accuracies=measure_accuracies(head, target, batches)), path)
+        return True
+
+    def head(self, params: Any, target: LanguageModel) -> MedusaHead:
+        """The head of these parameters, with its rows of the target's output head."""
+        dtype = params["blocks"]["embedding_norm"]["scale"].dtype
+        module = dataclasses.replace(self._module(target), dtype=dtype)
+        output = {"head": target.head[params["ids"]].astype(dtype)}
+        layers = target.module.config.num_layers
+        return MedusaHead(module, params["blocks"] | {"output": output}, (layers,), params["ids"])
+
+    def _module(self, target: LanguageModel) -> ConditionedHeads:
+        config = target.module.config
+        size = target.vocab_size if self.draft_vocabulary is None else self.draft_vocabulary
+        sizes = ConditionedConfig(
+            width=config.width,
+            vocab_size=min(size, target.vocab_size),
+            num_heads=self.num_heads,
+            mlp_width=self.mlp_width or 4 * config.width // 3,
+            shared_blocks=self.shared_blocks,
+            num_blocks=self.num_blocks,
+            norm_eps=config.norm_eps,
+        )
+        return ConditionedHeads(sizes)
+
+
+def measure_accuracies(
+    head: MedusaHead, target: LanguageModel, batches: Iterable[Batch], ranks: int = 8
+) -> tuple[tuple[float, ...], ...]:
+    """How often the token of rank `r` of head `i` is the one that the answers have, `[i][r]`.
+
+    Put it into `MedusaHead.accuracies`, for `jaxspec.core.tree.best_tree`. Measure on texts that were not trained on, and
+    that the target wrote under the policy that the tree is for.
+
+    Raises:
+      ValueError: the batches hold no answers.
+    """
+    hits, count = np.zeros((head.num_heads, ranks)), np.zeros((head.num_heads, 1))
+    for batch in batches:
+        found = jax.device_get(_rank_counts(head, target, batch, ranks))
+        hits, count = hits + found[0], count + found[1][:, None]
+    if not np.all(count):
+        raise ValueError("the batches hold no answers as long as there are heads; pass others")
+    return tuple(tuple(row) for row in (hits / count).tolist())
+
+
+@functools.partial(jax.jit, static_argnames="ranks")
+def _rank_counts(head: MedusaHead, target: LanguageModel, batch: Batch, ranks: int) -> tuple[Array, Array]:
+    """How often each head's answer token had each rank, `[k, ranks]`, and how often there was one, `[k]`."""
+    empty = target.init_cache(batch.tokens.shape[0], 1)
+    (last,) = target(batch.tokens, empty, capture=head.capture).hidden
+    chosen = Chosen.of(batch, batch.tokens.shape[1], head.num_heads, jax.random.key(0))
+    logits, where = chosen.logits(head, target, last), head.places(chosen.tokens, target.vocab_size)
+    hits, counts = [], []
+    for i in range(head.num_heads):
+        guesses, place = chosen.guesses(i), chosen.of_head(where, i)
+        own = jnp.take_along_axis(logits[:, :, i], jnp.maximum(place, 0)[..., None], axis=-1)
+        rank = jnp.sum(logits[:, :, i] > own, axis=-1, dtype=jnp.int32)
+        rank = jnp.where(guesses & (place >= 0), rank, ranks)
+        hits.append(jnp.bincount(rank.reshape(-1), length=ranks + 1)[:ranks])
+        counts.append(jnp.sum(guesses, dtype=jnp.int32))
+    return jnp.stack(hits), jnp.stack(counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Places of a batch where guesses begin, and those after them that the further heads guess.
+
+    Attributes:
+      num_heads: how many tokens are guessed from each.
+      places: rising places of answer tokens; guesses begin at all but the last `num_heads - 1`.
+      there: which of them are such; the others pad.
+      tokens: the text there.
+      before: the token before each.
+    """
+
+    num_heads: int
+    places: Int[Array, "b s"]
+    there: Bool[Array, "b s"]
+    tokens: Int[Array, "b s"]
+    before: Int[Array, "b s"]
+
+    @classmethod
+    def of(cls, batch: Batch, count: int, num_heads: int, key: Array) -> Self:
+        """At most `count` places of each row to begin at, in a row from a random one on; all of them if they fit."""
+        rows, width = batch.tokens.shape
+        count = min(count + num_heads - 1, width)
+        index = jnp.arange(width, dtype=jnp.int32)[None]
+        # The first tokens of a text have no two before them.
+        fits = batch.answer & (index >= 2) & (index < batch.length[:, None])
+        found = jnp.sum(fits, axis=1, dtype=jnp.int32)
+        start = jax.random.randint(key, (rows,), 0, jnp.maximum(found - count, 0) + 1)
+        order = jnp.sort(jnp.where(fits, index, width), axis=1)
+        places = at_places(order, start[:, None] + index[:, :count])
+        there = places < width
+        places = jnp.where(there, places, width - 1)
+        return cls(num_heads, places, there, at_places(batch.tokens, places), at_places(batch.tokens, places - 1))
+
+    def logits(self, head: MedusaHead, target: LanguageModel, last: Float[Array, "b t d"]) -> Float[Array, "b a k n"]:
+        """What each head guesses from each place; `last` are the text's last states."""
+        return head(target, at_places(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))
+
+    def of_head(self, x: Array, head: int) -> Array:
+        """What `x`, `[b, s, ...]`, has at the places that this head guesses."""
+        return x[:, head : head + x.shape[1] - self.num_heads + 1]
+
+    def guesses(self, head: int) -> Bool[Array, "b a"]:
+        """Where this head guesses a token of the answer, which may have ended or been another before."""
+        here = self.of_head(self.places, head) == self.of_head(self.places, 0) + head
+        return here & self.of_head(self.there, head)

@@ -1,0 +1,156 @@
+"""Tandem decoders in files: a layout of our own, there being no public one.
+
+`config.json` has the decoder's sizes in Hugging Face's words and, beside them:
+
+    target_hidden_size    the target's width
+    captured_states       the target's states that are read: i enters layer i
+    vocab_size            the target's; `draft_vocab_size` is the draft vocabulary's
+
+The tensors are those of `tandem_recipes`, in bfloat16, and `draft_vocabulary`: ids. A decoder whose output head is the
+target's is written without it, and gets the target's rows again when it is read.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folder
+from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.params import build_params
+from jaxspec.families.config import transformer_config
+from jaxspec.families.params import (
+    LLAMA_NORMS,
+    Recipe,
+    attention_mappings,
+    by_head,
+    mlp_mappings,
+    norm_mapping,
+    plain,
+    same,
+)
+from jaxspec.heads.tandem.head import TandemHead
+from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.sharding.placement import Placement
+
+_KIND = "JaxspecTandemHead"
+_LAYERS, _WIDTH, _VOCABULARY, _HEAD = "captured_states", "target_hidden_size", "draft_vocabulary", "lm_head.weight"
+
+
+def is_tandem(config: Mapping[str, Any]) -> bool:
+    """Whether this is the configuration of a tandem decoder."""
+    return _KIND in (config.get("architectures") or ())
+
+
+def read_tandem(
+    folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
+) -> TandemHead:
+    """The tandem decoder in a folder with `config.json` and safetensors.
+
+    Args:
+      folder: where it lies.
+      config: the contents of its `config.json`.
+      target: the model it was trained for, which lends its embedding, and its output head if the folder has none.
+      dtype: of weights and activations; normalisation scales stay float32.
+      placement: where parameters go; `None` is the default device.
+
+    Raises:
+      ValueError: a setting is missing; a tensor is missing, left over, of another shape or not finite; or it was
+        trained for another target.
+    """
+    tensors = read_tensors(folder)
+    _check(folder, config, tensors, target)
+    tensors.pop(_VOCABULARY)
+    ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY].astype(np.int32)
+    if not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= target.vocab_size:
+        raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
+    shape, capture = _shape(folder, config, len(ids)), tuple(config[_LAYERS])
+    own_head = _HEAD in tensors
+    wanted = [one for one in tandem_recipes(shape) if own_head or one.path != ("head",)]
+    params = build_params(wanted, tensors, str(folder), dtype, placement)
+    if not own_head:
+        params["head"] = target.head[jnp.asarray(ids)].astype(dtype)
+    return TandemHead(TandemNetwork(shape, dtype), params, jnp.asarray(ids), target.vocab_size, capture)
+
+
+def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> None:
+    """Writes a tandem decoder in bfloat16; the folder appears whole or not at all.
+
+    Args:
+      head: the decoder.
+      folder: the folder to make; it must not exist.
+      with_head: whether its output head is written; if not, it must be the target's rows.
+
+    Raises:
+      FileExistsError: the folder exists.
+    """
+    wanted = [one for one in tandem_recipes(head.config) if with_head or one.path != ("head",)]
+    tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
+    tensors[_VOCABULARY] = np.asarray(head.ids)
+    config = config_of(head.config) | {
+        "architectures": [_KIND],
+        "vocab_size": head.vocab_size,
+        "draft_vocab_size": head.config.vocab_size,
+        _WIDTH: head.config.target_width,
+        _LAYERS: list(head.capture),
+    }
+    save_head_folder(folder, config, tensors)
+
+
+def _shape(folder: Path, config: dict[str, Any], vocab_size: int) -> TandemConfig:
+    try:
+        layers = transformer_config(config | {"vocab_size": vocab_size})
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
+    return TandemConfig(**sizes, target_width=config[_WIDTH], num_features=len(config[_LAYERS]))
+
+
+def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], target: LanguageModel) -> None:
+    for name in (_WIDTH, _LAYERS):
+        if not config.get(name):
+            raise ValueError(f"{folder}: the configuration of this tandem decoder lacks {name!r}")
+    if _VOCABULARY not in tensors:
+        raise ValueError(f"{folder}: the tensor {_VOCABULARY} is missing")
+    theirs = target.module.config
+    trained_for = {"tokens": (config.get("vocab_size"), theirs.vocab_size), "width": (config[_WIDTH], theirs.width)}
+    for name, (expected, got) in trained_for.items():
+        if expected != got:
+            raise ValueError(
+                f"{folder} was trained for a target with {name} {expected}, got one with {got}; load that target"
+            )
+    if not all(0 <= layer <= theirs.num_layers for layer in config[_LAYERS]):
+        raise ValueError(
+            f"{folder}: {_LAYERS} must be from 0 to {theirs.num_layers} for this target, got {config[_LAYERS]}; "
+            "load the target that it was trained for"
+        )
+
+
+def tandem_recipes(config: TandemConfig) -> Iterator[Recipe]:
+    """Every parameter of a tandem decoder, by names of our own where Llama has none."""
+    norm, width, theirs = functools.partial(norm_mapping, build=same), config.width, config.target_width
+    rows = config.num_kv_heads * config.head_dim
+    by_head = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    for number in range(config.num_features):
+        yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", theirs)
+    yield plain(("mix", "kernel"), "fc.weight", (width, config.num_features * theirs))
+    yield norm(("context_norm", "scale"), "hidden_norm.weight", width)
+    yield norm(("token_norm", "scale"), "embed_norm.weight", theirs)
+    yield plain(("lower", "kernel"), "embed_proj.weight", (width, theirs))
+    for number in range(config.num_layers):
+        path, name = f"layer_{number}", f"layers.{number}"
+        sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
+        yield Recipe((f"inject_{number}", "key_value", "kernel"), sources, by_head)
+        for ours, public in LLAMA_NORMS.items():
+            yield norm((path, ours, "scale"), f"{name}.{public}.weight", width)
+        yield from attention_mappings(config, (path, "attention"), f"{name}.self_attn", norm, width)
+        yield from mlp_mappings(config, (path, "mlp"), f"{name}.mlp")
+    yield plain(("lift", "kernel"), "lm_proj.weight", (theirs, width))
+    yield norm(("final_norm", "scale"), "norm.weight", theirs)
+    yield plain(("head",), "lm_head.weight", (config.vocab_size, theirs))

@@ -1,0 +1,118 @@
+"""Tandem: a chain of drafts from a small decoder that also attends to the target's states.
+
+    text        ... c  d  e          e is committed and unfed: the target's states end with d's
+    cache       ... C  D             what the decoder's layers read of the target's states
+    passes                e          -> x, then x -> y, ...: their own keys and values stand behind the context
+
+At the end of a round the own ones go, and the context of what was accepted takes their place: verification has its
+states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jaxspec.core import validate
+from jaxspec.core.model import Cache, Model, ModelOutput
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sampling import Policy
+from jaxspec.draft_length.base import Schedule
+from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, Window
+from jaxspec.heads.tandem.head import TandemHead
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TandemDraft(Draft):
+    """A tandem decoder as something that chains and trees are drawn from. It keeps its cache and nothing else."""
+
+    head: TandemHead
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.vocab_size
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        return self.head.capture
+
+    def check(self, name, target):
+        if isinstance(self.head, type) or not isinstance(self.head, TandemHead):
+            raise TypeError(f"{name} needs a TandemHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
+        check_capture(name, target, self.head.capture, self.head.config.target_width)
+        validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
+
+    def init(self, context, prefilled, slots):
+        batch = context.tokens.shape[0]
+        entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
+        return self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
+
+    def catch_up(self, kept, context, begins):
+        return kept
+
+    def first(self, kept, context):
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        output = self.next(context, last, (), kept)
+        cache = kept.append(output.entries)
+        return Window(output.logits[:, 0], cache, output.entries, ()), cache
+
+    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+        states, entries = self.head(context.target.embed(tokens), cache, **tree)
+        return ModelOutput(self.head.guesses(states), entries)
+
+    def over_vocabulary(self, logits):
+        return self.head.over_vocabulary(logits)
+
+    def token_ids(self, places):
+        return self.head.token_ids(places)
+
+    def cache(self, kept) -> Cache:
+        return kept
+
+    def put(self, kept, cache):
+        return cache
+
+    def observe(self, kept, context, verdict, hidden):
+        known = context.length - 1
+        cache = kept.truncate(known).append(self.head.context(hidden, known))
+        return cache.truncate(known + jnp.where(context.done, 0, verdict.accepted + 1))
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TandemDrafter(ChainDrafter):
+    """Drafts a chain of tokens from a small decoder, each layer of which also attends to the target's states.
+
+    Aishwarya et al. 2402.08644. The states are those up to the last verified token, and come from verification: a
+    round costs no more passes of the target than any other, and the decoder runs over drafts alone. For trees pass
+    the head to `DynamicTreeDrafter` or `TreeDrafter`.
+
+    Attributes:
+      head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
+      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+      schedule: how many of the `k` are drafted; follows from `k`.
+    """
+
+    head: TandemHead
+    k: int = dataclasses.field(default=4, metadata={"static": True})
+    sampling: Policy | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """What the head reads of the target."""
+        return self.head.capture
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    def draft(self, target: Model) -> Draft:
+        return TandemDraft(self.head)

@@ -1,0 +1,110 @@
+"""Tandem: a small decoder whose every layer also attends to what the target knew (Aishwarya et al. 2402.08644).
+
+Up to the last verified block a layer reads projections of the target's states in place of its own; from there on, its
+own keys and values, as any decoder does:
+
+    text        a  b  c  d  e         e is committed, the target's states end with d's
+    context     A  B  C  D            keys and values that each layer makes of them, at their own positions
+    decoder                 e  x  y   reads A B C D and its own tokens up to itself
+    predicts                x  y  z
+
+So the decoder never runs over the text, and its cache holds what verification left behind, not what it made itself.
+It is narrower than the target: it shares the target's embedding and output head through a projection of each.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.transformer import Block, Dense, Norm, entries_of, of_chain
+from jaxspec.ops.matmul import project
+from jaxspec.ops.rope import apply_rope
+
+_init = nn.initializers.normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class TandemConfig(TransformerConfig):
+    """The hyperparameters of a tandem decoder: those of its layers, `vocab_size` that of the draft vocabulary.
+
+    Attributes:
+      target_width: the target's.
+      num_features: how many hidden states of the target are read.
+    """
+
+    target_width: int = 1
+    num_features: int = 1
+
+
+class Injection(nn.Module):
+    """What one layer reads of the target's states: keys at their positions, and values."""
+
+    config: TandemConfig
+    layer: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, context: Float[Array, "b t d"], positions: Int[Array, "b t"]):
+        config = self.config
+        both = Dense((config.num_kv_heads, 2, config.head_dim), False, self.dtype, name="key_value")(context)
+        keys, values = apply_rope(both[..., 0, :], positions, config.ropes[self.layer]), both[..., 1, :]
+        return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+
+
+class TandemNetwork(nn.Module):
+    """The decoder. `head` holds the target's frozen rows for the draft vocabulary; everything else is trained."""
+
+    config: TandemConfig
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        config, layers = self.config, range(self.config.num_layers)
+        self.state_norm = [Norm(config) for _ in range(config.num_features)]
+        self.mix = Dense((config.width,), False, self.dtype)
+        self.context_norm = Norm(config)
+        self.inject = [Injection(config, layer, self.dtype) for layer in layers]
+        self.token_norm, self.lower = Norm(config), Dense((config.width,), False, self.dtype)
+        self.layer = [Block(config, layer, self.dtype) for layer in layers]
+        self.lift, self.final_norm = Dense((config.target_width,), False, self.dtype), Norm(config)
+        self.head = self.param("head", _init, (config.vocab_size, config.target_width), self.dtype)
+
+    def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> Entries:
+        """The keys and values that all layers read of the target's states at these positions."""
+        normed = [norm(x.astype(self.dtype)) for norm, x in zip(self.state_norm, hidden, strict=True)]
+        context = self.context_norm(self.mix(jnp.concatenate(normed, axis=-1)))
+        pairs = [inject(context, positions) for inject in self.inject]
+        return Entries(*(jnp.stack(part) for part in zip(*pairs, strict=True)))
+
+    def __call__(
+        self,
+        embedded: Float[Array, "b t f"],
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        pending: Entries | None = None,
+    ) -> tuple[Float[Array, "b t d"], Entries]:
+        """One pass over tokens that the target has not seen, by their embeddings in the target."""
+        mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
+        x, entries = self.lower(self.token_norm(embedded.astype(self.dtype))), []
+        for layer in self.layer:
+            x, entry = layer(x, cache, pending, positions, mask)
+            entries.append(entry)
+        return x, entries_of(entries, x)
+
+    def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
+        """Of the next token, over the draft vocabulary, float32."""
+        return project(self.final_norm(self.lift(states)), self.head).astype(jnp.float32)
+
+    def everything(self, cache: KVCache):
+        """One pass through all parameters: `init` learns their shapes from it."""
+        zeros = jnp.zeros((1, 1, self.config.target_width), self.dtype)
+        self.context((zeros,) * self.config.num_features, jnp.zeros((1, 1), jnp.int32))
+        states, _ = self(zeros, cache)
+        return self.logits(states)

@@ -1,0 +1,208 @@
+"""Training a tandem decoder (Tandem, Aishwarya et al. 2402.08644).
+
+The text is cut into blocks, as if each had just been begun with a committed token; where they begin is drawn anew for
+each row of a batch. With blocks of three tokens:
+
+    text       a | b  c  d | e  f  g | h          the first block may be shorter
+    state           A          A B C D            e, f and g each see the target's states before their block,
+    own                        e; e f; e f g      and the decoder's own of their block up to themselves
+    learnt                     f  g  h            the target's laws after e, f, g
+
+That is what drafting sees, whatever was accepted: no more than what the target knew when the block was begun. All
+blocks of a text run in one pass, and every token of it is learned from.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.drafters.base import Drafter
+from jaxspec.heads.tandem.checkpoint import write_tandem
+from jaxspec.heads.tandem.drafter import TandemDrafter
+from jaxspec.heads.tandem.head import TandemHead
+from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.matmul import project
+from jaxspec.ops.rope import Rope
+from jaxspec.training.batching import Batch
+from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
+from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay
+
+
+@dataclasses.dataclass(frozen=True)
+class TandemRecipe(Recipe):
+    """A small decoder whose every layer also attends to the target's states up to the last verified block.
+
+    It shares the target's embedding and, over a draft vocabulary, its output head, both frozen, through a projection of
+    each. About `6 * (parameters) + 6 * (rows of the head) * (target's width)` flops a token of the text, and the
+    target's pass. For SmolLM2-135M and the defaults it has 3.7 million parameters: 36 million flops a token.
+
+    Attributes:
+      capture: the target's states that it reads.
+      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
+      width: of its residual stream.
+      layers: how many.
+      heads: of attention; each has keys and values of its own.
+      mlp_width: inner width of its feed-forward blocks.
+      block_size: tokens of a block, the committed one included: as many drafts are learned of each.
+      decay: draft `i` of a block weighs `decay ** i`.
+      divergence: of each draft's law from the target's, both over the draft vocabulary.
+      k: drafts a round where it is evaluated.
+    """
+
+    capture: tuple[int, ...]
+    draft_vocabulary: int | None = 4096
+    width: int = 256
+    layers: int = 3
+    heads: int = 4
+    mlp_width: int = 768
+    block_size: int = 5
+    decay: float = 0.9
+    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+    k: int = 4
+
+    def __post_init__(self):
+        for name in ("width", "layers", "heads", "mlp_width", "block_size", "k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width must be an even number for each of {self.heads} heads, got {self.width}")
+        check_at_least(self, 1, "draft_vocabulary")
+        check_decay(self.decay)
+
+    @classmethod
+    def of(cls, target: LanguageModel, **options: Any) -> "TandemRecipe":
+        """The recipe with states from low, middle and high in this target, the last layer's output among them."""
+        layers = target.module.config.num_layers
+        return cls(**({"capture": tuple(sorted({min(2, layers), layers // 2, layers}))} | options))
+
+    def init(self, key, target, token_counts):
+        module, width = self._module(target, jnp.float32), target.module.config.width
+        if self.width > width:
+            raise ValueError(
+                f"width must be at most the target's {width}, of whose embedding this decoder's is a projection, got "
+                f"{self.width}"
+            )
+        blank = TandemHead(module, {}, jnp.zeros(0, jnp.int32), target.vocab_size, self.capture)
+        init = lambda key: module.init(key, blank.init_cache(1, 1), method="everything")  # noqa: E731
+        params = jax.jit(init)(key)["params"]
+        del params["head"]
+        # It begins by seeing and saying what differs most among tokens, its logits with a spread of 1: these are the
+        # directions in which the head is longest, and as long a state as the target's would be sure of anything.
+        scale = jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)
+        head = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32)
+        embedding = np.asarray(target.embed(jnp.arange(target.vocab_size)[None])[0], np.float32)
+        params["lower"] = {"kernel": _directions(embedding, token_counts, self.width)}
+        head = head * np.asarray(scale)
+        said = _directions(head, token_counts, self.width)
+        spread = np.sqrt(width * np.mean(((head - head.mean(axis=0)) @ np.asarray(said).T) ** 2))
+        params["lift"], params["final_norm"] = {"kernel": said.T}, {"scale": scale / float(spread)}
+        ids = vocabulary.most_frequent(token_counts, module.config.vocab_size)
+        return {"network": params, "ids": jnp.asarray(ids)}
+
+    def loss(self, params, target, batch, features, key):
+        head = self.head(params, target)
+        starts = block_starts(batch.tokens.shape, self.block_size, key)
+        guess = jax.nn.log_softmax(guesses(head, target, batch.tokens, features, starts)[:, :-1])
+        law = project(target.normalise(features.last[:, :-1]), head.params["head"]).astype(jnp.float32)
+        wanted = jax.nn.log_softmax(law)
+        agreement = acceptance(wanted, guess)
+        place = jnp.arange(batch.tokens.shape[1] - 1, dtype=jnp.int32)[None] - starts[:, :-1]
+        learns = _learns(head, batch, starts)
+        weights = jnp.where(learns, self.decay ** place.astype(jnp.float32), 0.0)
+        loss = jnp.sum(weights * jnp.where(learns, self.divergence(wanted, guess), 0.0))
+        loss /= jnp.maximum(jnp.sum(weights), 1e-6)
+        means = [masked_mean(agreement, learns & (place == i)) for i in range(self.block_size)]
+        reported = {"acceptance": means[0]} | {f"acceptance_{i + 1}": means[i] for i in range(1, self.block_size)}
+        return loss, reported | {"count": jnp.sum(weights)}
+
+    def drafter(self, params, target, token_counts) -> Drafter:
+        return TandemDrafter(self.head(params, target), k=self.k)
+
+    def save(self, params, target, token_counts, path) -> None:
+        write_tandem(self.head(params, target), Path(path), with_head=False)
+
+    def head(self, params: Any, target: LanguageModel) -> TandemHead:
+        """The head of these parameters, with its rows of the target's output head."""
+        network, ids = params["network"], params["ids"]
+        dtype = network["mix"]["kernel"].dtype
+        rows = {"head": target.head[ids].astype(dtype)}
+        return TandemHead(self._module(target, dtype), network | rows, ids, target.vocab_size, self.capture)
+
+    def _module(self, target: LanguageModel, dtype) -> TandemNetwork:
+        config = target.module.config
+        size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
+        shape = TandemConfig(
+            vocab_size=size,
+            num_layers=self.layers,
+            width=self.width,
+            num_heads=self.heads,
+            num_kv_heads=self.heads,
+            head_dim=self.width // self.heads,
+            mlp_width=self.mlp_width,
+            context_length=config.context_length,
+            ropes=(next((rope for rope in config.ropes if rope is not None), Rope(10_000.0)),) * self.layers,
+            windows=(None,) * self.layers,
+            norm_eps=config.norm_eps,
+            activation=config.activation,
+            target_width=config.width,
+            num_features=len(self.capture),
+        )
+        return TandemNetwork(shape, jnp.dtype(dtype))
+
+
+def block_starts(shape: tuple[int, int], size: int, key: Array) -> Int[Array, "b t"]:
+    """Where each token's block begins: blocks of `size` tokens, in each row from another place on."""
+    place = jnp.arange(shape[1], dtype=jnp.int32)[None]
+    first = jax.random.randint(key, (shape[0], 1), 0, size, jnp.int32)
+    return jnp.maximum(place - (place - first) % size, 0)
+
+
+def guesses(
+    head: TandemHead, target: LanguageModel, tokens: Int[Array, "b t"], features: Features, starts: Int[Array, "b t"]
+) -> Float[Array, "b t n"]:
+    """The decoder's logits after each token of the text, over the draft vocabulary.
+
+    Args:
+      head: the decoder.
+      target: whose embedding it reads.
+      tokens: the text.
+      features: the target's pass over it.
+      starts: where each token's block begins: it sees the target's states before that and no others.
+    """
+    batch, width = tokens.shape
+    place = jnp.arange(width, dtype=jnp.int32)
+    own = (place[None, None] >= starts[..., None]) & (place[None, None] <= place[None, :, None])
+    mask = jnp.concatenate([place[None, None] < starts[..., None], own], axis=-1)
+    context = head.context(features.hidden, jnp.zeros(batch, jnp.int32))
+    positions = jnp.broadcast_to(jnp.tile(place, 2)[None], (batch, 2 * width))
+    cache = head.init_cache(batch, 0)
+    states, _ = head(target.embed(tokens), cache, mask=mask, positions=positions, pending=context)
+    return head.guesses(states)
+
+
+def _learns(head: TandemHead, batch: Batch, starts: Int[Array, "b t"]) -> Bool[Array, "b s"]:
+    """After which tokens, all but the last, an answer's token follows, and all of the block could have been drafted."""
+    follows = batch.answer[:, 1:] & (
+        jnp.arange(1, batch.tokens.shape[1], dtype=jnp.int32)[None] < batch.length[:, None]
+    )
+    known = vocabulary.places(head.ids, head.vocab_size) >= 0
+    strange = jnp.cumsum(~known[batch.tokens], axis=1, dtype=jnp.int32)
+    # A block's first token is committed, whatever it is; the guessed one can be drafted too.
+    before = jnp.take_along_axis(strange, starts, axis=1)
+    return follows & (strange[:, 1:] == before[:, :-1])
+
+
+def _directions(rows: np.ndarray, token_counts: np.ndarray, width: int) -> Float[Array, "w d"]:
+    """The directions in which rows of a table differ most, frequent tokens counted more: of length 1 each."""
+    weights = token_counts.astype(np.float32) + 1
+    weighted = (rows - np.average(rows, axis=0, weights=weights)) * np.sqrt(weights)[:, None]
+    _, vectors = np.linalg.eigh(weighted.T @ weighted)
+    return jnp.asarray(vectors[:, ::-1][:, :width].T, jnp.float32)

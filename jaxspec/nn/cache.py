@@ -1,0 +1,190 @@
+"""The preallocated key-value cache: a length for each row, and roll-back by moving it.
+
+Slots at or beyond a row's length are stale. They are masked by position and overwritten by the
+next write, never zeroed: a zeroed key would still add e^0 to the softmax.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Shaped
+
+from jaxspec.core.pytree import register_dataclass
+
+# Attention reads the cache in blocks of this many slots, so that cost follows use.
+BLOCK = 256
+# A TPU keeps so many slots side by side.
+_TILE = 8
+
+
+# What `append` takes has two methods: `pad(count)`, and `keep_path(nodes)` for trees.
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The keys and values of freshly fed tokens, not yet in any cache."""
+
+    keys: Float[Array, "l b g t d"]
+    values: Float[Array, "l b g t d"]
+
+    def pad(self, count: int) -> Self:
+        """The same entries followed by stale ones, `count` in all."""
+        return jax.tree.map(lambda x: _pad_axis(x, 3, count), self)
+
+    def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
+        """Each row's entries at `nodes`, side by side: a tree's accepted path, ready to append.
+
+        Keys carry their position already, so moving them to other slots changes nothing.
+        """
+        at = nodes[None, :, None, :, None]
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=3), self)
+
+    def put(self, fresh: Self, start: Array | int) -> Self:
+        """The same entries with `fresh` written over those from `start` on."""
+        write = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), start, axis=3)  # noqa: E731
+        return jax.tree.map(write, self, fresh)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds.
+
+    `positions` are those of the slots' tokens, where a slot's number is not: after `ends`.
+    """
+
+    keys: Float[Array, "l b g s d"]
+    values: Float[Array, "l b g s d"]
+    length: Int[Array, "b"]
+    positions: Int[Array, "b s"] | None = dataclasses.field(default=None, kw_only=True)
+
+    @classmethod
+    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype) -> Self:
+        """A cache of `capacity` slots a row, rounded up to whole attention blocks."""
+        capacity = -(-capacity // BLOCK) * BLOCK
+        shape = (layers, batch, heads, capacity, head_dim)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
+        """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
+        return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
+
+    def attend(
+        self,
+        otherwise: Callable[..., Array],
+        queries: Float[Array, "b t g r d"],
+        fresh: Any,
+        layer: int,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Array, "b t g r d"]:
+        """What `jaxspec.nn.attention.attend` gives over a layer; here that is `otherwise(queries, fresh, self)`."""
+        return otherwise(queries, fresh, self)
+
+    def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
+        """Fresh keys or values as they will be read back: here as they are."""
+        return x
+
+    def append(self, entries: Entries) -> Self:
+        """Writes each row's entries at its own length.
+
+        The caller leaves room: a row needs `length + t <= capacity`.
+        """
+        return dataclasses.replace(
+            self,
+            keys=write(self.keys, entries.keys, self.length),
+            values=write(self.values, entries.values, self.length),
+            length=self.length + entries.keys.shape[3],
+        )
+
+    def truncate(self, length: Int[Array, "b"]) -> Self:
+        """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""
+        return dataclasses.replace(self, length=length)
+
+    def ends(self, first: int, last: int, room: int) -> Self:
+        """A small cache of each row's first and last tokens, with `room` for more behind them.
+
+        Keys carry their position already. With `first=2, last=3, room=2`:
+
+            row 0   a b c d e f g h    ->   a b f g h . .    positions 0 1 5 6 7 8 9
+            row 1   a b c . . . . .    ->   a b c . . . .    positions 0 1 2 3 4 5 6
+        """
+        held = min(first + last, self.capacity)
+        first = min(first, held)
+        left_out = jnp.maximum(self.length - held, 0)
+        slots = -(-(held + room) // _TILE) * _TILE
+        window = jax.vmap(
+            lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, held - first, axis=2), in_axes=(1, 0), out_axes=1
+        )
+
+        def take(x):
+            both = jnp.concatenate([x[:, :, :, :first], window(x, first + left_out)], axis=3)
+            return _pad_axis(both, 3, slots)
+
+        numbers = jnp.arange(slots, dtype=jnp.int32)[None]
+        positions = numbers + jnp.where(numbers < first, 0, left_out[:, None])
+        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kept = {name: take(x) for name, x in kept.items() if getattr(x, "ndim", 0) == self.keys.ndim}
+        return dataclasses.replace(self, **kept, length=jnp.minimum(self.length, held), positions=positions)
+
+
+def _pad_axis(x: Array, axis: int, count: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, count - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, ""], count: int) -> Array:
+    """`count` slots of a layer, of every row, `[b, g, count, d]`."""
+    _, batch, heads, _, width = buffer.shape
+    zero = jnp.zeros((), start.dtype)
+    index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
+    return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
+
+
+def write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
+    """The buffer, with each row's fresh slots from `start` on."""
+    fresh = fresh.astype(buffer.dtype)
+    return jax.lax.platform_dependent(
+        buffer, fresh, start, cpu=_write_row_by_row, tpu=_write_tiles, default=_write_rows
+    )
+
+
+def _write_tiles(buffer, fresh, start):
+    """Reads the tiles that hold the fresh slots, and writes them back whole.
+
+    For the write of one slot the compiler would lay the cache out in another way than attention
+    reads it, and copy all of it on every step.
+    """
+    capacity, count = buffer.shape[3], fresh.shape[3]
+    window = min(-(-(count + _TILE - 1) // _TILE) * _TILE, capacity)
+    first = jnp.minimum(start // _TILE * _TILE, capacity - window)
+    in_each_row = functools.partial(jax.vmap, in_axes=(1, 1, 0), out_axes=1)
+    take = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, window, axis=2), in_axes=(1, 0), out_axes=1)
+    put = in_each_row(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2))
+    return put(buffer, put(take(buffer, first), fresh, start - first), first)
+
+
+def _write_rows(buffer, fresh, start):
+    write = jax.vmap(
+        lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2), in_axes=(1, 1, 0), out_axes=1
+    )
+    return write(buffer, fresh, start)
+
+
+def _write_row_by_row(buffer, fresh, start):
+    # A CPU runs the scatter above as a copy of the whole buffer; these updates are in place.
+    zero = jnp.zeros((), start.dtype)
+    for row in range(buffer.shape[1]):
+        index = (zero, jnp.full((), row, start.dtype), zero, start[row], zero)
+        buffer = jax.lax.dynamic_update_slice(buffer, fresh[:, row : row + 1], index)
+    return buffer

@@ -1,0 +1,67 @@
+"""A cache of int8 keys and values, with one scale for each of their vectors."""
+
+import dataclasses
+from typing import Any, Self
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Int8
+
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.nn.cache import Entries, KVCache, slots, write
+from jaxspec.ops.int8 import dequantise, quantise
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8KVCache(KVCache):
+    """`KVCache` at a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
+
+    A token's keys and values are rounded before anything attends to them, so the law of a token is the same whether
+    those before it were fed with it or stood in the cache: what is verified is what plain decoding of this model does.
+
+    Attributes:
+      keys: whole numbers.
+      values: whole numbers.
+      key_scale: of each slot's key.
+      value_scale: of each slot's value.
+      dtype: what they are read as.
+    """
+
+    keys: Int8[Array, "l b g s d"]
+    values: Int8[Array, "l b g s d"]
+    length: Int[Array, "b"]
+    key_scale: Float[Array, "l b g s 1"]
+    value_scale: Float[Array, "l b g s 1"]
+    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+
+    @classmethod
+    def empty(cls, *, dtype: Any, **sizes: int) -> Self:
+        """As `KVCache.empty`; `dtype` is what it is read as."""
+        blank = KVCache.empty(dtype=jnp.int8, **sizes)
+        scales = jnp.zeros((*blank.keys.shape[:-1], 1), jnp.float32)
+        return cls(blank.keys, blank.values, blank.length, scales, scales, jnp.dtype(dtype))
+
+    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
+        """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
+        read = lambda whole, scale: dequantise(  # noqa: E731
+            slots(whole, layer, start, count), slots(scale, layer, start, count)[..., 0]
+        ).astype(self.dtype)
+        return read(self.keys, self.key_scale), read(self.values, self.value_scale)
+
+    def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
+        """Fresh keys or values as they will be read back."""
+        return dequantise(*quantise(x)).astype(x.dtype)
+
+    def append(self, entries: Entries) -> Self:
+        """Writes each row's entries at its own length; needs `length + t <= capacity`."""
+        keys, key_scale = quantise(entries.keys)
+        values, value_scale = quantise(entries.values)
+        return dataclasses.replace(
+            self,
+            keys=write(self.keys, keys, self.length),
+            values=write(self.values, values, self.length),
+            length=self.length + entries.keys.shape[3],
+            key_scale=write(self.key_scale, key_scale[..., None], self.length),
+            value_scale=write(self.value_scale, value_scale[..., None], self.length),
+        )

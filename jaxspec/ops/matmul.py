@@ -1,0 +1,123 @@
+"""The product of activations and weights, in the form each platform runs fastest.
+
+On a CPU, decoding reads every weight once for a handful of rows, and XLA's general matrix
+product reaches half the memory bandwidth or less there. Two forms do better: a plain
+vector-matrix product for one row, and a broadcast multiply and sum, which XLA fuses into one
+pass over the weights, for a few rows. Accelerators get the plain contraction, on a TPU of two
+rows at least: a single one does not go through the matrix unit. So do bfloat16 weights on a CPU,
+which may have such a unit too: there, sixteen rows cost about what one does in float32.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxspec.ops.packed import StoredKernel
+
+# Above this many rows the product is bound by arithmetic and the library's matrix product wins.
+MOST_FUSED_ROWS = 48
+
+# One row: the compiler of JAX 0.10 runs `x @ kernel.T` a fifth faster than `(kernel @ x.T).T`; that
+# of 0.12 runs it four times slower.
+_VECTOR_FIRST = jax.__version_info__ < (0, 11)
+
+
+def project(x: Array, kernel: Array | StoredKernel) -> Array:
+    """Contracts the last axis of `x` with that of `kernel`.
+
+    Args:
+      x: `[b, t, in]`, any float dtype.
+      kernel: `[*out, in]`, weights in the layout they are stored in.
+
+    Returns:
+      `[b, t, *out]` in the dtype of `x`.
+    """
+    if isinstance(kernel, StoredKernel):
+        return kernel.product(x)
+    return jax.lax.platform_dependent(
+        x,
+        kernel,
+        cpu=_project_cpu,
+        tpu=_project_tpu,
+        default=contract,
+    )
+
+
+def contract(x: Array, kernel: Array) -> Array:
+    """The plain contraction of the last axes."""
+    last = ((x.ndim - 1,), (kernel.ndim - 1,))
+    return jax.lax.dot_general(x, kernel, (last, ((), ()))).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _contract_bfloat16(x: Array, kernel: Array) -> Array:
+    """`[rows, in]` and `[out, in]` to `[rows, out]`, all bfloat16, summed in float32.
+
+    XLA gives a CPU's matrix unit only products of bfloat16 that end in float32, and the usual
+    gradient of one of those multiplies float32.
+    """
+    return _bfloat16_product(x, kernel, (1, 1))
+
+
+def _bfloat16_product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
+    contracting = tuple((axis,) for axis in axes)
+    product = jax.lax.dot_general(x, y, (contracting, ((), ())), preferred_element_type=jnp.float32)
+    return product.astype(jnp.bfloat16)
+
+
+def _contract_bfloat16_forward(x, kernel):
+    return _contract_bfloat16(x, kernel), (x, kernel)
+
+
+def _contract_bfloat16_backward(operands, slope):
+    x, kernel = operands
+    return _bfloat16_product(slope, kernel, (1, 0)), _bfloat16_product(slope, x, (0, 0))
+
+
+_contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backward)
+
+
+def _project_tpu(x: Array, kernel: Array) -> Array:
+    return of_two_rows(contract, x, kernel)
+
+
+def of_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+    """At least: the compiler's estimate for one row is two (v5p) to six (v5e) times that for two."""
+    batch, time = x.shape[:2]
+    if batch * time > 1:
+        return contract(x, kernel)
+    return contract(jnp.pad(x, ((0, 0), (0, 1), (0, 0))), kernel)[:, :1]
+
+
+def _project_cpu(x: Array, kernel: Array) -> Array:
+    batch, time, width = x.shape
+    rows = batch * time
+    flat_x = x.reshape(rows, width)
+    # Flat, because with more axes one row takes five times as long and a few rows a tenth longer.
+    flat_kernel = kernel.reshape(-1, width)
+    if x.dtype == kernel.dtype == jnp.bfloat16:
+        # As a vector-matrix product, one row takes eight times as long as two.
+        padded = jnp.pad(flat_x, ((0, max(2 - rows, 0)), (0, 0)))
+        flat = _contract_bfloat16(padded, flat_kernel)[:rows]
+    elif 1 < rows <= MOST_FUSED_ROWS:
+        flat = multiply_and_sum(flat_x, flat_kernel)
+    elif rows > 1 or _VECTOR_FIRST:
+        flat = contract(flat_x, flat_kernel)
+    else:
+        flat = contract(flat_kernel, flat_x).T
+    return flat.reshape(batch, time, *kernel.shape[:-1])
+
+
+def multiply_and_sum(x: Array, kernel: Array) -> Array:
+    """`[rows, in]` and `[out, in]` to `[rows, out]` in one fused pass over the weights."""
+    rows = x.shape[0]
+    # Row counts that are not a multiple of four leave the vector units partly idle.
+    padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
+    # Without the barrier XLA fuses what made `x` (a norm, an activation) into this pass and
+    # computes it anew for every output; and where two products read one kernel, it makes them
+    # share its broadcast over the rows, gigabytes of a large vocabulary.
+    padded, kernel = jax.lax.optimization_barrier((padded, kernel))
+    products = kernel[None].astype(jnp.float32) * padded[:, None].astype(jnp.float32)
+    return jnp.sum(products, axis=-1)[:rows].astype(x.dtype)

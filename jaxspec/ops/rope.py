@@ -1,0 +1,101 @@
+"""Rotary position embeddings (Su et al. 2104.09864), in the half-split layout of Llama."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+# The cosines and sines of what positions turn the pairs of a head vector by.
+Rotation = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than the trained one.
+
+    `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
+    between the two cut-offs (Llama 3.1 model card).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of one layer: base frequency and optional scaling."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+def apply_rope(
+    x: Float[Array, "b t *heads d"], positions: Int[Array, "b t"], rope: Rope
+) -> Float[Array, "b t *heads d"]:
+    """Rotates each head vector by its position.
+
+    Computed in float32 and returned in the dtype of `x`.
+    """
+    return rotate(x, _circle(_angles(positions, x.shape[-1], rope)))
+
+
+def rotate(x: Float[Array, "b t *heads d"], rotation: Rotation) -> Float[Array, "b t *heads d"]:
+    """As `apply_rope`, by what `rotations` gave."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = (part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1]) for part in rotation)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+def rotations(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[Rotation | None]:
+    """What each layer rotates by, computed once for all layers with the same embedding."""
+    found: dict[Rope | None, Rotation | None] = {None: None}
+    for rope in ropes:
+        if rope not in found:
+            found[rope] = _apart(_angles(positions, head_dim, rope))
+    return [found[rope] for rope in ropes]
+
+
+def _angles(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> Float[Array, "b t half"]:
+    return positions[..., None].astype(jnp.float32) * frequencies(head_dim, rope)[None, None]
+
+
+def _circle(angles: Float[Array, "b t half"]) -> Rotation:
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _apart(angles: Float[Array, "b t half"]) -> Rotation:
+    """Cosines and sines that are computed before they are used.
+
+    A CPU's compiler would fuse them into each layer's rotation, and compute them anew for every number of every head:
+    a fifteenth of a pass over 24 tokens. It takes barriers away before that, but not a condition that it cannot know.
+    """
+    on_cpu = lambda angles: jax.lax.cond(jnp.any(jnp.isnan(angles)), lambda x: (x, x), _circle, angles)  # noqa: E731
+    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=_circle)
+
+
+def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
+    """By how many radians a position turns each pair of a head vector."""
+    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    plain = rope.theta**-exponents
+    match rope.scaling:
+        case None:
+            return plain
+        case RopeScaling(kind="linear", factor=factor):
+            return plain / factor
+        case scaling:
+            return _llama3_frequencies(plain, scaling)
+
+
+def _llama3_frequencies(frequencies, scaling: RopeScaling):
+    """Low frequencies are divided by the factor, high ones kept, those between blended."""
+    rotations = scaling.original_context_length * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = jnp.clip((rotations - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor

@@ -1,0 +1,180 @@
+"""What is asked of a text generation, checked before any work is done."""
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core import validate
+from jaxspec.core.model import Model, placement_of
+from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.drafters.base import Drafter
+from jaxspec.text.detokenizer import StopStrings
+from jaxspec.verifiers.base import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """The keyword arguments of `SpeculativeDecoder.generate`, `stream`, `chat` and `stream_chat`.
+
+    Attributes:
+      max_new_tokens: the most tokens to add, one number or one a prompt.
+      temperature: 0 is greedy decoding, for which the other sampling options make no difference.
+      top_p: keep the most likely tokens with this mass together; `None` or 1 keeps all.
+      top_k: keep this many of the most likely tokens; `None` or 0 keeps all.
+      min_p: keep tokens of at least this share of the most likely one's probability.
+      seed: an integer in [0, 2^32); `None` chooses one, and the result says which.
+      stop: strings that end a text, which is cut before them.
+      stop_tokens: ids that end a text; `None` is the tokenizer's own, `()` is none.
+    """
+
+    max_new_tokens: int | Sequence[int] = 128
+    temperature: float = 0.7
+    top_p: float | None = 0.9
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_tokens: Sequence[int] | None = None
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> Self:
+        """The options as passed by name.
+
+        Raises:
+          TypeError: if there is no such option.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(options) - set(names)):
+            raise TypeError(f"unknown option {', '.join(unknown)}; expected some of {', '.join(names)}")
+        return cls(**options)
+
+    def policy(self) -> Policy:
+        """The sampling policy.
+
+        Raises:
+          ValueError: if a parameter is out of range, at temperature 0 too.
+        """
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        validate.sampling(sampling, batch=1)
+        return Greedy() if self.temperature == 0 else sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Players:
+    """Who takes part: the models, the rule between them, and the vocabulary."""
+
+    target: Model
+    drafter: Drafter
+    verifier: Verifier
+    tokenizer: Tokenizer
+    lossy: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRequest:
+    """A batch of encoded prompts and what is asked of them.
+
+    Attributes:
+      players: the models and the tokenizer.
+      prompts: `[b, t]`, padded on the right.
+      prompt_length: `[b]`.
+      single: whether the caller passed one prompt by itself.
+      max_new_tokens: `[b]`.
+      policy: the sampling policy.
+      seed: what `key` was made of; `None` for greedy decoding without one.
+      key: the PRNG key, or `None` if nothing is drawn.
+      stop: stop strings.
+      stop_tokens: ids that end a text.
+    """
+
+    players: Players
+    prompts: Int[np.ndarray, "b t"]
+    prompt_length: Int[np.ndarray, "b"]
+    single: bool
+    max_new_tokens: Int[np.ndarray, "b"]
+    policy: Policy
+    seed: int | None
+    key: Key[Array, ""] | None
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+
+    @classmethod
+    def make(cls, players: Players, prompts: Sequence[Sequence[int]], options: TextOptions, *, single: bool) -> Self:
+        """Checks the options against the prompts.
+
+        Raises:
+          TypeError, ValueError: for options that do not fit; the text names the prompt.
+        """
+        policy = options.policy()
+        seed = _seed(options.seed, policy, placement_of(players.target))
+        most = np.asarray(options.max_new_tokens)
+        validate.max_new_tokens(most, len(prompts))
+        most = np.broadcast_to(most.astype(np.int32), len(prompts))
+        lengths = np.array([len(ids) for ids in prompts], np.int32)
+        _check_contexts(players, lengths + most)
+        padded = np.zeros((len(prompts), lengths.max()), np.int32)
+        for row, ids in enumerate(prompts):
+            padded[row, : len(ids)] = ids
+        stop_tokens = players.tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens
+        return cls(
+            players=players,
+            prompts=padded,
+            prompt_length=lengths,
+            single=single,
+            max_new_tokens=most,
+            policy=policy,
+            seed=seed,
+            key=None if policy.greedy else jax.random.key(seed),
+            stop=_stop_strings(options.stop, players.tokenizer),
+            stop_tokens=tuple(stop_tokens),
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `jaxspec.init`; `generate` takes a verifier too."""
+        return {
+            "prompt_length": self.prompt_length,
+            "max_new_tokens": self.max_new_tokens,
+            "key": self.key,
+            "sampling": self.policy,
+            "stop_tokens": self.stop_tokens,
+        }
+
+
+def _seed(seed: Any, policy: Policy, placement: Any) -> int | None:
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+        raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be in [0, 2^32), got {seed}")
+    # Even where no seed is needed: a process that takes no part would leave the others waiting.
+    shared = placement.check_same({"seed": None if seed is None else int(seed)}, number=secrets.randbits(32))
+    if seed is None:
+        return None if policy.greedy else shared
+    return int(seed)
+
+
+def _check_contexts(players: Players, totals: Int[np.ndarray, "b"]) -> None:
+    for row, total in enumerate(totals.tolist()):
+        try:
+            validate.fits(total, None, target=players.target.context_length, draft=players.drafter.context_length)
+        except ValueError as error:
+            raise ValueError(str(error) if len(totals) == 1 else f"prompt {row}: {error}") from None
+
+
+def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    StopStrings(stops)
+    for text in stops:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if ids and not tokenizer.decode(ids):
+            raise ValueError(
+                f"stop string {text!r} is a special token, which never appears in a text; "
+                f"pass stop_tokens={ids} instead"
+            )
+    return stops

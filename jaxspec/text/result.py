@@ -1,0 +1,174 @@
+"""What a text generation returns."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.state import Generation, StopReason
+from jaxspec.core.stats import Stats
+from jaxspec.text.detokenizer import Detokenizer, StopStrings
+from jaxspec.text.request import TextRequest
+
+_STOP_REASONS = {StopReason.STOP_TOKEN: "stop token", StopReason.MAX_NEW_TOKENS: "max new tokens"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Wall-clock seconds of one call, all its prompts together, without the consumer's own time.
+
+    The first call for new shapes compiles, which takes many times as long as running.
+
+    Attributes:
+      seconds: the whole.
+      tokens: new tokens.
+      first_seconds: the part until the first round was over: compilation, reading the prompts and
+        their first tokens. `None` where all rounds ran as one program.
+      first_tokens: tokens of the first round.
+    """
+
+    seconds: float
+    tokens: int
+    first_seconds: float | None = None
+    first_tokens: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second, after the first round where that is timed apart."""
+        if self.first_seconds is None or self.tokens == self.first_tokens:
+            return self.tokens / self.seconds if self.seconds else 0.0
+        return (self.tokens - self.first_tokens) / (self.seconds - self.first_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextResult:
+    """The text that continues one prompt.
+
+    Attributes:
+      text: without the prompt, special tokens, and the stop string that ended it.
+      token_ids: the new tokens. A stop token is included; after a stop string, the tokens that lie
+        wholly before it.
+      log_probs: the target's log-probability of each of them, before temperature and top-p.
+      stop_reason: "stop token", "stop string" or "max new tokens".
+      prompt_tokens: how many tokens the prompt has.
+      seed: repeats the call; `None` for greedy decoding.
+      stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
+      timing: of the call, which all its prompts share.
+      lossless: whether the verifier keeps the target's law exactly.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    stop_reason: str
+    prompt_tokens: int
+    seed: int | None
+    stats: Stats
+    timing: Timing
+    lossless: bool = True
+
+    def measured_total_variation(self) -> float:
+        """How far a lossy verifier was from the target's law, as `Generation` says it."""
+        return self.stats.measured_total_variation()
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted a round, the target's own included."""
+        return self.stats.mean_acceptance_length()
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of drafted tokens that was kept."""
+        return self.stats.acceptance_rate()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole call: with several prompts, their tokens together."""
+        return self.timing.tokens_per_second
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RowText:
+    """One row's tokens as they come, and its text so far.
+
+    Attributes:
+      ids: the tokens, those of the round that completed a stop string included.
+      text: what has been shown.
+      stopped: whether a stop string has ended it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], stop_tokens: tuple[int, ...]):
+        self.ids: list[int] = []
+        self.text = ""
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_strings = StopStrings(stop)
+        self._stop_tokens = frozenset(stop_tokens)
+
+    def push(self, ids: list[int], *, last: bool) -> str:
+        """Takes a round's tokens; returns the text that they make certain.
+
+        Args:
+          ids: the tokens.
+          last: whether the row ends with them, so that nothing need be held back.
+        """
+        if self.stopped:
+            return ""
+        self.ids += ids
+        # Only the last token of a row can be a stop token, and it is no part of the text.
+        text = self._detokenizer.push(ids[:-1] if ids and ids[-1] in self._stop_tokens else ids)
+        text += self._detokenizer.flush() if last else ""
+        shown, self.stopped = self._stop_strings.push(text)
+        shown += self._stop_strings.flush() if last else ""
+        self.text += shown
+        return shown
+
+    def kept(self) -> int:
+        """How many of the tokens count: all, or those wholly before the stop string."""
+        if not self.stopped:
+            return len(self.ids)
+        before = (n for n in range(len(self.ids), 0, -1) if self.text.startswith(self._tokenizer.decode(self.ids[:n])))
+        return next(before, 0)
+
+
+def new_rows(request: TextRequest) -> list[RowText]:
+    """An empty text for each prompt."""
+    tokenizer = request.players.tokenizer
+    return [RowText(tokenizer, request.stop, request.stop_tokens) for _ in request.prompts]
+
+
+def collect(
+    request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing
+) -> TextResult | list[TextResult]:
+    """The results of finished rows: one, or a list where the caller passed a list.
+
+    Raises:
+      FloatingPointError, ValueError: if a row failed.
+    """
+    generation.raise_for_status()
+    log_probs, reasons, stats = jax.device_get((generation.log_probs, generation.stop_reason, generation.stats))
+    results = []
+    for index, row in enumerate(rows):
+        kept = row.kept()
+        results.append(
+            TextResult(
+                text=row.text,
+                token_ids=tuple(row.ids[:kept]),
+                log_probs=tuple(np.asarray(log_probs[index, :kept]).tolist()),
+                stop_reason="stop string" if row.stopped else _STOP_REASONS[StopReason(int(reasons[index]))],
+                prompt_tokens=int(request.prompt_length[index]),
+                seed=request.seed,
+                stats=_row(stats, index),
+                timing=timing,
+                lossless=generation.lossless,
+            )
+        )
+    return results[0] if request.single else results
+
+
+def _row(stats: Stats, index: int) -> Stats:
+    return jax.tree.map(lambda counts: counts[index : index + 1], stats)

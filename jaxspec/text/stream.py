@@ -1,0 +1,121 @@
+"""Text while it is decoded: a loop on the host over rounds."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from jaxspec.core.state import GenerationState
+from jaxspec.decoding.generate import finish, init, jit_step
+from jaxspec.text.request import TextRequest
+from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
+
+
+class TextStream(Iterator[str | tuple[int, str]]):
+    """Yields pieces of text as rounds bring them; together they are the text of the result.
+
+    For one prompt the pieces are strings; for a list of prompts they are `(row, piece)`. Nothing is
+    decoded before the first piece is asked for.
+
+    Example:
+      >>> stream = decoder.stream("The sea is")
+      >>> for piece in stream:
+      ...     print(piece, end="", flush=True)
+      >>> stream.result.acceptance_rate
+    """
+
+    def __init__(self, request: TextRequest):
+        """Starts a stream; use `SpeculativeDecoder.stream`."""
+        self._request = request
+        self._rows = new_rows(request)
+        self._ended = np.zeros(len(self._rows), np.bool_)
+        self._result: TextResult | list[TextResult] | None = None
+        self._pieces = self._run()
+
+    def __next__(self) -> str | tuple[int, str]:
+        return next(self._pieces)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt."""
+        request = self._request
+        return [ids[:n].tolist() for ids, n in zip(request.prompts, request.prompt_length, strict=True)]
+
+    @property
+    def ended(self) -> tuple[bool, ...]:
+        """Which prompts have all their text, the latest piece included."""
+        return tuple(self._ended.tolist())
+
+    @property
+    def result(self) -> TextResult | list[TextResult]:
+        """What `generate` would have returned, once the stream has ended.
+
+        Raises:
+          RuntimeError: if it has not.
+        """
+        if self._result is None:
+            raise RuntimeError("the stream has not ended, so it has no result; iterate to its end first")
+        return self._result
+
+    def _run(self) -> Iterator[str | tuple[int, str]]:
+        players = self._request.players
+        clock = _Clock()
+        with clock:
+            state = init(players.target, players.drafter, self._request.prompts, **self._request.arguments())
+            done = np.asarray(state.done)
+        self._ended = np.array(done)
+        advance = jit_step(donate=True)
+        while not done.all():
+            with clock:
+                state, info = advance(players.target, players.drafter, players.verifier, state, lossy=players.lossy)
+                tokens, count, done = jax.device_get((info.tokens, info.count, state.done))
+            clock.count(int(count.sum()))
+            pieces = [
+                row.push(ids[:n].tolist(), last=bool(ended))
+                for row, ids, n, ended in zip(self._rows, tokens, count, done, strict=True)
+            ]
+            state, done = _end_stopped(state, done, self._rows)
+            for index, piece in enumerate(pieces):
+                # Not for all rows at once: those whose last piece is yet to come have not ended.
+                self._ended[index] = done[index]
+                if piece:
+                    yield piece if self._request.single else (index, piece)
+        generation = finish(state, lossless=players.verifier.lossless)
+        self._result = collect(self._request, self._rows, generation, clock.timing())
+
+
+def _end_stopped(
+    state: GenerationState, done: Bool[np.ndarray, "b"], rows: list[RowText]
+) -> tuple[GenerationState, Bool[np.ndarray, "b"]]:
+    """Freezes the rows that a stop string has ended, so that they take part in no further round."""
+    stopped = np.array([row.stopped for row in rows])
+    if not np.any(stopped & ~done):
+        return state, done
+    return dataclasses.replace(state, done=state.done | stopped), done | stopped
+
+
+class _Clock:
+    """Adds up the seconds spent in its `with` blocks, and splits them after the first count."""
+
+    def __init__(self):
+        self._seconds = 0.0
+        self._tokens = 0
+        self._first: tuple[float, int] | None = None
+
+    def __enter__(self):
+        self._entered = time.perf_counter()
+
+    def __exit__(self, *error):
+        self._seconds += time.perf_counter() - self._entered
+
+    def count(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._first is None:
+            self._first = (self._seconds, tokens)
+
+    def timing(self) -> Timing:
+        first_seconds, first_tokens = self._first or (None, 0)
+        return Timing(self._seconds, self._tokens, first_seconds, first_tokens)

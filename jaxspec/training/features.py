@@ -1,0 +1,167 @@
+"""The target's states of every sequence, kept on disk: computed once, read by all epochs and all drafters.
+
+    folder/<shard>-<target>/layer-27.bfloat16    [tokens, width], sparse until it is filled
+                            layer-27.there       [sequences], 1 for those that are
+
+A sequence's states are computed together with the same others of its shard, whatever batch asks for them: a run that
+died and went on reads what it would have computed. A sequence counts as there once all of it is written; that holds
+when a process dies, but not when the machine does: remove the folder then.
+"""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.training.batching import widths_for
+from jaxspec.training.dataset import Dataset
+from jaxspec.training.manifest import weights_digest
+from jaxspec.training.recipe import Features
+
+# Sequences of a training set's shard share two files for each layer.
+_NAME = 16
+# Tokens that the target is given at once, padding included.
+_AT_ONCE = 2048
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeptStates:
+    """States of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
+
+    Several processes may fill one folder: they write the same.
+
+    Attributes:
+      folder: where they are, of any number of sets and targets.
+      target: whose states they are; on one device.
+      data: the sequences.
+    """
+
+    folder: Path
+    target: LanguageModel
+    data: Dataset
+
+    def features(self, capture: tuple[int, ...], indices: list[int], shape: tuple[int, int]) -> Features:
+        """The states of a batch of `data.batches`, computed first where they are not there yet.
+
+        Args:
+          capture: the hidden states that a recipe reads.
+          indices: the sequences, row by row; rows beyond them are empty.
+          shape: rows and width of the batch.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        layers = tuple(dict.fromkeys((*capture, self.target.module.config.num_layers)))
+        found = np.zeros((len(layers), *shape, self.target.module.config.width), np.uint16)
+        for row, index in enumerate(indices):
+            states = self._sequence(layers, index)
+            found[:, row, : states.shape[1]] = states
+        read = {layer: jnp.asarray(x.view(jnp.bfloat16)) for layer, x in zip(layers, found, strict=True)}
+        read = {layer: x.astype(self.target.dtype) for layer, x in read.items()}
+        return Features(tuple(read[layer] for layer in capture), read[layers[-1]])
+
+    def _sequence(self, layers: tuple[int, ...], index: int) -> np.ndarray:
+        """`[layers, t, width]`, as the bits of bfloat16."""
+        shard, number, _ = self.data.place(index)
+        if missing := tuple(layer for layer in layers if not self._layer(shard, layer).there[number]):
+            self._compute(shard, number, missing)
+        starts = self._shard(shard).starts
+        return np.stack([self._layer(shard, layer).states[starts[number] : starts[number + 1]] for layer in layers])
+
+    def _compute(self, shard: str, number: int, layers: tuple[int, ...]) -> None:
+        """Fills in the states of a sequence and of those that are computed with it."""
+        known = self._shard(shard)
+        width, members = known.together(number)
+        tokens = np.zeros((max(_AT_ONCE // width, 1), width), np.int32)
+        for row, member in enumerate(members):
+            tokens[row, : len(known.texts[member])] = known.texts[member]
+        for layer, states in zip(layers, _states(self.target, jnp.asarray(tokens), layers), strict=True):
+            file, bits = self._layer(shard, layer), np.asarray(states).view(np.uint16)
+            for row, member in enumerate(members):
+                file.states[known.starts[member] : known.starts[member + 1]] = bits[row, : len(known.texts[member])]
+                file.there[member] = 1
+
+    @functools.cached_property
+    def _target_digest(self) -> str:
+        return weights_digest(self.target)
+
+    @functools.cached_property
+    def _shards(self) -> dict[str, "_Shard"]:
+        return {}
+
+    def _shard(self, shard: str) -> "_Shard":
+        if shard not in self._shards:
+            self._shards[shard] = _Shard(self.data.texts(shard))
+        return self._shards[shard]
+
+    @functools.cached_property
+    def _opened(self) -> dict[tuple[str, int], "_Layer"]:
+        return {}
+
+    def _layer(self, shard: str, layer: int) -> "_Layer":
+        if (shard, layer) not in self._opened:
+            folder = self.folder / f"{shard[:_NAME]}-{self._target_digest[:_NAME]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            sequences, tokens = self.data.sizes(shard)
+            self._opened[shard, layer] = _Layer(
+                _opened(folder / f"layer-{layer:02}.bfloat16", (tokens, self.target.module.config.width), np.uint16),
+                _opened(folder / f"layer-{layer:02}.there", (sequences,), np.uint8),
+            )
+        return self._opened[shard, layer]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shard:
+    """Which sequences of a shard are computed together: neighbours of one width."""
+
+    texts: list[np.ndarray]
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        return np.cumsum([0, *map(len, self.texts)])
+
+    @functools.cached_property
+    def _widths(self) -> np.ndarray:
+        lengths = [len(text) for text in self.texts]
+        widths = np.array(widths_for(max(lengths, default=0)))
+        return widths[np.searchsorted(widths, lengths)]
+
+    def together(self, number: int) -> tuple[int, np.ndarray]:
+        """Their width, and their numbers."""
+        width = int(self._widths[number])
+        same = np.flatnonzero(self._widths == width)
+        rows = max(_AT_ONCE // width, 1)
+        first = int(np.searchsorted(same, number)) // rows * rows
+        return width, same[first : first + rows]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layer:
+    states: np.memmap
+    there: np.memmap
+
+
+def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
+    """A file of so many numbers, zeros if it is new; raises `ValueError` if it is another's."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    # Two processes may come to this at once: to lengthen a file to the same size twice does no harm.
+    with open(path, "ab") as file:
+        if file.tell() == 0:
+            os.truncate(path, size)
+    if (known := path.stat().st_size) != size:
+        raise ValueError(f"{path} has {known} bytes, expected {size}; remove it, or keep states in another folder")
+    return np.memmap(path, dtype, "r+", shape=shape)
+
+
+@functools.partial(jax.jit, static_argnames="capture")
+def _states(target: LanguageModel, tokens: Array, capture: tuple[int, ...]) -> tuple[Float[Array, "b t d"], ...]:
+    hidden = target(tokens, target.init_cache(tokens.shape[0], 0), capture=capture).hidden
+    return tuple(x.astype(jnp.bfloat16) for x in hidden)

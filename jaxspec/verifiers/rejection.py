@@ -1,0 +1,77 @@
+"""Token-by-token rejection sampling."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.argmax import best_token
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Proposal, Verdict
+from jaxspec.verifiers.base import Verifier, leading, pick
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenVerifier(Verifier):
+    """Speculative sampling: accept draft `x` with probability `min(1, target(x) / draft(x))`.
+
+    The first rejected draft is replaced by a token of the residual law `max(target - draft, 0)`,
+    normalised; after full acceptance a bonus token follows the target's law. Lossless for any
+    draft law. Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318, algorithm 2.
+    """
+
+    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
+        uniforms = draws.uniforms(proposal.tokens.shape[1])
+        # Strict: a uniform is never 0, so a token the target excludes is never accepted.
+        kept = jnp.log(uniforms) < log_acceptance(proposal, target_log_probs)
+        accepted = leading(proposal.valid & kept)
+        law = next_law(proposal, target_log_probs, accepted)
+        next_token = best_token(law + draws.next_noise(law.shape[-1]))
+        return Verdict(accepted, next_token)
+
+
+def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
+    """The log-probability with which each draft is accepted, given that those before it were."""
+    at = proposal.tokens[..., None]
+    target = jnp.take_along_axis(target_log_probs[:, :-1], at, axis=-1)[..., 0]
+    if proposal.log_probs is None:
+        return target
+    draft = jnp.take_along_axis(proposal.log_probs, at, axis=-1)[..., 0]
+    return jnp.minimum(target - draft, 0.0)
+
+
+def next_law(
+    proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
+) -> Float[Array, "b v"]:
+    """The log-law, up to a constant, of the token that follows `accepted` drafts.
+
+    The target's law where every submitted draft was accepted, else the residual at the rejected
+    one. An empty residual (draft and target equal up to rounding) falls back to the target.
+    """
+    target = pick(target_log_probs, accepted)
+    n = proposal.tokens.shape[1]
+    if n == 0:
+        return target
+    rejected_at = jnp.minimum(accepted, n - 1)
+    if proposal.log_probs is None:
+        token = pick(proposal.tokens, rejected_at)
+        ids = jnp.arange(target.shape[-1], dtype=token.dtype)
+        residual = jnp.where(ids[None] == token[:, None], -jnp.inf, target)
+    else:
+        residual = log_residual(target, pick(proposal.log_probs, rejected_at))
+    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+    rejected = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)
+    return jnp.where(rejected[:, None], residual, target)
+
+
+def log_residual(target: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Float[Array, "b v"]:
+    """`log max(target - draft, 0)` from logs, without a subtraction of small numbers.
+
+    Where `draft` is NaN the result is empty: such a draft was never accepted.
+    """
+    excess = target > draft
+    gap = jnp.where(excess, draft - target, -1.0)
+    return jnp.where(excess, target + jnp.log1p(-jnp.exp(gap)), -jnp.inf)

@@ -1,0 +1,191 @@
+"""What one process and several must do alike: each case yields a generation of four rows.
+
+And what must not differ between processes: each of `MISMATCHES` makes another call on each.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxspec
+from jaxspec.bench.workload import disturbed
+from tests._fixtures import text_models, tiny, token_maps
+
+LENGTHS = np.array([6, 3, 5, 1])
+PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))
+POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95)
+OPTIONS = {"prompt_length": LENGTHS, "max_new_tokens": 8}
+SAMPLED = OPTIONS | {"sampling": POLICY}
+
+
+def key():
+    return jax.random.key(5)
+
+
+def drafter(target, mesh):
+    """Its model is shared out like the target."""
+    draft = disturbed(target, 0.2)
+    return jaxspec.ModelDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), k=2)
+
+
+def plain(folder, mesh):
+    """The parameters are read straight into their shards."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    return jaxspec.generate(target, None, PROMPT, key=key(), **SAMPLED)
+
+
+def drafted(folder, mesh):
+    """The models lie on each process's own device until they are moved."""
+    target = jaxspec.load(folder / "model")
+    return jaxspec.generate(target, drafter(target, None), PROMPT, key=key(), mesh=mesh, **SAMPLED)
+
+
+def greedy(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    return jaxspec.generate(target, drafter(target, mesh), PROMPT, **OPTIONS)
+
+
+def inside_jit(folder, mesh):
+    target = tiny.wide_transformer(0)  # what was loaded to one device stays there inside jit
+    call = lambda target, drafter, prompt, key: jaxspec.generate(target, drafter, prompt, key=key, mesh=mesh, **SAMPLED)
+    return jax.jit(call)(target, drafter(target, None), PROMPT, key())
+
+
+def streamed(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    rounds = jaxspec.stream(target, drafter(target, mesh), PROMPT, key=key(), **SAMPLED)
+    pieces = [[], [], [], []]
+    while True:
+        try:
+            for row, tokens in zip(pieces, next(rounds), strict=True):
+                row.extend(tokens.tolist())
+        except StopIteration as end:
+            assert pieces == [ids[:n].tolist() for ids, n in zip(end.value.tokens, end.value.length, strict=True)]
+            return end.value
+
+
+def by_steps(folder, mesh):
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    players = (target, drafter(target, mesh))
+    state = jaxspec.init(*players, PROMPT, key=key(), **SAMPLED)
+    step = jaxspec.jit_step()
+    while not state.done.all():
+        state, info = step(*players, jaxspec.BlockVerifier(), state)
+        assert np.asarray(info.count).shape == (4,)
+    return jaxspec.finish(state)
+
+
+def a_split_prompt(folder, mesh):
+    """No process has the whole prompt."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    prompt = jnp.asarray(PROMPT)
+    if mesh is not None:
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        prompt = jax.make_array_from_callback(PROMPT.shape, rows, lambda index: PROMPT[index])
+    return jaxspec.generate(target, drafter(target, mesh), prompt, key=key(), **SAMPLED)
+
+
+def split_by_hand(folder, mesh):
+    """The models are on the mesh already, but not by `shard`."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    target = jaxspec.LanguageModel(target.module, target.params)
+    return jaxspec.generate(target, drafter(target, None), PROMPT, key=key(), mesh=mesh, **SAMPLED)
+
+
+def saved(folder, mesh):
+    """All processes write one folder, and read it again."""
+    model = jaxspec.load(folder / "model", mesh=mesh)
+    path = folder / ("alone" if mesh is None else "together")
+    jaxspec.save(model, path)
+    assert not list(folder.glob(".*partial"))
+    with pytest.raises(FileExistsError):
+        jaxspec.save(model, path)
+    if mesh is not None:
+        with pytest.raises(ValueError, match="takes a model that lies on all of them"):
+            jaxspec.save(jaxspec.load(folder / "model"), folder / "mine")
+    return jaxspec.generate(jaxspec.load(path, mesh=mesh), None, PROMPT, key=key(), **SAMPLED)
+
+
+def another_vocabulary(folder, mesh):
+    """The map between the vocabularies is whole on each process's own device."""
+    target = jaxspec.load(folder / "model", mesh=mesh)
+    draft = tiny.wide_transformer(1, vocab=40)
+    token_map = token_maps.made([[token % 40] for token in range(64)], {token: token for token in range(40)}, [3], 40)
+    unlike = jaxspec.IntersectionDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), token_map, k=2)
+    return jaxspec.generate(target, unlike, PROMPT, key=key(), **SAMPLED)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        another_vocabulary,
+        plain,
+        drafted,
+        greedy,
+        inside_jit,
+        streamed,
+        by_steps,
+        a_split_prompt,
+        split_by_hand,
+        saved,
+    )
+}
+
+
+def other_key(target, process, mesh):
+    return jaxspec.generate(target, None, PROMPT, key=jax.random.key(process), **SAMPLED)
+
+
+def other_number_of_drafts(target, process, mesh):
+    return jaxspec.generate(target, jaxspec.NGramDrafter(k=2 + process), PROMPT, **OPTIONS)
+
+
+def other_kind_of_drafter(target, process, mesh):
+    drafters = (jaxspec.NGramDrafter(k=2), drafter(target, mesh))
+    return jaxspec.generate(target, drafters[process], PROMPT, verifier=jaxspec.CoupledVerifier(), **OPTIONS)
+
+
+def other_sampling_of_drafts(target, process, mesh):
+    """A number in a drafter, not only what is static."""
+    own = dataclasses.replace(drafter(target, mesh), sampling=jaxspec.Sampling(0.5 + process))
+    return jaxspec.generate(target, own, PROMPT, key=key(), **SAMPLED)
+
+
+def other_verifier(target, process, mesh):
+    verifiers = (jaxspec.TokenVerifier(), jaxspec.CoupledVerifier())
+    return jaxspec.generate(target, jaxspec.NGramDrafter(k=2), PROMPT, verifier=verifiers[process], **OPTIONS)
+
+
+def other_mesh(target, process, mesh):
+    meshes = (mesh, jax.make_mesh((1, mesh.size), ("data", "model")))
+    return jaxspec.generate(tiny.wide_transformer(0), None, PROMPT, mesh=meshes[process], **OPTIONS)
+
+
+def no_seed(target, process, mesh):
+    """A seed on one process only."""
+    tokenizer = text_models.byte_level()
+    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", seed=1 if process else None)
+
+
+def no_temperature(target, process, mesh):
+    """Greedy decoding needs no seed, and takes part in choosing one."""
+    tokenizer = text_models.byte_level()
+    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", temperature=0.5 * process)
+
+
+MISMATCHES = {
+    other_key: "prompts, .* keys",
+    other_number_of_drafts: "drafter,",
+    other_kind_of_drafter: "drafter,",
+    other_sampling_of_drafts: "drafter,",
+    other_verifier: "verifier and lossy,",
+    other_mesh: "target,",
+    no_seed: "seed,",
+    no_temperature: "prompts, .* sampling parameters",
+}

@@ -1,0 +1,34 @@
+"""Shape and type annotations of `jaxspec`, checked whenever a function is called in a test."""
+
+import typing
+
+import beartype
+
+# Where a person's arguments come in: these modules check what they get and say it in words.
+BOUNDARY_MODULES = (
+    "jaxspec.core.validate",
+    "jaxspec.cli",
+    "jaxspec.text.decoder",
+    "jaxspec.decoding.arguments",
+    "jaxspec.checkpoints.load",
+)
+BOUNDARY_FUNCTIONS = ("generate", "train", "init", "stream", "as_threefry", "row_keys", "from_function")
+BOUNDARY_FUNCTIONS += ("shard", "shard_players", "default_rules", "_check_kind", "Placement.on")
+BOUNDARY_FUNCTIONS += ("load_head", "Rules.check", "Rules.within", "Rules.tensor_parallel")
+
+
+def functions(function, **options):
+    """Checks the functions inside the package.
+
+    Constructors of dataclasses are left out: JAX rebuilds a pytree with whatever a
+    transformation maps its leaves to (axes, shapes, booleans). `Self` is taken as anything:
+    beartype knows it inside decorated classes only.
+    """
+    del options
+    name, module = function.__qualname__, function.__module__
+    if name.endswith("__init__") or name in BOUNDARY_FUNCTIONS or module.startswith(BOUNDARY_MODULES):
+        return function
+    function.__annotations__ = {
+        name: typing.Any if hint is typing.Self else hint for name, hint in function.__annotations__.items()
+    }
+    return beartype.beartype(function)

@@ -1,0 +1,192 @@
+"""Measuring speed: what is asked, what the clock covers, and what is counted."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from jaxspec.bench.cases import PLAIN, Case
+from jaxspec.bench.groups import groups, is_asked, prompt_of
+from jaxspec.bench.measure import Measurement
+from jaxspec.bench.meters import EnergyMeter, energy_meter, peak_memory, processor_meter
+from jaxspec.bench.named_questions import read_questions
+from jaxspec.bench.questions import TASKS, evenly, padded, task_of
+from jaxspec.bench.setting import Setting
+from jaxspec.bench.summary import ALL, Spread, summarize
+from jaxspec.drafters.base import NoDrafter
+from jaxspec.training.decontamination import turn_hash
+from jaxspec.training.prompts import Conversation
+from tests._fixtures import text_models, tiny
+from tests.training.test_prompts import EVALUATION
+
+TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
+# What a case drafts with does not matter to the clock, and one drafter is one program.
+OTHER = "other, k=0"
+CASES = [Case(PLAIN, PLAIN, NoDrafter()), Case(OTHER, "other", NoDrafter())]
+QUESTIONS = [
+    Conversation(("the sea", "hello"), category="writing"),
+    Conversation(("one two three",), category="qa"),
+    Conversation(("hello world",), category="qa"),
+]
+SETTING = Setting("tiny", ("ngram",), (2,), max_new_tokens=104, repeats=2)
+
+
+class Clock:
+    """Every second call is later by the next of the given seconds."""
+
+    def __init__(self, seconds):
+        self.seconds, self.now, self.running = iter(seconds), 0.0, False
+
+    def __call__(self) -> float:
+        if self.running:
+            self.now += next(self.seconds)
+        self.running = not self.running
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """How often JAX traced or compiled since the tests began."""
+    events = []
+
+    def listen(event: str, _: float, **__):
+        if event.startswith("/jax/core/compile/"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return events
+
+
+def _measurement(**changes) -> Measurement:
+    return Measurement(**({"target": TARGET, "cases": CASES, "questions": QUESTIONS, "setting": SETTING} | changes))
+
+
+def test_our_prompts_are_five_of_each_task_and_no_evaluation_questions():
+    prompts = read_questions("ours")
+    tasks = [task_of(one) for one in prompts]
+    assert {task: tasks.count(task) for task in TASKS} == dict.fromkeys(TASKS, 5) and len(tasks) == 30
+    assert {len(one.turns) for one in prompts if task_of(one) == "multi-turn"} == {2}
+    hashes = [turn_hash(turn) for one in prompts for turn in one.turns]
+    assert len(set(hashes)) == len(hashes)
+    assert not {one[:16] for one in hashes} & set(EVALUATION)
+    assert [task_of(one) for one in evenly(prompts, 6)] == list(dict.fromkeys(tasks))
+
+
+def test_evenly():
+    five = [Conversation((letter,)) for letter in "abcde"]
+    assert evenly(five, None) == evenly(five, 9) == five and evenly(five, 3) == five[::2]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        evenly(five, 0)
+
+
+def test_padded_takes_few_widths():
+    tokens, length = padded([[1, 2, 3], [4] * 65], 3)
+    assert tokens.shape == (3, 512) and length.tolist() == [3, 65, 1]
+    assert tokens[0, :4].tolist() == [1, 2, 3, 0] and tokens[1].sum() == 4 * 65
+    assert padded([[4] * 513], 1)[0].shape == (1, 1024)
+    assert padded([[4] * 65], 1, widest=100)[0].shape == (1, 100)
+    assert padded([[4] * 65], 1, narrowest=256)[0].shape == (1, 256)
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(1, [1, 1, 1]), (2, [2, 2]), (3, [3, 3])])
+def test_every_batch_is_full_and_of_one_task(batch, sizes):
+    found = groups(QUESTIONS, batch)
+    assert [len(group.members) for group in found] == sizes
+    assert {index for group in found for index in group.members} == {0, 1, 2}
+    for group in found:
+        assert {task_of(QUESTIONS[index]) for index in group.members} == {group.task}
+    assert found[0].task == "multi-turn"
+
+
+def test_answers_that_are_given_are_not_asked_for():
+    question = Conversation(("a", "b", "c"), answers=("x",), system="be short")
+    assert [is_asked(question, turn) for turn in range(4)] == [False, True, True, False]
+    says = lambda role, text: {"role": role, "content": text}
+    messages = [says("system", "be short"), says("user", "a"), says("assistant", "x"), says("user", "b")]
+    messages += [says("assistant", "y"), says("user", "c")]
+    tokenizer = text_models.byte_level()
+    assert prompt_of(tokenizer, question, 2, {1: "y"}) == tokenizer.apply_chat_template(messages)
+    bare = text_models.byte_level(chat_template=None)
+    assert prompt_of(bare, question, 1, {}) == bare.encode("be short\n\na\n\nx\n\nb")
+
+
+def test_compilation_is_not_timed(compilations):
+    measurement = _measurement(clock=lambda: float(len(compilations)))
+    jax.clear_caches()
+    before = len(compilations)
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    assert len(compilations) > before
+    for case in record["cases"].values():
+        for repeat in case["repeats"]:
+            assert [repeat[f"{part}seconds"] for part in ("prefill_", "first_token_", "")] == [0.0] * 3
+
+
+def test_speed_ups_are_taken_repeat_by_repeat():
+    # Of each repeat: the prompt, the first token and the whole, of plain decoding and of the other case.
+    warm_up = [1000.0] * 6
+    first, second = [1.0, 2.0, 5.0, 1.0, 1.5, 3.0], [1.0, 2.5, 9.0, 3.0, 3.5, 11.0]
+    measurement = _measurement(clock=Clock([*warm_up, *first, *second, 70.0, 70.0]))
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    tokens = record["cases"][PLAIN]["repeats"][0]["tokens"][0]
+    assert tokens == record["cases"][OTHER]["repeats"][0]["tokens"][0] > 1
+    record |= {"kind": "turn", "unit": [1, 0.0, 1], "batch": 1, "temperature": 0.0}
+    found = {one.case: one for one in summarize([record]) if one.task == ALL}
+    assert found[OTHER].speedup == Spread.of([(tokens / 3) / (tokens / 5), (tokens / 11) / (tokens / 9)])
+    assert found[OTHER].decode_speedup == Spread.of([4 / 2, 8 / 8])
+    assert found[PLAIN].tokens_per_second == Spread.of([tokens / 5, tokens / 9]) and found[PLAIN].speedup is None
+    assert (found[OTHER].prefill_seconds, found[OTHER].first_token_seconds) == (2.0, 2.5)
+
+
+def test_a_hundred_tokens_are_timed_after_all_repeats():
+    measurement = _measurement(
+        cases=CASES[:1], setting=dataclasses.replace(SETTING, repeats=1), clock=Clock(map(float, range(1, 9)))
+    )
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    (repeat,) = record["cases"][PLAIN]["repeats"]
+    assert repeat["tokens"] == [104] and repeat["seconds"] == 6.0  # three calls warmed up
+    assert record["cases"][PLAIN]["hundred_tokens_seconds"] == 7.0
+
+
+def test_a_hundred_tokens_are_timed_where_every_row_has_as_many():
+    called = []
+    records = {PLAIN: {"repeats": [{"tokens": [104, 99]}]}, OTHER: {"repeats": [{"tokens": [104, 100]}]}}
+    call = lambda case, *_, most, **__: called.append((case.label, most))
+    _measurement(clock=Clock([3.0]))._time_a_hundred(CASES, records, call, jax.random.key(0))
+    assert called == [(OTHER, 100)]
+    assert [records[label]["hundred_tokens_seconds"] for label in (PLAIN, OTHER)] == [None, 3.0]
+
+
+def test_a_text_without_room_is_left_out_and_so_are_its_later_turns():
+    long = Conversation(("word " * 600, "hello"), category="writing")
+    measurement = _measurement(questions=[long], cases=CASES[:1])
+    records = list(measurement.turns(groups([long], 1)[0], 0.0))
+    assert [(one["questions"], one["left_out"], one["cases"]) for one in records] == [([], [0], {})]
+
+
+def test_energy_is_that_of_the_whole_answer():
+    readings = iter(range(1000))
+    meter = EnergyMeter("a test", lambda: (float(next(readings)) ** 2,), (float("inf"),))
+    measurement = _measurement(cases=CASES[:1], energy=meter, setting=dataclasses.replace(SETTING, repeats=1))
+    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    # Three calls warm up, and three count; the last of them is the whole answer.
+    assert record["cases"][PLAIN]["repeats"][0]["joules"] == 11.0**2 - 10.0**2
+
+
+def test_processor_counters_begin_anew(tmp_path):
+    assert processor_meter(tmp_path) is None
+    for name, energy in {"intel-rapl:0": 4_000_000, "intel-rapl:1": 9_000_000, "intel-rapl:0:0": 77}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{energy}\n")
+        (tmp_path / name / "max_energy_range_uj").write_text("10000000\n")
+    meter = processor_meter(tmp_path)
+    assert meter.read() == pytest.approx((4.0, 9.0))
+    assert meter.joules((4.0, 9.0), (5.5, 1.0)) == pytest.approx(1.5 + 2.0)
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    (tmp_path / "intel-rapl:1" / "energy_uj").mkdir()  # it cannot be read
+    assert processor_meter(tmp_path) is None
+
+
+def test_memory_and_energy_of_this_machine():
+    size, whose = peak_memory()
+    assert size > 10_000_000 and whose in ("device", "process")
+    assert energy_meter("no such platform") is None

@@ -1,0 +1,78 @@
+"""Which drafters are measured: those that ship with a model, and others by name."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoints import zoo
+from jaxspec.checkpoints.load import load
+from jaxspec.core.tree import best_tree
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.heads.files import load_head
+from jaxspec.heads.medusa.drafter import MedusaDrafter
+from jaxspec.named import drafter_of, load_drafter
+from jaxspec.nn.convert import native_beside
+from jaxspec.nn.language_model import LanguageModel
+
+K = 4
+# Loaded when its turn comes: a model may be large.
+Cases = dict[str, Callable[[], Drafter]]
+
+
+def choose_cases(
+    model_name: str, target: LanguageModel, shipped: Sequence[str], drafts: Sequence[str], dtype: str | None
+) -> Cases:
+    """Those of `shipped_cases` that are named, all where none is; and `drafts`, by `load_drafter` with `K` drafts.
+
+    Raises:
+      ValueError: a name is unknown, or is in both.
+    """
+    known = shipped_cases(model_name, target)
+    if unknown := [name for name in shipped if name not in known]:
+        raise ValueError(f"there is no drafter {unknown[0]!r} with {model_name}; choose from {', '.join(known)}")
+    found = {name: make for name, make in known.items() if not shipped or name in shipped}
+    for name in drafts:
+        if name in found:
+            raise ValueError(f"the drafter {name!r} is measured already; name it once")
+        found[name] = lambda name=name: load_drafter(name, target, target_name=model_name, k=K, dtype=dtype)
+    return found
+
+
+def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
+    """Every drafter that ships with the model, in chains and in trees, and n-grams."""
+    found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
+    if zoo.find_drafter(f"{model_name}/distilled"):
+        found["distilled"] = lambda: drafter_of(native_beside(target, load(f"{model_name}/distilled")))
+    for kind, others in _TREES.items():
+        name = f"{model_name}/{kind}"
+        if zoo.find_drafter(name) is None:
+            continue
+        head = lambda name=name: native_beside(target, load_head(name, target))  # noqa: E731
+        found[kind] = lambda head=head: drafter_of(head())
+        found[f"{kind}, or n-gram"] = lambda head=head: _beside(drafter_of(head()))
+        for label, make in others.items():
+            found[f"{kind}, {label}"] = lambda head=head, make=make: make(head())
+    return found
+
+
+def weights_of(model_name: str, name: str) -> str | None:
+    """What tells a drafter's file of weights from one that it had before; `None` of a drafter without a folder."""
+    own = name.partition(", ")[0].rpartition("+")[2]
+    file = (zoo.find_drafter(f"{model_name}/{own}") or Path(own).expanduser()) / "model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
+
+
+def _beside(drafter: Drafter) -> Drafter:
+    """N-grams where they promise more."""
+    return Compose(NGramDrafter(k=drafter.k), drafter)
+
+
+_TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
+    "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
+    "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
+    "block": {},
+}

@@ -1,0 +1,50 @@
+"""What a pass over several tokens costs beside one over a single token, by product and precision of the weights."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.bench.timing import interleave, show
+from jaxspec.bench.workload import filled_cache, show_machine, weight_bytes
+from jaxspec.checkpoints.load import load
+from jaxspec.nn.convert import native_products
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.native.build import NoCompilerError
+from tests.benchmarks.plain import bandwidth_probe
+
+COUNTS = (1, 2, 3, 5, 8, 16)
+_CAPACITY, _USED = 512, 150
+_PROBE_BYTES = 2**29
+
+
+def run(model_name: str, repeats: int) -> None:
+    """Prints milliseconds of each pass, the ratio to one token's, and the share of the bandwidth limit."""
+    show_machine()
+    model = load(model_name, dtype="float32")
+    ways = {"xla": model}
+    try:
+        ways |= {
+            "native": native_products(model, weights=jnp.float32),
+            "native, bfloat16 weights": native_products(model, weights=jnp.bfloat16),
+        }
+    except NoCompilerError as error:
+        show("native", str(error).partition("\n")[0])
+    cases = {f"{name}, {count} tokens": _pass_over(one, count) for name, one in ways.items() for count in COUNTS}
+    samples = interleave(cases | {"bandwidth": bandwidth_probe()}, repeats=3 * repeats, warm_up=2)
+    limit = _PROBE_BYTES / samples.median("bandwidth")
+    show("read bandwidth of a vector-matrix product, GB/s", f"{limit / 1e9:.1f}")
+    for name, one in ways.items():
+        single = f"{name}, {COUNTS[0]} tokens"
+        for count in COUNTS:
+            label = f"{name}, {count} tokens"
+            low, median, high = samples.ratio(label, single)
+            show(f"{label}, ms", f"{samples.median(label) * 1e3:5.1f}   {median:.2f} of one ({low:.2f} to {high:.2f})")
+        share = weight_bytes(one) / samples.median(single) / limit
+        show(f"{name}: share of the bandwidth limit at one token", f"{share:.0%}")
+
+
+def _pass_over(model: LanguageModel, count: int):
+    cache, tokens = filled_cache(model, _CAPACITY, _USED), jnp.ones((1, count), jnp.int32)
+    run_pass = jax.jit(lambda model, tokens, cache: model(tokens, cache).logits)
+    return functools.partial(run_pass, model, tokens, cache)

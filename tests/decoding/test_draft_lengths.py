@@ -1,0 +1,90 @@
+"""Losslessness under every schedule, through the whole of `generate`.
+
+Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests here states how often a
+correct program would fail under new ones.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.base import Fixed
+from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
+from jaxspec.verifiers.block import BlockVerifier
+from tests._fixtures import tiny
+from tests.oracle.statistics import same_law
+
+VOCAB, ROWS, LENGTH, K = 3, 60_000, 4, 3
+TARGET = tiny.history_model(2, vocab=VOCAB)
+DRAFT = tiny.nearby(TARGET, 0.7)
+TEXT = (1, 0, 2, 1, 0)
+# Each decides often, and within four tokens.
+SCHEDULES = {
+    "confidence": ConfidenceStop((1, 2, K), threshold=0.5),
+    "entropy": EntropyStop((0, 1, K), threshold=0.55, step=1.0, smoothing=0.8),
+    "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1, advance=1.5),
+}
+DRAFTERS = {name: jaxspec.ModelDrafter(DRAFT, k=schedule) for name, schedule in SCHEDULES.items()}
+DRAFTERS["ngram, adaptive"] = jaxspec.NGramDrafter(k=SCHEDULES["adaptive"], min_ngram=1)
+
+
+def generate(drafter, *, rows=ROWS, length=LENGTH, seed=0, **options):
+    return jaxspec.generate(
+        TARGET,
+        drafter,
+        jnp.broadcast_to(jnp.array(TEXT, jnp.int32), (rows, len(TEXT))),
+        key=jax.random.key(seed),
+        sampling=jaxspec.Sampling(),
+        max_new_tokens=length,
+        **options,
+    )
+
+
+def joint_law() -> np.ndarray:
+    law = [
+        np.prod([tiny.history_law(TARGET, TEXT + text[:i])[text[i]] for i in range(LENGTH)])
+        for text in itertools.product(range(VOCAB), repeat=LENGTH)
+    ]
+    return np.array(law)
+
+
+PLAYERS = {
+    "confidence": jaxspec.TokenVerifier(),
+    "entropy": BlockVerifier(),
+    "adaptive": BlockVerifier(),
+    "ngram, adaptive": jaxspec.TokenVerifier(),
+}
+MORE = ("entropy", "ngram, adaptive")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in PLAYERS]
+)
+def test_the_joint_law_of_four_tokens(name):
+    result = generate(DRAFTERS[name], verifier=PLAYERS[name])
+    counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)
+    same_law(joint_law(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(PLAYERS))
+    assert 0 < result.stats.acceptance_rate() < 1
+    # Rounds of the same text drafted different numbers of tokens.
+    assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "adaptive" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+)
+def test_coupled_tokens_are_those_of_plain_decoding(name):
+    options = {"rows": 20, "length": 40, "verifier": jaxspec.CoupledVerifier()}
+    plain = generate(None, **options)
+    found = generate(DRAFTERS[name], **options)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert found.stats.accepted.sum() > 0
+
+
+def test_an_integer_is_a_fixed_schedule():
+    assert jaxspec.ModelDrafter(DRAFT, k=K) == jaxspec.ModelDrafter(DRAFT, k=Fixed(K))
+    assert jaxspec.NGramDrafter(k=K) == jaxspec.NGramDrafter(k=Fixed(K))

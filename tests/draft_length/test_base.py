@@ -1,0 +1,181 @@
+"""Schedules: their formulas, what they may look at, and what a round then runs."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundDraws
+from jaxspec.core.state import Context
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.base import Fixed, Schedule
+from jaxspec.draft_length.early_stop import ConfidenceStop, CumulativeConfidence, EntropyStop
+from tests._fixtures import tiny
+
+VOCAB, K, ROWS = 5, 4, 64
+DRAFT = tiny.history_model(1, vocab=VOCAB, scale=1.5)
+TOKENS = jax.random.randint(jax.random.key(7), (ROWS, 16), 0, VOCAB, jnp.int32)
+LENGTH = jnp.arange(ROWS, dtype=jnp.int32) % 9 + 2
+SCHEDULES = {
+    "fixed": Fixed(K),
+    "confidence": ConfidenceStop(K, threshold=0.5),
+    "entropy": EntropyStop(K, threshold=0.5),
+    "adaptive": Adaptive((1.0, 1.2, 1.5), (0, 2, K)),
+}
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Altered(RoundDraws):
+    """The same draws, but for the draft at `at`, which gets other noise."""
+
+    at: jax.Array = dataclasses.field(default=-1, kw_only=True)
+
+    def draft_noise(self, offset, vocab_size, ids=None):
+        noise = super().draft_noise(offset, vocab_size, ids)
+        return jnp.where(offset == self.at, noise[:, ::-1], noise)
+
+
+@jax.jit
+def propose(drafter, at=-1, choice=None, sampling=jaxspec.Sampling()):  # noqa: B008
+    """One proposal for `ROWS` random texts, where the draft at `at` is drawn with other noise."""
+    context = Context(None, None, TOKENS, LENGTH, jnp.zeros(ROWS, jnp.bool_), sampling)
+    state = drafter.init(context, None, 16)
+    if choice is not None:
+        state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, choice=choice))
+    draws = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTH, at=at)
+    return drafter.propose(draws, state, context)[0]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_draft_decides_whether_it_is_submitted(name):
+    """Another draft at position i leaves everything up to and with i's validity as it was."""
+    drafter = jaxspec.ModelDrafter(DRAFT, k=SCHEDULES[name])
+    choice = jnp.arange(ROWS, dtype=jnp.int32) % 3 if name == "adaptive" else None
+    before = propose(drafter, -1, choice)
+    later = 0
+    for at in range(K):
+        after = propose(drafter, at, choice)
+        np.testing.assert_array_equal(before.valid[:, : at + 1], after.valid[:, : at + 1])
+        submitted = np.asarray(before.valid[:, at])
+        np.testing.assert_allclose(before.log_probs[submitted, : at + 1], after.log_probs[submitted, : at + 1])
+        np.testing.assert_array_equal(before.tokens[:, :at], after.tokens[:, :at])
+        assert (before.tokens[submitted, at] != after.tokens[submitted, at]).any()
+        later += (before.valid != after.valid).sum()
+    assert (later > 0) == SCHEDULES[name].reads_law
+    assert len({int(n) for n in before.valid.sum(1)}) > 1 or name == "fixed"
+
+
+@pytest.mark.parametrize("schedule", [Schedule, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
+def test_the_calls_show_no_schedule_the_draft_it_decides_about(schedule):
+    parameters = lambda name: list(inspect.signature(getattr(schedule, name)).parameters)  # noqa: E731
+    assert parameters("limit") == ["self", "state", "able"]
+    assert parameters("trusts") == ["self", "state", "survival"]
+    assert parameters("submits") == ["self", "state", "law"]
+    assert parameters("goes_on") == ["self", "state", "log_prob"]
+    assert parameters("observe") == ["self", "state", "submitted", "accepted", "live"]
+
+
+@pytest.mark.parametrize("sampling", [jaxspec.Sampling(), jaxspec.Sampling(0.0), jaxspec.Greedy()], ids=repr)
+def test_stops_against_their_formulas(sampling):
+    """Where the policy is certain, the draft model's own law decides."""
+    drafts = np.asarray(propose(jaxspec.ModelDrafter(DRAFT, k=K), sampling=sampling).tokens)
+    text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]], *drafts[row, :i]]  # noqa: E731
+    laws = np.array([[tiny.history_law(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
+    sure = np.take_along_axis(laws, drafts[..., None], axis=2)[..., 0] >= 0.5
+    expected = leading(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
+    found = propose(jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(K, 0.5)), sampling=sampling)
+    np.testing.assert_array_equal(found.valid, expected)
+    entropy = -(laws * np.log(laws)).sum(-1)
+    found = propose(jaxspec.ModelDrafter(DRAFT, k=EntropyStop(K, 0.55)), sampling=sampling)
+    np.testing.assert_array_equal(found.valid, leading(1 - np.sqrt(0.2 * entropy) >= 0.55))
+    assert 0 < found.valid.sum() < found.valid.size > expected.sum()
+
+
+def leading(flags):
+    return np.cumprod(flags, axis=1).astype(bool)
+
+
+def test_the_entropy_threshold_moves_as_in_draft_and_verify():
+    schedule = EntropyStop(4, threshold=0.5, goal=0.7, step=0.2, decay=0.6, smoothing=0.5)
+    rng = np.random.default_rng(0)
+    state, threshold, acceptance = schedule.init(5), np.full(5, 0.5), np.full(5, 0.7)
+    for _ in range(30):
+        submitted, live = rng.integers(0, 5, size=5), rng.random(5) < 0.8
+        accepted = rng.integers(0, submitted + 1)
+        state = schedule.observe(state, *(jnp.asarray(x, jnp.int32) for x in (submitted, accepted)), jnp.asarray(live))
+        for row in np.flatnonzero(live):
+            if submitted[row]:
+                acceptance[row] = 0.6 * acceptance[row] + 0.4 * accepted[row] / submitted[row]
+            up = submitted[row] > 0 and acceptance[row] <= 0.7
+            threshold[row] = np.clip(threshold[row] + 0.5 * (0.2 if up else -0.2), 0, 1)
+        np.testing.assert_allclose(state.threshold, threshold, atol=1e-6)
+        np.testing.assert_allclose(state.acceptance, acceptance, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [jaxspec.Sampling(), jaxspec.Greedy()], ids=repr)
+def test_what_was_not_drawn_is_still_a_law(policy):
+    found = propose(jaxspec.ModelDrafter(DRAFT, k=EntropyStop(K, threshold=1.0)), sampling=policy)
+    assert not found.valid.any() and not found.tokens.any()
+    if not policy.greedy:
+        np.testing.assert_allclose(np.exp(found.log_probs).sum(-1), 1, atol=1e-5)
+
+
+def test_an_unsure_draft_stays_and_ends_the_round():
+    found = propose(jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(K, threshold=1.0)))
+    np.testing.assert_array_equal(found.valid, [[True] + [False] * (K - 1)] * ROWS)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_drafter_has_both_its_k_and_its_schedule(schedule):
+    for drafter in (
+        jaxspec.ModelDrafter(DRAFT, k=schedule),
+        dataclasses.replace(jaxspec.ModelDrafter(DRAFT, k=schedule)),
+    ):
+        assert drafter.schedule is schedule and (drafter.k, drafter.lengths) == (K, schedule.lengths)
+    leaves, tree = jax.tree.flatten(drafter)
+    assert jax.tree.unflatten(tree, leaves).lengths == schedule.lengths
+    # Transformations rebuild a pytree with anything as leaves.
+    for leaf in (None, True, 0, object()):
+        assert jax.tree.unflatten(tree, [leaf] * len(leaves)).k == K
+    assert jax.tree.map(jnp.shape, drafter).k == K
+
+
+def test_lengths_of_an_integer():
+    assert [Fixed(n).lengths for n in (0, 5)] == [(0,), (5,)]
+    assert [EntropyStop(n).lengths for n in (0, 1, 2, 5, 8)] == [(0,), (0, 1), (0, 2), (0, 2, 4, 5), (0, 2, 4, 8)]
+    assert [ConfidenceStop(n).lengths for n in (1, 2, 8)] == [(1,), (1, 2), (1, 2, 4, 8)]
+    assert jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2), (2, 5))).lengths == (0, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: jaxspec.ModelDrafter(DRAFT, k=Fixed), TypeError, "k must be a static integer, got"),
+        (lambda: jaxspec.NGramDrafter(k="adaptive"), TypeError, "k must be a static integer, got str"),
+        (lambda: jaxspec.NGramDrafter(k=EntropyStop(4)), ValueError, "EntropyStop stops by the law"),
+        (lambda: jaxspec.NGramDrafter(k=ConfidenceStop(4)), ValueError, "pass NGramDrafter.k=Adaptive"),
+        (lambda: Fixed(-1), ValueError, "k must be at least 0"),
+        (lambda: EntropyStop((0, 4, 4)), ValueError, "lengths must rise, got .0, 4, 4.; pass .0, 4."),
+        (lambda: EntropyStop((0, -4)), ValueError, "k must be at least 0, got -4"),
+        (lambda: EntropyStop("4"), TypeError, "an integer or a tuple of them, got '4'"),
+        (lambda: EntropyStop(4, kappa=-1), ValueError, "EntropyStop needs kappa at least 0, got -1"),
+        (lambda: EntropyStop(4, goal=1.5), ValueError, "EntropyStop needs goal between 0 and 1, got 1.5"),
+        (lambda: generate(EntropyStop(4, threshold=2.0)), ValueError, "threshold between 0 and 1, got 2.0"),
+        (lambda: generate(ConfidenceStop(4, threshold=-0.1)), ValueError, "threshold between 0 and 1, got -0.1"),
+        (lambda: generate(ConfidenceStop(4, threshold=jnp.ones(2))), ValueError, "one threshold for all rows"),
+    ],
+)
+def test_bad_input(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def generate(schedule):
+    drafter = jaxspec.ModelDrafter(DRAFT, k=schedule)
+    return jaxspec.generate(DRAFT, drafter, TOKENS, max_new_tokens=3)

@@ -1,0 +1,294 @@
+"""`Compose`: what it submits, what it remembers, and that choosing moves no law."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.state import Context, Verdict
+from jaxspec.core.tree import Tree
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.draft_length.pausing import Pausing
+from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.lookup import Guess
+from tests._fixtures import dflash as blocks
+from tests._fixtures import medusa, tiny
+from tests.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
+from tests.drafters.test_suffix import suffix_guess
+from tests.heads.eagle.test_drafter import HEAD as EAGLE
+from tests.heads.eagle.test_drafter import TARGET as EAGLES_TARGET
+from tests.oracle import real_drafter
+from tests.oracle.rules import block_rule, token_rule
+
+TARGET = tiny.history_model(3, vocab=3, scale=1.5)
+DRAFT = tiny.nearby(TARGET, 0.4)
+SUFFIX = jaxspec.SuffixDrafter(k=3, max_match=5, candidates=6, min_probability=0.4)
+MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
+# So dear that the model never drafts where something can be copied.
+DEAR = 1e6
+
+
+class ComposeContract(DrafterContract):
+    """In each row the drafts are all copied, with one-hot laws, or all drawn, with the model's."""
+
+    target = TARGET
+
+    def check_guess(self, proposal, row, i, guess):
+        if guess is None:
+            assert not proposal.valid[row, i]
+        elif np.ndim(guess) == 1:
+            super().check_guess(proposal, row, i, guess)
+        else:
+            assert proposal.valid[row, i] and proposal.tokens[row, i] == guess
+            np.testing.assert_array_equal(np.exp(proposal.log_probs[row, i]), np.eye(3)[guess])
+
+    def copied(self, text, offset):
+        found = suffix_guess(text, SUFFIX)
+        return found[offset][0] if offset < len(found) else None
+
+    def drawn(self, text, offset):
+        return tiny.history_law(DRAFT, text) if offset < MODEL.k else None
+
+
+class TestWhereverSomethingCanBeCopied(ComposeContract):
+    """The choice follows from the text, and the model catches up with what it slept through."""
+
+    drafter = Compose(SUFFIX, MODEL, cost=DEAR)
+
+    def guess(self, text, offset):
+        start = text[: len(text) - offset]
+        return self.copied(start, offset) if suffix_guess(start, SUFFIX) else self.drawn(text, offset)
+
+    def test_both_draft_in_one_round(self, rounds):
+        kinds = [
+            {bool(x) for x in np.exp(proposal.log_probs[:, 0]).max(axis=1) == 1} for _, _, proposal, _, _ in rounds
+        ]
+        assert {True, False} in kinds
+
+
+@pytest.mark.slow
+class TestByWhatIsExpected(ComposeContract):
+    """The choice follows from the row's record, so a new drafter may choose otherwise."""
+
+    drafter = Compose(SUFFIX, MODEL, rate=0.3)
+
+    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+        kinds = set()
+        for tokens, length, proposal, _, _ in rounds:
+            for row in range(4):
+                text, drafts = tokens[row, : length[row]].tolist(), proposal.tokens[row].tolist()
+                certain = proposal.log_probs[row, 0].max() == 0
+                kinds.add((bool(certain), bool(suffix_guess(text, SUFFIX))))
+                for i in range(self.drafter.k):
+                    guess = self.copied(text, i) if certain else self.drawn(text + drafts[:i], i)
+                    self.check_guess(proposal, row, i, guess)
+        assert kinds == {(True, True), (False, True), (False, False)}
+
+    def test_after_any_acceptance_it_drafts_as_if_it_were_new(self, rounds):
+        alike = 0
+        for _, _, running, fresh, _ in rounds:
+            same = (running.log_probs[:, 0].max(axis=1) == 0) == (fresh.log_probs[:, 0].max(axis=1) == 0)
+            alike += same.sum()
+            np.testing.assert_array_equal(running.tokens[same], fresh.tokens[same])
+            np.testing.assert_array_equal(running.valid[same], fresh.valid[same])
+            np.testing.assert_allclose(running.log_probs[same], fresh.log_probs[same], atol=2e-5)
+        assert 0 < alike < 4 * len(rounds)
+
+
+@pytest.mark.parametrize("rule", [token_rule, block_rule], ids=["token", "block"])
+@pytest.mark.parametrize("kind", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
+def test_choosing_moves_no_law(kind, rule):
+    """Exactly, over two rounds: the choice of the second hangs on what the first drew, kept and rejected."""
+    copying = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]
+    drafter, chosen = Compose(copying, MODEL, rate=0.6, prior=0.5), []
+
+    def saw(proposal, state):
+        chosen.append({(bool(c), bool(n)) for c, n in zip(state.copied, state.copying.guess.count > 0)})
+
+    for prompt in ((0, 1, 2, 0, 1), (2, 1, 0)):
+        found = real_drafter.deviation(TARGET, drafter, rule, prompt, rounds=2, length=5, saw=saw)
+        assert found < 1e-5
+    assert chosen[1] | chosen[3] >= {(True, True), (False, True)}
+
+
+def test_with_shared_noise_the_text_is_that_of_plain_sampling():
+    options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(2), "sampling": jaxspec.Sampling(0.8)}
+    options |= {"max_new_tokens": 30, "verifier": jaxspec.CoupledVerifier()}
+    plain, found = (
+        jaxspec.generate(TARGET, d, jnp.asarray(PROMPTS % 3), **options) for d in (None, Compose(SUFFIX, MODEL))
+    )
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert (found.stats.accepted > 0).all()
+
+
+def context(texts, width=24, sampling=None):
+    tokens = jnp.asarray([text + [0] * (width - len(text)) for text in texts], jnp.int32)
+    length = jnp.array([len(text) for text in texts], jnp.int32)
+    return Context(None, None, tokens, length, jnp.zeros(len(texts), jnp.bool_), sampling or jaxspec.Greedy())
+
+
+def test_a_model_that_no_row_needs_does_not_run(monkeypatch):
+    widths = []
+    call = tiny.HistoryModel.__call__
+
+    def counting(self, tokens, cache, **options):
+        jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
+        return call(self, tokens, cache, **options)
+
+    monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
+    drafter = Compose(jaxspec.NGramDrafter(k=3), MODEL, cost=DEAR)
+    for texts, expected in (([[0, 1, 0, 1], [1, 2, 1, 2]], []), ([[0, 1, 0, 1], [0, 1, 2, 2]], [2, 1])):
+        at = context(texts)
+        state = drafter.init(at, None, 30)
+        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(0), 2), at.length)
+        jax.effects_barrier()
+        widths.clear()
+        proposal, _ = jax.jit(drafter.propose)(draws, state, at)
+        jax.effects_barrier()
+        assert widths == expected
+        assert proposal.tokens[0].tolist() == [0, 1, 0]
+        assert proposal.valid.tolist() == [[True] * 3, [True, True, not expected]]
+
+
+def test_lengths_are_those_of_both():
+    assert Compose(jaxspec.NGramDrafter(k=5), MODEL).lengths == (2, 5)
+    resting = jaxspec.ModelDrafter(DRAFT, k=Adaptive((1.0, 1.2), lengths=(0, 4)))
+    assert Compose(jaxspec.SuffixDrafter(k=3), resting).lengths == (0, 2, 3, 4)
+
+
+class PlainRecord:
+    """The record of one row, as the docstring reads."""
+
+    def __init__(self, rate, prior, most):
+        self.rate, self.promised, self.right, self.rounds = rate, 4.0, 4.0, 0
+        self.accepted = sum(prior**i for i in range(1, most + 1))
+
+    def observe(self, guess, survival, copied, emitted):
+        seen = min(len(guess), len(emitted))
+        right = next((i for i in range(seen) if guess[i] != emitted[i]), seen)
+        if seen:
+            self.promised = (1 - self.rate) * self.promised + sum(survival[:seen])
+            self.right = (1 - self.rate) * self.right + right
+        if not copied:
+            self.accepted += max(self.rate, 1 / (self.rounds + 4)) * (len(emitted) - 1 - self.accepted)
+            self.rounds += 1
+
+    def prefers(self, guess, survival, cost):
+        expected = min(len(guess), self.right / self.promised * sum(survival))
+        return len(guess) > 0 and (1 + expected) * cost > 1 + self.accepted
+
+
+def test_the_record_and_the_choice_against_plain_arithmetic():
+    """Guesses are judged whoever drafted, as far as the text has come; the model in its own rounds alone."""
+    rng = np.random.default_rng(0)
+    drafter = Compose(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2), rate=0.2, cost=1.1)
+    rows, at = [PlainRecord(0.2, 0.7, 2) for _ in range(6)], context([[0, 1]] * 6)
+    at = dataclasses.replace(at, done=jnp.arange(6) == 5)
+    state, step = drafter.init(at, None, 30), jax.jit(drafter.observe)
+    choices = set()
+    for _ in range(12):
+        tokens, guess = rng.integers(0, 2, size=(6, 3)), rng.integers(0, 2, size=(6, 3))
+        count, accepted, next_token = rng.integers(0, 4, size=6), rng.integers(0, 4, size=6), rng.integers(0, 2, size=6)
+        survival = np.cumprod(rng.uniform(0.5, 1, size=(6, 3)), axis=1)
+        found = Guess(
+            *(jnp.asarray(x) for x in (guess.astype(np.int32), count.astype(np.int32))), jnp.float32(survival)
+        )
+        prefers = drafter._prefers(state.record, found).tolist()
+        copied = rng.random(6) < 0.5
+        state = dataclasses.replace(
+            state,
+            copying=dataclasses.replace(state.copying, guess=found),
+            copied=jnp.asarray(copied),
+            tokens=jnp.asarray(tokens, jnp.int32),
+        )
+        state = step(state, at, Verdict(jnp.asarray(accepted, jnp.int32), jnp.asarray(next_token, jnp.int32)), ())
+        for row, plain in enumerate(rows[:5]):
+            meant = slice(0, count[row])
+            assert prefers[row] == plain.prefers(guess[row, meant].tolist(), survival[row, meant], 1.1)
+            choices.add(prefers[row])
+            emitted = [*tokens[row, : accepted[row]], next_token[row]]
+            plain.observe(guess[row, meant].tolist(), survival[row, meant], copied[row], emitted)
+            for name in ("promised", "right", "accepted", "rounds"):
+                np.testing.assert_allclose(getattr(state.record, name)[row], getattr(plain, name), rtol=1e-5)
+    assert choices == {True, False}
+    assert (state.record.rounds[5], state.record.promised[5]) == (0, 4.0)
+
+
+def test_a_paused_row_s_schedule_learns_nothing():
+    """But what text it missed."""
+    schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
+    state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
+    assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
+    # At the start a longer draft is due in all rows.
+    state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, due=jnp.zeros(2, jnp.bool_)))
+    after = schedule.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
+    before, after = (jax.tree.map(np.asarray, x.schedule) for x in (state, after))
+    same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
+    changed = {field.name for field in dataclasses.fields(same) if not getattr(same, field.name)[0]}
+    assert changed == {"missed"} and not all(x[1] for x in jax.tree.leaves(same))
+    assert after.missed.tolist() == [3, 0]
+
+
+def test_a_row_that_copied_nothing_pays_for_waiting():
+    """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
+    copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
+    drafter, at = Compose(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
+    state = drafter.init(at, None, 30)
+    guess = dataclasses.replace(state.copying.guess, count=jnp.array([2, 2], jnp.int32))
+    state = dataclasses.replace(
+        state, copying=dataclasses.replace(state.copying, guess=guess), copied=jnp.array([True, False])
+    )
+    verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
+    after = drafter.observe(state, at, verdict, ()).copying.schedule
+    np.testing.assert_allclose(after.balance, [1.25 + 3 * 1.008 - 1.4, 1.25 + 1.008 - 1.4], rtol=1e-5)
+    assert after.seen.tolist() == [[1, 1], [0, 0]]
+
+
+HEADS = {
+    "eagle": lambda: (EAGLES_TARGET, jaxspec.EagleDrafter(EAGLE, k=3)),
+    "block": lambda: (EAGLES_TARGET, jaxspec.BlockDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
+    "medusa": lambda: (EAGLES_TARGET, jaxspec.MedusaDrafter(medusa.conditioned_head(EAGLES_TARGET), k=3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_that_rested_draft_as_if_they_were_new(kind):
+    target, drafter = HEADS[kind]()
+    drafter = Compose(jaxspec.NGramDrafter(k=3, min_ngram=1, max_ngram=1), drafter, cost=DEAR)
+    contract = type(
+        "Contract", (DrafterContract,), {"target": target, "drafter": drafter, "sees_every_acceptance": False}
+    )
+    rounds = contract.run_rounds((0, 1, 2, 3))
+    contract().test_after_any_acceptance_it_drafts_as_if_it_were_new(rounds)
+    copied = np.array([proposal.log_probs[:, 0].max(axis=1) == 0 for _, _, proposal, _, _ in rounds])
+    # Some row was copied for, and then drafted for.
+    assert (copied[:-1] & ~copied[1:]).any()
+
+
+@pytest.mark.parametrize(
+    ("drafters", "error", "text"),
+    [
+        ((MODEL, MODEL), TypeError, "needs a drafter that copies first, got ModelDrafter"),
+        ((jaxspec.NGramDrafter(k=0), MODEL), ValueError, "got NGramDrafter with k=0; pass the other alone"),
+        ((SUFFIX, DRAFT), TypeError, "needs a drafter of one chain, with a schedule, second, got HistoryModel"),
+        ((SUFFIX, jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=2)), TypeError, "needs a drafter of one chain"),
+        ((SUFFIX, jaxspec.TreeDrafter(DRAFT, Tree.chains(2, 2))), TypeError, "needs a drafter of one chain"),
+        (
+            (SUFFIX, jaxspec.EagleDrafter(EAGLE, k=2)),
+            ValueError,
+            "at most k=2 drafts a round, got SuffixDrafter with k=3",
+        ),
+    ],
+)
+def test_bad_input(drafters, error, text):
+    with pytest.raises(error, match=text):
+        Compose(*drafters)
+
+
+def test_shares_must_be_shares():
+    with pytest.raises(ValueError, match="Compose needs cost at least 1, got 0.5"):
+        Compose(SUFFIX, MODEL, cost=0.5)

@@ -1,0 +1,246 @@
+"""`BlockDrafter`: the laws it reports, its cache of context, confidence, and what it refuses."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.prefill import Prefilled
+from jaxspec.core.state import Context
+from jaxspec.draft_length.early_stop import CumulativeConfidence
+from jaxspec.drafters.model import ModelDrafter
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.heads.dflash.drafter import BlockDrafter
+from tests._fixtures import tiny
+from tests._fixtures.dflash import Reference, config, random_head
+from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests.contracts import DrafterContract
+from tests.contracts.drafter import ROUNDS, _init, _probe
+from tests.draft_length.test_base import Altered
+
+TARGET = tiny.transformer(0, sharpness=4.0)
+SOME = (0, 1, 2, 4, 5, 7, 8, 10)
+DSPARK = {"markov_rank": 3, "confidence": "place and token", "feature_norms": True}
+DFLASH = {"first_predicts": False, "query_key_norm": True, "windows": (None, 5), "causal_layers": (False, True)}
+HEAD = random_head(TARGET, ids=SOME, layers=1, seed=4, **DSPARK)
+
+
+class BlockContract(DrafterContract):
+    """Guesses are those of the network in NumPy, over the target's states of the whole text."""
+
+    target = TARGET
+
+    @classmethod
+    @functools.cache
+    def reference(cls):
+        return Laws(cls.drafter.head)
+
+    def guess(self, text, offset):
+        return self.reference().law(text[: len(text) - offset], offset, text[-1])
+
+
+class Laws:
+    """What a head's drafts for a text should be, by NumPy."""
+
+    def __init__(self, head):
+        self.head, self.numpy, self.blocks = head, Reference.of(head), {}
+
+    def known(self, text):
+        """What the places of the block know that begins with the last token of `text`."""
+        key = tuple(text)
+        if key not in self.blocks:
+            hidden = full_pass(TARGET, jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32))
+            states = [np.asarray(hidden[i][0, : len(text) - 1], np.float64) for i in self.head.capture]
+            anchor = np.asarray(TARGET.params["embedding"], np.float64)[text[-1]]
+            self.blocks[key] = self.numpy.known(states, anchor, len(text) - 1)
+        return self.blocks[key]
+
+    def law(self, text, offset, before):
+        return self.numpy.expanded(self.numpy.law(self.known(text)[offset], before), TARGET.vocab_size)
+
+    def trust(self, text, offset, before):
+        return self.numpy.trust(self.known(text)[offset], before)
+
+
+@jax.jit
+def full_pass(target, tokens):
+    layers = target.module.config.num_layers
+    cache = target.init_cache(1, tokens.shape[1])
+    return target(tokens, cache, capture=tuple(range(layers + 1))).hidden
+
+
+class TestDSpark(BlockContract):
+    drafter = BlockDrafter(HEAD, k=3)
+
+    def test_the_cache_holds_the_text_after_full_and_zero_acceptance(self):
+        """The context of all tokens but the last, each at its own position."""
+        head, accepted = self.drafter.head, set()
+        state = _init(self.target, self.drafter, jax.random.split(jax.random.key(5), 4), jnp.arange(4))
+        for _ in range(ROUNDS):
+            *_, state, info = _probe(self.target, self.drafter, state)
+            accepted |= set(info.accepted.tolist())
+            found, expected = state.drafter_state.cache, context_of(head, self.target, state.tokens)
+            np.testing.assert_array_equal(found.length, state.length - 1)
+            for row, length in enumerate(found.length.tolist()):
+                for ours, theirs in ((found.keys, expected.keys), (found.values, expected.values)):
+                    np.testing.assert_allclose(ours[:, row, :, :length], theirs[:, row, :, :length], atol=1e-5)
+        assert {0, 3} <= accepted
+
+
+@jax.jit
+def context_of(head, target, tokens):
+    batch = tokens.shape[0]
+    hidden = target(tokens, target.init_cache(batch, 1), capture=head.capture).hidden
+    return head.context(hidden, jnp.zeros(batch, jnp.int32))
+
+
+@pytest.mark.slow
+class TestPauses(PausesContract, BlockContract):
+    """It rests and drafts again. Whole generations are as without."""
+
+    drafter = BlockDrafter(HEAD, k=Turns())
+    test_greedy_output_is_that_of_plain_decoding = None
+    test_budgets_down_to_nothing = None
+    test_nothing_follows_a_stop_token = None
+    test_new_values_do_not_trace_again = None
+
+
+ROWS = 16
+TEXTS = jax.random.randint(jax.random.key(7), (ROWS, 12), 0, tiny.VOCAB, jnp.int32)
+LENGTHS = jnp.arange(ROWS, dtype=jnp.int32) % 9 + 1
+
+
+def propose(drafter, sampling, at=-1):
+    """Proposals for random texts, where the draft at `at` is drawn with other noise."""
+    return _propose(drafter, sampling, at)
+
+
+@jax.jit
+def _propose(drafter, sampling, at):
+    hidden = TARGET(TEXTS, TARGET.init_cache(ROWS, 1), capture=drafter.capture).hidden
+    context = Context(TARGET, None, TEXTS, LENGTHS, jnp.zeros(ROWS, jnp.bool_), sampling)
+    draws = Altered(jax.random.split(jax.random.key(50), ROWS), LENGTHS, at=at)
+    return drafter.propose(draws, drafter.init(context, Prefilled(None, hidden), 16), context)[0]
+
+
+def drafted(proposal):
+    """Each row, its text, a draft's number, and the token before it."""
+    for row, length in enumerate(LENGTHS.tolist()):
+        text, drafts = TEXTS[row, :length].tolist(), proposal.tokens[row].tolist()
+        for i in range(len(drafts)):
+            yield row, text, i, [*text, *drafts][length + i - 1]
+
+
+def test_dflash_drafts_from_the_places_of_its_masks():
+    """Without a Markov head, and with layers that see a window and nothing behind them."""
+    drafter = BlockDrafter(random_head(TARGET, seed=1, **DFLASH))
+    assert drafter.k == drafter.head.config.block_size - 1
+    found, laws = propose(drafter, jaxspec.Sampling()), Laws(drafter.head)
+    for row, text, i, before in drafted(found):
+        np.testing.assert_allclose(np.exp(found.log_probs[row, i]), laws.law(text, i, before), atol=2e-5)
+
+
+CONFIDENT = BlockDrafter(HEAD, k=CumulativeConfidence(3, threshold=0.25))
+
+
+def test_the_product_of_the_estimates_decides_what_is_submitted():
+    found, laws, chances = propose(CONFIDENT, jaxspec.Sampling()), Laws(HEAD), np.ones(ROWS)
+    for row, text, i, before in drafted(found):
+        chances[row] *= laws.trust(text, i, before)
+        assert abs(chances[row] - 0.25) > 1e-4
+        assert bool(found.valid[row, i]) == (chances[row] >= 0.25)
+        if chances[row] < 0.25:
+            chances[row] = 0  # what was not submitted shows no token
+
+
+def test_no_draft_decides_whether_it_is_submitted():
+    """Another draft at position i leaves everything up to and with i's validity as it was."""
+    before, later = propose(CONFIDENT, jaxspec.Sampling()), 0
+    for at in range(3):
+        after = propose(CONFIDENT, jaxspec.Sampling(), at)
+        np.testing.assert_array_equal(before.valid[:, : at + 1], after.valid[:, : at + 1])
+        later += (before.valid != after.valid).sum()
+    assert later > 0
+    assert len({int(n) for n in before.valid.sum(1)}) > 2
+
+
+def test_greedy_drafts_are_the_likeliest_and_report_no_law():
+    found = propose(BlockDrafter(HEAD), jaxspec.Greedy())
+    certain = propose(BlockDrafter(HEAD), jaxspec.Sampling(0.0))
+    assert found.log_probs is None and certain.log_probs is not None
+    np.testing.assert_array_equal(found.tokens, certain.tokens)
+    np.testing.assert_array_equal(
+        jnp.take_along_axis(certain.log_probs, certain.tokens[..., None], axis=-1), jnp.zeros((ROWS, 4, 1))
+    )
+
+
+def test_a_policy_of_its_own_is_reported():
+    warm, hot = (propose(BlockDrafter(HEAD, sampling=jaxspec.Sampling(t)), jaxspec.Sampling()) for t in (1.0, 2.0))
+    # Of the first draft, the same logits, halved.
+    known = warm.log_probs[:, 0, np.array(SOME)]
+    np.testing.assert_allclose(hot.log_probs[:, 0, np.array(SOME)], jax.nn.log_softmax(known / 2), atol=1e-5)
+
+
+def test_calibration_moves_the_estimates():
+    """A large divisor makes every estimate an even chance: with a threshold of 0.2, two drafts each."""
+    even = dataclasses.replace(HEAD, confidence_scale=jnp.full(4, 1e6))
+    found = propose(BlockDrafter(even, k=CumulativeConfidence(4, threshold=0.2)), jaxspec.Sampling())
+    np.testing.assert_array_equal(found.valid, np.arange(4)[None] < np.full((ROWS, 1), 2))
+
+
+class Headless:
+    """Not a head."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"head": Headless()}, TypeError, "BlockDrafter needs a BlockHead, got Headless; jaxspec.load_head makes one"),
+        ({"head": HEAD, "k": 5}, ValueError, "drafts at most 4 tokens in a block, got k=5"),
+        ({"head": HEAD, "k": 2.0}, TypeError, "k must be a static integer"),
+        (
+            {"head": random_head(TARGET), "k": CumulativeConfidence(3)},
+            ValueError,
+            "CumulativeConfidence stops by a drafter's own confidence, which this one has no head for",
+        ),
+    ],
+)
+def test_bad_input(options, error, text):
+    with pytest.raises(error, match=text):
+        BlockDrafter(**options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "text"),
+    [
+        (tiny.history_model(0, vocab=tiny.VOCAB), {}, TypeError, "hidden states and the embedding of a LanguageModel"),
+        (tiny.transformer(0), {}, ValueError, "reads the states entering layers 2, 0, got a target of 1"),
+        (tiny.transformer(0, layers=2, vocab=12), {}, ValueError, "must share one vocabulary"),
+        (tiny.wide_transformer(vocab=11), {"capture": (1, 0)}, ValueError, "width 16, got a target of width 32"),
+        (TARGET, {"sampling": jaxspec.Sampling(np.ones(2))}, ValueError, "one value for all rows"),
+        (TARGET, {"k": CumulativeConfidence(3, threshold=1.5)}, ValueError, "threshold between 0 and 1, got 1.5"),
+    ],
+)
+def test_a_target_that_does_not_fit(target, options, error, text):
+    head = random_head(TARGET, capture=options.get("capture", (2, 0)), confidence="place")
+    options = {name: value for name, value in options.items() if name != "capture"}
+    with pytest.raises(error, match=text):
+        BlockDrafter(head, **options).check(target)
+
+
+@pytest.mark.parametrize("drafter", [ModelDrafter, NGramDrafter])
+def test_other_drafters_have_no_confidence(drafter):
+    model = (TARGET,) if drafter is ModelDrafter else ()
+    with pytest.raises(ValueError, match="which this one has no head for"):
+        drafter(*model, k=CumulativeConfidence(3))
+
+
+def test_shapes_that_no_network_has():
+    with pytest.raises(ValueError, match="a block must predict a token at least, got block_size=1"):
+        config(TARGET, vocab=11, block_size=1, first_predicts=False)
+    with pytest.raises(ValueError, match="needs a markov_rank above 0"):
+        config(TARGET, vocab=11, confidence="place and token")

@@ -1,0 +1,214 @@
+"""EAGLE heads in the public layouts, against the layer written out in NumPy from the stored tensors."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jaxspec
+from jaxspec.heads.eagle.checkpoint import write_eagle
+from tests._fixtures import tiny
+
+TARGET = tiny.transformer(3, layers=5)
+WIDTH, INNER, HEADS, KV_HEADS, HEAD = 16, 24, 2, 1, 8
+IDS = np.array([0, 2, 3, 7, 9])
+CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "num_hidden_layers": 1,
+    "vocab_size": tiny.VOCAB,
+    "draft_vocab_size": len(IDS),
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+}
+
+
+def tensors(seed=0, *, third=True):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (rng.normal(size=shape) * 0.3).astype(np.float32)
+    name, inputs = ("midlayer", 2 * WIDTH) if third else ("layers.0", WIDTH)
+    found = {
+        "fc.weight": draw(WIDTH, (3 if third else 2) * WIDTH),
+        f"{name}.post_attention_layernorm.weight": 1 + draw(WIDTH),
+        f"{name}.self_attn.q_proj.weight": draw(HEADS * HEAD, inputs),
+        f"{name}.self_attn.k_proj.weight": draw(KV_HEADS * HEAD, inputs),
+        f"{name}.self_attn.v_proj.weight": draw(KV_HEADS * HEAD, inputs),
+        f"{name}.self_attn.o_proj.weight": draw(WIDTH, HEADS * HEAD),
+        f"{name}.mlp.gate_proj.weight": draw(INNER, WIDTH),
+        f"{name}.mlp.up_proj.weight": draw(INNER, WIDTH),
+        f"{name}.mlp.down_proj.weight": draw(WIDTH, INNER),
+    }
+    if third:
+        found |= {f"midlayer.{norm}.weight": 1 + draw(WIDTH) for norm in ("hidden_norm", "input_layernorm")}
+        found |= {"norm.weight": 1 + draw(WIDTH), "lm_head.weight": draw(len(IDS), WIDTH)}
+        found["d2t"] = IDS - np.arange(len(IDS))
+        found["t2d"] = np.isin(np.arange(tiny.VOCAB), IDS)
+    else:
+        found |= {"fc.bias": draw(WIDTH), "embed_tokens.weight": draw(tiny.VOCAB, WIDTH)}
+    # Values that bfloat16 has.
+    small = lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32) if x.dtype == np.float32 else x
+    return {name: small(x) for name, x in found.items()}
+
+
+def write(folder, stored, config=CONFIG):
+    folder.mkdir()
+    save_file({name: np.ascontiguousarray(x) for name, x in stored.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def rms(x, scale):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale
+
+
+def rope(x):
+    """`[t, heads, d]`, rotated by the row's number: the half-split layout."""
+    half = x.shape[-1] // 2
+    angles = np.arange(len(x))[:, None, None] * 10000.0 ** -(np.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    turned = first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)
+    return np.concatenate(turned, axis=-1)
+
+
+def layer(stored, name, inputs, residual):
+    """Attention over `inputs` and the feed-forward block, as a Llama layer has them."""
+    count = len(inputs)
+    heads = lambda part: (inputs @ stored[f"{name}.self_attn.{part}_proj.weight"].T).reshape(count, -1, HEAD)
+    queries, keys, values = rope(heads("q")), rope(heads("k")), heads("v")
+    scores = np.einsum("thd,sd->hts", queries, keys[:, 0]) / np.sqrt(HEAD)
+    scores = np.where(np.tril(np.ones((count, count))), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("hts,sd->thd", weights, values[:, 0]).reshape(count, -1)
+    x = residual + mixed @ stored[f"{name}.self_attn.o_proj.weight"].T
+    y = rms(x, stored[f"{name}.post_attention_layernorm.weight"])
+    gate = y @ stored[f"{name}.mlp.gate_proj.weight"].T
+    inner = gate / (1 + np.exp(-gate)) * (y @ stored[f"{name}.mlp.up_proj.weight"].T)
+    return x + inner @ stored[f"{name}.mlp.down_proj.weight"].T
+
+
+def third_logits(stored, features, embedded):
+    fused = features @ stored["fc.weight"].T
+    token = rms(embedded, stored["midlayer.input_layernorm.weight"])
+    state = rms(fused, stored["midlayer.hidden_norm.weight"])
+    made = layer(stored, "midlayer", np.concatenate([token, state], axis=-1), fused)
+    logits = np.full((len(made), tiny.VOCAB), -np.inf)
+    logits[:, IDS] = rms(made, stored["norm.weight"]) @ stored["lm_head.weight"].T
+    return logits
+
+
+def first_logits(stored, features, embedded):
+    x = np.concatenate([embedded, features], axis=-1) @ stored["fc.weight"].T + stored["fc.bias"]
+    return layer(stored, "layers.0", x, x) @ np.asarray(TARGET.head, np.float64).T
+
+
+@jax.jit
+def run(head, tokens):
+    """The features of a text, the embeddings of the tokens after, and the head's logits."""
+    output = TARGET(tokens, TARGET.init_cache(1, 16), capture=head.capture)
+    features, embedded = head.features(TARGET, output.hidden), head.embed(TARGET, tokens[:, 1:])
+    made, _ = head(embedded, head.fuse(features)[:, :-1], head.init_cache(1, 16))
+    return features[0, :-1], embedded[0], head.over_vocabulary(head.guesses(made))[0]
+
+
+TEXT = jnp.asarray([[3, 1, 4, 1, 5, 9, 2, 6]], jnp.int32)
+
+
+def test_a_third_eagle_is_the_paper_s_arithmetic(tmp_path):
+    stored = tensors()
+    head = jaxspec.load_head(write(tmp_path / "head", stored), TARGET)
+    assert head.capture == (2, 2, 2) and head.ids.tolist() == IDS.tolist()
+    features, embedded, logits = map(np.asarray, run(head, TEXT))
+    np.testing.assert_allclose(logits, third_logits(stored, features, embedded), atol=1e-4)
+
+
+def test_a_first_eagle_is_the_paper_s_arithmetic(tmp_path):
+    stored = tensors(third=False)
+    config = {name: value for name, value in CONFIG.items() if name != "draft_vocab_size"}
+    head = jaxspec.load_head(write(tmp_path / "head", stored, config | {"architectures": ["LlamaForCausalLM"]}), TARGET)
+    output = TARGET(TEXT, TARGET.init_cache(1, 16), capture=(5,))
+    features, embedded, logits = map(np.asarray, run(head, TEXT))
+    np.testing.assert_allclose(features, TARGET.normalise(output.hidden[0])[0, :-1], atol=1e-5)
+    np.testing.assert_array_equal(embedded, stored["embed_tokens.weight"][TEXT[0, 1:]])
+    np.testing.assert_allclose(logits, first_logits(stored, features, embedded), atol=1e-4)
+
+
+def test_the_layers_and_the_names_of_other_writers(tmp_path):
+    """Layers that the configuration names; a layer called `layers.0`, as serving engines write it."""
+    renamed = {name.replace("midlayer", "layers.0"): x for name, x in tensors().items()}
+    layers = "eagle_aux_hidden_state_layer_ids"
+    config = CONFIG | {"eagle_config": {layers: [-1, 2, 4], "use_aux_hidden_state": True}}
+    head = jaxspec.load_head(write(tmp_path / "head", renamed, config), TARGET)
+    plain = jaxspec.load_head(write(tmp_path / "plain", tensors()), TARGET)
+    entered = jaxspec.load_head(write(tmp_path / "entered", tensors(), CONFIG | {layers: [0, 3, 5]}), TARGET)
+    assert head.capture == entered.capture == (0, 3, 5)
+    for nothing in ({}, None, {layers: []}):
+        (tmp_path / "plain" / "config.json").write_text(json.dumps(CONFIG | {"eagle_config": nothing}))
+        assert jaxspec.load_head(tmp_path / "plain", TARGET).capture == plain.capture
+    jax.tree.map(np.testing.assert_array_equal, head.params, plain.params)
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_what_is_written_is_read_again(tmp_path, with_head):
+    stored = tensors()
+    if not with_head:
+        stored["lm_head.weight"] = np.asarray(TARGET.head)[IDS]
+    config = CONFIG | {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    head = jaxspec.load_head(write(tmp_path / "head", stored, config), TARGET, dtype="bfloat16")
+    write_eagle(head, tmp_path / "again", with_head=with_head)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert ("lm_head.weight" in again) == with_head and set(again) | {"lm_head.weight"} == set(stored)
+    for name, x in again.items():
+        np.testing.assert_array_equal(x, stored[name].astype(x.dtype), err_msg=name)
+    found = jaxspec.load_head(tmp_path / "again", TARGET, dtype="bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, found, head)
+    # Engines that read a layer's output count one less.
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
+    with pytest.raises(FileExistsError, match="again exists"):
+        write_eagle(head, tmp_path / "again")
+
+
+def test_it_drafts(tmp_path):
+    head = jaxspec.load_head(write(tmp_path / "head", tensors()), TARGET)
+    drafter = jaxspec.EagleDrafter(head, k=2)
+    found = jaxspec.generate(TARGET, drafter, TEXT, max_new_tokens=6)
+    assert found.stats.drafted.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        ({"norm.weight": None}, {}, "1 missing: norm.weight"),
+        ({"more.weight": np.zeros(2, np.float32)}, {}, "1 unexpected: more.weight"),
+        ({"fc.weight": np.zeros((WIDTH, 2 * WIDTH), np.float32)}, {}, "fc.weight has .*16, 32.*, expected .*16, 48"),
+        ({"t2d": np.ones(tiny.VOCAB, bool)}, {}, "do not name one rising list"),
+        ({"d2t": np.array([0, 0, 0, 0, 20])}, {}, "do not name one rising list"),
+        ({}, {"vocab_size": 12}, "for a target of 12 tokens, got one of 11"),
+        ({}, {"norm_output": True}, "unsupported option norm_output"),
+        ({}, {"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"fc.weight": None}, {}, "no head that jaxspec knows"),
+    ],
+)
+def test_a_folder_that_does_not_fit(tmp_path, change, config, message):
+    stored = {name: x for name, x in (tensors() | change).items() if x is not None}
+    with pytest.raises(ValueError, match=message):
+        jaxspec.load_head(write(tmp_path / "head", stored, CONFIG | config), TARGET)
+
+
+def test_names_that_lead_nowhere(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        jaxspec.load_head(tmp_path / "nothing", TARGET)
+    with pytest.raises(ValueError, match="unknown drafter 'smollm2-135m-instruct/parrot'"):
+        jaxspec.load_head("smollm2-135m-instruct/parrot", TARGET)
+    with pytest.raises(TypeError, match="target must be a LanguageModel, got HistoryModel"):
+        jaxspec.load_head(tmp_path, tiny.history_model())

@@ -1,0 +1,250 @@
+"""`EagleDrafter`: its guesses against the head's arithmetic, written out over the whole text."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.tree import Tree
+from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.heads.eagle.mtp import MtpLayer
+from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
+from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests.contracts import DrafterContract
+from tests.contracts.drafter import PROMPTS
+from tests.contracts.tree_drafter import TreeDrafterContract, _before_round, path_to
+from tests.contracts.tree_drafter import _init as init_rows
+from tests.drafters.test_dynamic_tree import paths, search
+
+TARGET = tiny.transformer(3, layers=2)
+MOST_TEXT = 80
+
+
+def eagle_head(
+    seed=0, *, layer=EagleLayer, capture=(0, 1, 2), ids=None, target=TARGET, sharpness=6.0, **changes
+) -> EagleHead:
+    """A random head; `sharpness` scales its weights."""
+    vocab = target.vocab_size if ids is None else len(ids)
+    ours = target.module.config
+    config = dataclasses.replace(
+        ours, vocab_size=vocab, num_layers=1, ropes=ours.ropes[:1], windows=(None,), query_key_norm=False
+    )
+    module = layer(config, len(capture) * config.width)
+    blank = EagleHead(module, {}, None, None, target.vocab_size, capture)
+    shapes = jax.eval_shape(
+        lambda: module.init(
+            jax.random.key(0),
+            jnp.zeros((1, 1, config.width)),
+            jnp.zeros((1, 1, module.features)),
+            blank.init_cache(1, 1),
+            method="everything",
+        )
+    )["params"]
+    params = tiny.random_params(shapes, seed, 0.02 * sharpness)
+    ids = None if ids is None else jnp.asarray(ids, jnp.int32)
+    return EagleHead(module, params, ids, None, target.vocab_size, capture, **changes)
+
+
+HEAD = eagle_head()
+SMALL = eagle_head(1, ids=[0, 2, 3, 5, 8, 9])
+MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalised=True)
+FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalised=True)
+
+
+@functools.partial(jax.jit, static_argnames="drafts")
+def logits_after(head, tokens, length, drafts):
+    """The head's logits after the text, of which the last `drafts` tokens are its own.
+
+    True states up to the text's last pair, its own from there on; nothing is cached.
+    """
+    output = TARGET(tokens, TARGET.init_cache(1, MOST_TEXT), capture=head.capture)
+    states = head.fuse(head.features(TARGET, output.hidden))
+    after = head.embed(TARGET, jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))))
+    cache = head.init_cache(1, MOST_TEXT)
+    place = length - drafts - 2  # the last true pair
+    for step in range(drafts + 1):
+        made, _ = head(after, states, cache)
+        logits = jnp.take(head.over_vocabulary(head.guesses(made))[0], place + step, axis=0)
+        # The state of the next pair is what the head made of this one.
+        own = jnp.arange(MOST_TEXT)[None, :, None] == place + step + 1
+        states = jnp.where(own, jnp.roll(made, 1, axis=1), states)
+    return logits
+
+
+def law(head, text, offset):
+    """The law of the draft after `text`; `None` if there is no state to draft from."""
+    if len(text) - offset < 2:
+        return None
+    padded = jnp.asarray([text + [0] * (MOST_TEXT - len(text))], jnp.int32)
+    return np.array(jax.nn.softmax(logits_after(head, padded, len(text), offset)))
+
+
+class EagleContract(DrafterContract):
+    target = TARGET
+    head = HEAD
+
+    def guess(self, text, offset):
+        return law(self.head, text, offset)
+
+    def check_guess(self, proposal, row, i, guess):
+        assert bool(proposal.valid[row, i]) == (guess is not None)
+        if guess is not None:
+            super().check_guess(proposal, row, i, guess)
+
+
+@pytest.mark.slow
+class TestEagle(EagleContract):
+    drafter = jaxspec.EagleDrafter(HEAD, k=3)
+
+
+@pytest.mark.slow
+class TestOneDraft(EagleContract):
+    drafter = jaxspec.EagleDrafter(HEAD, k=1)
+
+
+class TestDraftVocabulary(EagleContract):
+    head = SMALL
+    drafter = jaxspec.EagleDrafter(SMALL, k=3)
+
+
+@pytest.mark.slow
+class TestFirstEagle(EagleContract):
+    """EAGLE-1: the last state alone, and the target's own head."""
+
+    head = FIRST
+    drafter = jaxspec.EagleDrafter(FIRST, k=2)
+
+
+@pytest.mark.slow
+class TestMtp(EagleContract):
+    """A multi-token prediction module chained with itself."""
+
+    head = MTP
+    drafter = jaxspec.EagleDrafter(MTP, k=3)
+
+
+@pytest.mark.slow
+class TestMostLikely(EagleContract):
+    drafter = jaxspec.EagleDrafter(HEAD, k=2, sampling=jaxspec.Greedy())
+
+    def guess(self, text, offset):
+        found = law(self.head, text, offset)
+        return None if found is None else int(np.argmax(found))
+
+
+@pytest.mark.slow
+class TestPauses(PausesContract, EagleContract):
+    """Features wait while a schedule drafts nothing, and are all taken in afterwards."""
+
+    drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
+
+
+class EagleTreeContract(TreeDrafterContract):
+    """Trees of either kind from a head."""
+
+    target = TARGET
+    sees_every_acceptance = False
+
+    def test_its_model_is_traced_twice_however_many_levels_there_are(self, monkeypatch):
+        keys = jax.random.split(jax.random.key(5), 4)
+        state, calls = init_rows(TARGET, self.drafter, keys, jnp.arange(4)), []
+        call = EagleHead.__call__
+        counted = lambda self, *args, **options: (calls.append(1), call(self, *args, **options))[1]
+        monkeypatch.setattr(EagleHead, "__call__", counted)
+        jax.eval_shape(lambda state: self.drafter.propose(*_before_round(TARGET, state)), state)
+        assert len(calls) == 2
+
+    def check_node(self, proposal, row, node, expected):
+        assert proposal.valid[row, node] == (expected is not None)
+        super().check_node(proposal, row, node, expected)
+
+
+@pytest.mark.slow
+class TestTree(EagleTreeContract):
+    topology = Tree((-1, 0, 0, 2, -1))
+    drafter = jaxspec.TreeDrafter(HEAD, topology, jaxspec.WithoutReplacement())
+
+    def expected(self, text, before, node):
+        left = law(HEAD, text, len(path_to(self.topology.parents, node)) - 1)
+        if left is not None:
+            left[before] = 0
+            left /= left.sum()
+        return left
+
+
+@pytest.mark.slow
+class TestDynamicTree(EagleTreeContract):
+    drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
+
+    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+        """All nodes at once: the chosen paths, in the order they were found."""
+        for tokens, length, proposal, _, _ in rounds:
+            for row in range(4):
+                text = tokens[row, : length[row]].tolist()
+                assert proposal.valid[row].all() == proposal.valid[row].any() == (len(text) > 1)
+                if len(text) > 1:
+                    after = lambda path, text=text: law(HEAD, path, len(path) - len(text))
+                    assert paths(proposal, row) == search(after, text, top_k=2, depth=3, nodes=6)
+
+
+def test_full_acceptance_of_a_head_that_knows():
+    """A head whose tokens are the target's own accepts every draft, in every round: no pair is lost or doubled.
+
+    Its attention and feed-forward add nothing, so that it says what follows a token; so does the target.
+    """
+    target = tiny.transformer(5, layers=1)
+    still = lambda path, x: x * 0 if {"output", "down"} & {key.key for key in path} else x
+    target = dataclasses.replace(target, params=jax.tree.map_with_path(still, target.params))
+    head = eagle_head(capture=(1,), layer=FirstEagleLayer, target=target)
+    params = dict(jax.tree.map_with_path(still, head.params))
+    width = target.module.config.width
+    # The mix passes on the token's embedding, normed as the target's last state is.
+    params["mix"] = {"kernel": jnp.eye(width, 2 * width), "bias": jnp.zeros(width)}
+    params["head"] = target.head
+    norm = lambda x: x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+    table = norm(target.params["embedding"]) * target.params["final_norm"]["scale"][None]
+    drafter = jaxspec.EagleDrafter(dataclasses.replace(head, params=params, embedding=table), k=3)
+    found = jaxspec.generate(target, drafter, jnp.asarray(PROMPTS[:, :5]), max_new_tokens=24)
+    assert found.stats.rounds.tolist() == [6] * 4
+
+
+@pytest.mark.slow
+def test_a_pause_longer_than_the_head_s_patience():
+    """Features that wait are taken in before there is no room for more."""
+    drafter = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 9.0, 9.0), (0, 1, 3), period=40))
+    state = jaxspec.init(TARGET, drafter, jnp.asarray(PROMPTS), max_new_tokens=70)
+    step = jaxspec.jit_step()
+    waited = 0
+    for _ in range(34):
+        state, _ = step(TARGET, drafter, None, state)
+        waited = max(waited, int(state.drafter_state.kept.waiting.max()))
+        kept = state.drafter_state.kept
+        np.testing.assert_array_equal(kept.cache.length + kept.waiting, state.length - 1)
+        assert (kept.waiting <= kept.features.shape[1]).all()
+    assert waited > 8
+
+
+@pytest.mark.parametrize(
+    ("target", "head", "kind", "message"),
+    [
+        (
+            tiny.history_model(vocab=tiny.VOCAB),
+            HEAD,
+            TypeError,
+            "reads hidden states .* type HistoryModel",
+        ),
+        (TARGET, "eagle", TypeError, "needs an EagleHead, got str"),
+        (tiny.transformer(layers=1), HEAD, ValueError, "layers 0, 1, 2, got a target of 1 layers"),
+        (tiny.transformer(layers=2, vocab=12), HEAD, ValueError, "share one vocabulary"),
+        (tiny.wide_transformer(vocab=tiny.VOCAB, ropes=(jaxspec.nn.Rope(1e4),) * 1), FIRST, ValueError, "layers 2"),
+    ],
+)
+def test_a_head_that_does_not_fit(target, head, kind, message):
+    with pytest.raises(kind, match=message):
+        jaxspec.generate(target, jaxspec.EagleDrafter(head, k=2), jnp.asarray(PROMPTS), max_new_tokens=2)

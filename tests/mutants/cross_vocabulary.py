@@ -1,0 +1,115 @@
+"""Faults of drafts with another tokenizer: which tokens are the same, what is read, what is guessed."""
+
+from tests.mutants.mutant import Mutant
+
+_MAP = "drafters/token_map.py"
+_DRAFTER = "drafters/cross_vocabulary.py"
+_MAP_TESTS = "tests/drafters/test_token_map.py"
+_DRAFTER_TESTS = "tests/drafters/test_cross_vocabulary.py"
+_STRINGS = "contrib/string_match.py"
+_STRINGS_TESTS = "tests/contrib/test_string_match.py"
+_LAW = f"{_DRAFTER_TESTS}::TestIntersection::test_the_reported_law_is_that_of_the_drafts"
+_READ = f"{_DRAFTER_TESTS}::test_the_text_is_read_once_however_it_comes"
+_ROOM = f"{_DRAFTER_TESTS}::test_rows_without_room_go_on_without_drafts"
+_SPELLINGS = f"{_MAP_TESTS}::test_spellings_of_spaces_newlines_bytes_and_characters"
+
+MUTANTS = (
+    Mutant(
+        "tokens outside of the intersection are guessed",
+        _MAP,
+        "jnp.where((self.columns >= 0)[None, None], shared, -jnp.inf)",
+        "shared",
+        (_LAW,),
+    ),
+    Mutant(
+        "a draft is fed to the other model by the target's id",
+        _DRAFTER,
+        "self.model(self.token_map.guessed(tokens), cache, **tree)",
+        "self.model(tokens % self.model.vocab_size, cache, **tree)",
+        (_LAW,),
+    ),
+    Mutant(
+        "of a token that the draft lacks only the first piece is read",
+        _DRAFTER,
+        "token_map.count[fresh], 0)",
+        "jnp.minimum(token_map.count[fresh], 1), 0)",
+        (_READ, _LAW),
+    ),
+    Mutant(
+        "what begins the draft's texts is left out",
+        _DRAFTER,
+        "return cls(tokens, zero + count, zero)",
+        "return cls(tokens, zero, zero)",
+        (_READ, _LAW),
+    ),
+    Mutant(
+        "a token is read that only begins where there is room",
+        _DRAFTER,
+        "(ends <= most)",
+        "(ends - count <= most)",
+        (_READ,),
+    ),
+    Mutant(
+        "rows whose text the draft cannot hold are drafted for",
+        _DRAFTER,
+        "done=context.done | behind",
+        "done=context.done",
+        (_ROOM,),
+    ),
+    Mutant(
+        "what the draft's cache holds is counted in the target's tokens",
+        _DRAFTER,
+        "self._chain.observe(state.chain, inner, verdict, hidden)",
+        "self._chain.observe(state.chain, context, verdict, hidden)",
+        (f"{_DRAFTER_TESTS}::test_the_cache_keeps_the_text_and_the_drafts_that_were_kept",),
+    ),
+    Mutant(
+        "text is taken to be made of byte tokens",
+        _MAP,
+        "for byte_tokens in (False, True):",
+        "for byte_tokens in (True, False):",
+        (_SPELLINGS,),
+    ),
+    Mutant(
+        "special tokens are compared with text",
+        _MAP,
+        "tokenizer.is_special(index))",
+        "False)",
+        (f"{_MAP_TESTS}::test_a_special_token_spelled_like_text_is_another_token",),
+    ),
+    Mutant(
+        "a spelling that the tokenizer has changed is taken",
+        _MAP,
+        ' and b"".join(map(self._tokenizer.token_bytes, ids)) == data',
+        "",
+        (f"{_MAP_TESTS}::test_every_token_keeps_its_text",),
+    ),
+    Mutant(
+        "the end of a text is found by its spelling alone",
+        _MAP,
+        "columns[index] = other\n",
+        "pass\n",
+        (f"{_MAP_TESTS}::test_special_tokens_are_no_text",),
+    ),
+    Mutant(
+        "the draft's cache keeps what its text no longer says",
+        _STRINGS,
+        "jnp.minimum(state.kept.length, held)",
+        "state.kept.length",
+        (f"{_STRINGS_TESTS}::test_the_cache_is_rolled_back_to_what_is_still_so",),
+    ),
+    Mutant(
+        "the beginning of a cut character is drafted again",
+        _STRINGS,
+        "data.removeprefix(missing)",
+        "data",
+        (f"{_STRINGS_TESTS}::test_what_the_draft_writes_after_a_cut_character",),
+    ),
+    Mutant(
+        "a text goes on behind the draft's special tokens",
+        _STRINGS,
+        "kept = drafts[: next(special, len(drafts))]",
+        "kept = drafts",
+        (f"{_STRINGS_TESTS}::test_a_draft_ends_before_a_special_token",),
+    ),
+)

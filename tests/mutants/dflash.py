@@ -1,0 +1,87 @@
+"""Faults of a block drafter: what its context holds, what its places see, and what they learn."""
+
+from tests.mutants.mutant import Mutant
+
+_DRAFTER, _HEAD, _NETWORK, _TRAINING = (
+    "heads/dflash/drafter.py",
+    "heads/dflash/head.py",
+    "heads/dflash/network.py",
+    "heads/dflash/blocks.py",
+)
+_TESTS = "tests/heads/dflash/test_drafter.py"
+_LAW = f"{_TESTS}::TestDSpark::test_the_reported_law_is_that_of_the_drafts"
+_CACHE = f"{_TESTS}::TestDSpark::test_the_cache_holds_the_text_after_full_and_zero_acceptance"
+_LOSS = "tests/heads/dflash/test_training.py::test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted"
+
+MUTANTS = (
+    Mutant(
+        "the context of the last accepted draft is lost",
+        _DRAFTER,
+        "jnp.where(context.done, 0, verdict.accepted + 1)",
+        "jnp.where(context.done, 0, verdict.accepted)",
+        (_CACHE,),
+    ),
+    Mutant(
+        "the context of rejected drafts stays",
+        _DRAFTER,
+        "jnp.where(context.done, 0, verdict.accepted + 1)",
+        "jnp.where(context.done, 0, 0 * verdict.accepted + hidden[0].shape[1])",
+        (_CACHE,),
+    ),
+    Mutant(
+        "a block drafter that paused misses the context of that round",
+        _DRAFTER,
+        "jnp.where(context.done, 0, verdict.accepted + 1)",
+        "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",
+        (f"{_TESTS}::TestPauses::test_the_reported_law_is_that_of_the_drafts",),
+    ),
+    Mutant(
+        "context stands one place too far",
+        _HEAD,
+        "positions = start[:, None] + jnp.arange(",
+        "positions = start[:, None] + 1 + jnp.arange(",
+        (_LAW,),
+    ),
+    Mutant(
+        "tokens outside of the draft vocabulary pass for its first",
+        _HEAD,
+        'self._apply("before", self.places[tokens])',
+        'self._apply("before", jnp.maximum(self.places[tokens], 0))',
+        (_LAW,),
+    ),
+    Mutant(
+        "the last estimate decides instead of their product",
+        _DRAFTER,
+        "log_survival = log_survival + head.log_trust",
+        "log_survival = 0 * log_survival + head.log_trust",
+        (f"{_TESTS}::test_the_product_of_the_estimates_decides_what_is_submitted",),
+    ),
+    Mutant(
+        "DFlash drafts from the place before each mask",
+        _NETWORK,
+        "return x if config.first_predicts else x[:, :, 1:]",
+        "return x if config.first_predicts else x[:, :, :-1]",
+        (f"{_TESTS}::test_dflash_drafts_from_the_places_of_its_masks",),
+    ),
+    Mutant(
+        "a block is trained to copy what it is shown of its own first token",
+        _NETWORK,
+        "return order[:, None] < jnp.repeat(",
+        "return order[:, None] <= jnp.repeat(",
+        (_LOSS,),
+    ),
+    Mutant(
+        "blocks of one text see each other in training",
+        _NETWORK,
+        "same = place[:, None] // size == place[None] // size",
+        "same = place[:, None] // size >= place[None] // size",
+        (_LOSS,),
+    ),
+    Mutant(
+        "a block learns the laws of one token later",
+        _TRAINING,
+        "at = jnp.minimum(_places(anchors, drafts),",
+        "at = jnp.minimum(_places(anchors + 1, drafts),",
+        (_LOSS,),
+    ),
+)

@@ -1,0 +1,224 @@
+"""Faults of adaptive draft lengths: looking at a draft, a cache with holes, and a controller that errs."""
+
+from tests.mutants.mutant import Mutant
+
+_CHAIN = "drafters/chain.py"
+_DRAFT = "drafters/draft_model.py"
+_ADAPTIVE = "draft_length/adaptive.py"
+_SCHEDULES = "tests/draft_length/test_base.py"
+_CONTROL = "tests/draft_length/test_adaptive.py"
+_DRAFTER = "tests/drafters/test_model.py"
+_NO_DRAFT_DECIDES = f"{_SCHEDULES}::test_no_draft_decides_whether_it_is_submitted"
+_FORMULA = f"{_CONTROL}::test_it_picks_what_the_formula_picks"
+_ROUNDS = f"{_CONTROL}::test_rounds_are_those_of_the_formula_through_generate"
+
+MUTANTS = (
+    Mutant(
+        "an unsure draft is dropped after it was seen",
+        _CHAIN,
+        "return drafts.add(token, submitted, law, going, hidden, kept)",
+        "submitted &= self.schedule.goes_on(schedule_state, log_prob)\n            "
+        "return drafts.add(token, submitted, law, going, hidden, kept)",
+        ("tests/decoding/test_draft_lengths.py::test_the_joint_law_of_four_tokens[confidence]",),
+    ),
+    Mutant(
+        "the entropy test takes the drawn token's probability",
+        _CHAIN,
+        "submitted = drafts.going & self.schedule.submits(schedule_state, confidence)",
+        "drawn = best_token(law + _noise(draft, draws, drafts.count, law.shape[-1]))\n"
+        "            seen = jnp.where(drawn[:, None] == jnp.arange(law.shape[1])[None], confidence, -jnp.inf)\n"
+        "            submitted = drafts.going & self.schedule.submits(schedule_state, seen)",
+        (f"{_NO_DRAFT_DECIDES}[entropy]",),
+    ),
+    Mutant(
+        "a draft is submitted only if the next one is",
+        _CHAIN,
+        "proposal = Proposal(drafts.tokens, drafts.valid, drafts.laws)",
+        "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
+        "        proposal = Proposal(drafts.tokens, drafts.valid & following, drafts.laws)",
+        (f"{_NO_DRAFT_DECIDES}[confidence]",),
+    ),
+    Mutant(
+        "rows show what they drafted beside longer rows",
+        _CHAIN,
+        "token = jnp.where(submitted, draft.token_ids(place), 0)",
+        "token = draft.token_ids(place)",
+        (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_law",),
+    ),
+    Mutant(
+        "after a pause the draft's cache misses the rounds between",
+        _DRAFT,
+        "jnp.where(begins & ~context.done, context.length - 2, 0)",
+        "jnp.zeros_like(context.length)",
+        (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
+    ),
+    Mutant(
+        "at the end of a full cache, catching up writes elsewhere",
+        "core/prefill.py",
+        "start = jnp.minimum(held, slots - chunk)",
+        "start = held",
+        (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
+    ),
+    Mutant(
+        "catching up stops one pass early",
+        "core/prefill.py",
+        "(missing + chunk - 1) // chunk, feed",
+        "missing // chunk, feed",
+        (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
+    ),
+    Mutant(
+        "the draft's cache keeps drafts that were not kept",
+        "drafters/draft_model.py",
+        "cache.truncate(jnp.minimum(cache.length, length))",
+        "cache.truncate(cache.length)",
+        (f"{_DRAFTER}::test_the_cache_counts_only_what_was_kept_of_its_own_drafts",),
+    ),
+    Mutant(
+        "accepted drafts are read again in every round",
+        _CHAIN,
+        "self.draft.truncate(state.kept, context.length + own)",
+        "self.draft.truncate(state.kept, context.length)",
+        (_ROUNDS,),
+    ),
+    Mutant(
+        "rounds in which the draft model did not run count as read",
+        "drafters/draft_model.py",
+        "cache.truncate(jnp.minimum(cache.length, length))",
+        "cache.truncate(length)",
+        (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
+    ),
+    Mutant(
+        "ended rows are caught up",
+        _DRAFT,
+        "jnp.where(begins & ~context.done, context.length - 2, 0)",
+        "jnp.where(begins, context.length - 2, 0)",
+        (f"{_DRAFTER}::test_finished_rows_are_not_caught_up",),
+    ),
+    Mutant(
+        "the draft model runs in rounds without drafts",
+        _CHAIN,
+        "jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)",
+        "jax.lax.fori_loop(jnp.int32(0), jnp.int32(1), first, drafts)",
+        (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
+    ),
+    Mutant(
+        "a short draft costs what a long one does",
+        _CHAIN,
+        "jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)",
+        "jax.lax.while_loop(lambda drafts: begins & (drafts.count < self.k), another, drafts)",
+        (_ROUNDS,),
+    ),
+    Mutant(
+        "drafts are compared with a head that rests",
+        "drafters/adapting.py",
+        "max(count / cost for count",
+        "max(count * costs[0] / cost for count",
+        ("tests/drafters/test_adapting.py::test_a_head_is_spared_where_it_would_save_less_than_a_tenth",),
+    ),
+    Mutant(
+        "n-grams do not ask the schedule",
+        "drafters/lookup.py",
+        "self.guess(context.tokens, context.length).cut(limit)",
+        "self.guess(context.tokens, context.length)",
+        ("tests/drafters/test_ngram.py::TestPauses::test_rounds_draft_different_numbers",),
+    ),
+    Mutant(
+        "a round without drafts raises the entropy threshold",
+        "draft_length/early_stop.py",
+        "up = drafted & (acceptance <= self.goal)",
+        "up = acceptance <= self.goal",
+        (f"{_SCHEDULES}::test_the_entropy_threshold_moves_as_in_draft_and_verify",),
+    ),
+    Mutant(
+        "certain drafts hide how sure the model is",
+        _CHAIN,
+        "return law, jnp.where(certain, own, law)",
+        "return law, law",
+        (f"{_SCHEDULES}::test_stops_against_their_formulas",),
+    ),
+    Mutant(
+        "longer lengths are never tried",
+        _ADAPTIVE,
+        "tries = state.due & (state.choice < len(self.lengths) - 1)",
+        "tries = state.due & (state.choice < 0)",
+        (f"{_CONTROL}::test_it_comes_back_when_the_draft_becomes_good",),
+    ),
+    Mutant(
+        "a trial in vain is repeated at once",
+        _ADAPTIVE,
+        "(state.due & ~(moves | vain))",
+        "(state.due & ~moves)",
+        (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
+    ),
+    Mutant(
+        "a trial that paid is not repeated",
+        _ADAPTIVE,
+        "(state.due & ~(moves | vain))",
+        "(state.due & ~(moves | vain | tried))",
+        (_FORMULA,),
+    ),
+    Mutant(
+        "any gain changes the length",
+        _ADAPTIVE,
+        "moves = _at(speed, best) > (1.0 + self.margin) * present",
+        "moves = _at(speed, best) > present",
+        (f"{_CONTROL}::test_small_gains_change_nothing",),
+    ),
+    Mutant(
+        "positions that a round did not reach count as rejected",
+        _ADAPTIVE,
+        "reached = (position < submitted[:, None]) & (position <= accepted[:, None])",
+        "reached = position < submitted[:, None]",
+        (_FORMULA,),
+    ),
+    Mutant(
+        "running acceptance may come to 0 and stay there",
+        _ADAPTIVE,
+        "jnp.clip(state.acceptance + weight * (kept - state.acceptance), LEAST, MOST)",
+        "jnp.clip(state.acceptance + weight * (kept - state.acceptance), 0.0, 1.0)",
+        (_FORMULA,),
+    ),
+    Mutant(
+        "early rounds weigh no more than late ones",
+        _ADAPTIVE,
+        "weight = jnp.maximum(self.rate, 1.0 /",
+        "weight = jnp.minimum(self.rate, 1.0 /",
+        (_FORMULA,),
+    ),
+    Mutant(
+        "rounds cost the same at every length",
+        _ADAPTIVE,
+        "return self._tokens(acceptance) / jnp.asarray(self.costs, jnp.float32)[None]",
+        "return self._tokens(acceptance)",
+        (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
+    ),
+    Mutant(
+        "rows share their acceptance",
+        _ADAPTIVE,
+        "acceptance, seen = self._acceptance(state, submitted, accepted)",
+        "acceptance, seen = self._acceptance(state, submitted, accepted)\n"
+        "        acceptance = jnp.broadcast_to(jnp.mean(acceptance, axis=0, keepdims=True), acceptance.shape)",
+        (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
+    ),
+    Mutant(
+        "a row that drafts makes all others wait",
+        _ADAPTIVE,
+        "stays = trial | (speed[best] <= (1.0 + self.margin) * speed[longest])",
+        "stays = True",
+        (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
+    ),
+    Mutant(
+        "each row pays for its own drafts alone",
+        _ADAPTIVE,
+        "price = self._price(state, submitted, live)",
+        "price = jax.vmap(lambda one: self._price(state, one[None], live[:1]))(submitted)",
+        (f"{_CONTROL}::test_a_row_s_good_draft_does_not_make_all_wait",),
+    ),
+    Mutant(
+        "ended rows go on learning",
+        _ADAPTIVE,
+        "return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
+        "return fresh",
+        (f"{_CONTROL}::test_ended_rows_rest",),
+    ),
+)

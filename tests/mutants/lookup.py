@@ -1,0 +1,118 @@
+"""Faults of drafts that are copied, of choosing between them and a model's, and of a model that has them guessed."""
+
+from tests.mutants.mutant import Mutant
+
+_SUFFIX, _COMPOSE, _CASCADE = "drafters/suffix.py", "drafters/hybrid.py", "contrib/cascade.py"
+_LISTS = "tests/drafters/test_suffix.py::test_against_lists_and_counters"
+_CHOICE = "tests/drafters/test_hybrid.py"
+_NO_LAW = f"{_CHOICE}::test_choosing_moves_no_law"
+_RECORD = f"{_CHOICE}::test_the_record_and_the_choice_against_plain_arithmetic"
+_ALONE = "tests/contrib/test_cascade.py::test_the_drafts_are_those_of_the_model_alone"
+
+MUTANTS = (
+    Mutant(
+        "occurrences beyond the text vote",
+        _SUFFIX,
+        "positions < length[:, None] - 1",
+        "positions < tokens.shape[1] + 0 * length[:, None]",
+        (_LISTS,),
+    ),
+    Mutant(
+        "a survival is a share of the first occurrences at every step",
+        _SUFFIX,
+        "return (alive, votes, survival), (chosen, survival)",
+        "return (alive, total, survival), (chosen, survival)",
+        (_LISTS,),
+    ),
+    Mutant(
+        "occurrences that went on otherwise still vote",
+        _SUFFIX,
+        "alive = alive & (token[:, None] == chosen[..., None]) & (token[:, None] >= 0)",
+        "alive = alive & (token[:, None] >= 0)",
+        (_LISTS,),
+    ),
+    Mutant(
+        "one earlier text goes on with the next",
+        "drafters/text_store.py",
+        "jnp.pad(oldest_first, ((0, 0), (0, 1)), constant_values=-1).reshape(-1)",
+        "jnp.pad(oldest_first.reshape(-1), (0, 1), constant_values=-1)",
+        (_LISTS,),
+    ),
+    Mutant(
+        "a full store forgets the newest text",
+        "drafters/text_store.py",
+        "at = (self.oldest + jnp.arange(batch, dtype=jnp.int32)) % rows",
+        "at = (self.oldest - 1 + jnp.arange(batch, dtype=jnp.int32)) % rows",
+        ("tests/drafters/test_suffix.py::test_the_store_keeps_the_newest_texts",),
+    ),
+    Mutant(
+        "a model's drafts are withdrawn once they are seen",
+        _COMPOSE,
+        "valid = jnp.where(pick, copied.valid, drafted.valid)",
+        "valid = jnp.where(pick, copied.valid, drafted.valid & (drafted.tokens[:, :1] > 0))",
+        (_NO_LAW,),
+    ),
+    Mutant(
+        "copied drafts are reported with a law",
+        _COMPOSE,
+        "law = jnp.where(pick[..., None], one_hot(tokens, law.shape[2]), law)",
+        "law = law + 0.0",
+        (_NO_LAW,),
+    ),
+    Mutant(
+        "a model's cache keeps drafts that others drafted",
+        "drafters/chain.py",
+        "own = jnp.minimum(verdict.accepted, state.submitted)",
+        "own = verdict.accepted",
+        ("tests/drafters/test_model.py::test_where_it_submitted_nothing_none_of_its_own_drafts_are_kept",),
+    ),
+    Mutant(
+        "a model drafts where copies are submitted",
+        _COMPOSE,
+        "PausingState(schedule, copied)",
+        "PausingState(schedule, copied & False)",
+        (f"{_CHOICE}::test_a_model_that_no_row_needs_does_not_run",),
+    ),
+    Mutant(
+        "a resting model is credited with copied drafts",
+        _COMPOSE,
+        "drafted = ~context.done & ~state.copied",
+        "drafted = ~context.done",
+        (_RECORD,),
+    ),
+    Mutant(
+        "guesses are judged by text that has not come",
+        _COMPOSE,
+        "jnp.minimum(guess.count, verdict.accepted + 1)",
+        "guess.count",
+        (_RECORD,),
+    ),
+    Mutant(
+        "a paused row's schedule learns from others' drafts",
+        "draft_length/pausing.py",
+        "live & ~state.paused",
+        "live",
+        (f"{_CHOICE}::test_a_paused_row_s_schedule_learns_nothing",),
+    ),
+    Mutant(
+        "guessed drafts are kept unseen",
+        _CASCADE,
+        "right = leading(meant & (guess.tokens == own[:, :-1]))",
+        "right = leading(meant)",
+        (_ALONE,),
+    ),
+    Mutant(
+        "each pass of a cascade draws with the first drafts' noise",
+        _CASCADE,
+        "jnp.minimum(places, self.k - 1)",
+        "jnp.minimum(places - drafts.count[:, None], self.k - 1)",
+        (_ALONE,),
+    ),
+    Mutant(
+        "a cascade's cache counts a draft that was not fed",
+        _CASCADE,
+        "context.length + self.k - 1)",
+        "context.length + self.k)",
+        (_ALONE,),
+    ),
+)

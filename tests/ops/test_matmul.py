@@ -1,0 +1,47 @@
+"""Products of activations and weights: what they give, and what they keep in memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.ops.matmul import _project_tpu, project
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 48, 49])
+@pytest.mark.parametrize("out", [(7,), (2, 5), (3, 4, 2)])
+def test_it_contracts_the_last_axis(rows, out):
+    rng = np.random.default_rng(rows)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, rows, 24), (*out, 24)))
+    expected = np.einsum("bti,oi->bto", np.asarray(x, np.float64), np.asarray(kernel, np.float64).reshape(-1, 24))
+    expected = expected.reshape(1, rows, *out)
+    np.testing.assert_allclose(project(x, kernel), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(_project_tpu)(x, kernel), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.optimised
+def test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it():
+    """As in a draft model that is fed a window and then a level with as many rows."""
+    kernel, x = jnp.ones((4096, 64)), jnp.ones((16, 2, 64))
+
+    def twice(kernel, x):
+        return project(project(x, kernel)[..., :64], kernel)
+
+    program = jax.jit(twice).lower(kernel, x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 8 * kernel.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, 2, 49])
+def test_bfloat16_on_a_cpu_sums_in_float32(rows):
+    """Values and gradients are those of the rounded operands, rounded once."""
+    rng = np.random.default_rng(rows)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)  # noqa: E731
+    x, kernel, slope = draw(1, rows, 600), draw(4, 2, 600), draw(1, rows, 4, 2)
+    exact = lambda x: np.asarray(x, np.float64)  # noqa: E731
+    product, pull = jax.vjp(project, x, kernel)
+    assert product.dtype == jnp.bfloat16
+    close = lambda got, wanted: np.testing.assert_allclose(exact(got), wanted, rtol=2**-8, atol=1e-3)  # noqa: E731
+    close(product, np.einsum("bti,ogi->btog", exact(x), exact(kernel)))
+    to_x, to_kernel = pull(slope)
+    close(to_x, np.einsum("btog,ogi->bti", exact(slope), exact(kernel)))
+    close(to_kernel, np.einsum("btog,bti->ogi", exact(slope), exact(x)))

@@ -1,0 +1,148 @@
+"""Drafters by name, and of what they are handed."""
+
+import dataclasses
+import json
+import shutil
+
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec.checkpoints import zoo
+from jaxspec.heads.eagle.checkpoint import write_eagle
+from jaxspec.named import drafter_of
+from jaxspec.nn.packed import stored_kernels
+from jaxspec.ops.native.build import NoCompilerError
+from tests._fixtures import text_models, tiny
+from tests.heads.eagle.test_drafter import HEAD, TARGET
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A zoo whose one model ships an EAGLE head, its best drafter, and a draft model."""
+    folder = tmp_path / "zoo" / "smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    manifest = json.loads((zoo._root() / folder.name / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"drafter": "eagle"}))
+    write_eagle(HEAD, folder / "eagle")
+    jaxspec.save(tiny.transformer(1), folder / "distilled")
+    monkeypatch.setattr(zoo, "_root", lambda: folder.parent)
+    zoo._entries.cache_clear()
+    zoo._drafters.cache_clear()
+    yield folder
+    zoo._entries.cache_clear()
+    zoo._drafters.cache_clear()
+
+
+def load(name, *, target=TARGET, **options):
+    return jaxspec.load_drafter(name, target, **({"target_name": "smollm2-135m-instruct"} | options))
+
+
+def test_the_best_that_ships_with_the_model(shipped):
+    for name in ("auto", "eagle", "smollm2-135m-instruct/eagle", shipped / "eagle"):
+        drafter = load(name, k=2)
+        assert isinstance(drafter, jaxspec.EagleDrafter) and drafter.k == 2
+    assert isinstance(load("distilled"), jaxspec.ModelDrafter)
+
+
+def test_without_one_the_text_itself(shipped):
+    assert isinstance(load("auto", target_name=None), jaxspec.NGramDrafter)
+    assert isinstance(load("auto", target_name="gemma-3-270m"), jaxspec.NGramDrafter)
+    assert isinstance(load("ngram", k=3), jaxspec.NGramDrafter)
+    assert isinstance(load("suffix"), jaxspec.SuffixDrafter) and load("suffix", k=3).k == 3
+    assert load("none").k == 0
+
+
+def test_beside_a_native_target_drafts_are_native_too(shipped):
+    """And of half the bytes; not where the target's products are XLA's."""
+    try:
+        target = jaxspec.native_products(TARGET)
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    for name, part in (("eagle", "head"), ("distilled", "model")):
+        kernels = [x.values.dtype for x in stored_kernels(getattr(load(name, target=target), part))]
+        assert kernels and set(kernels) == {jnp.dtype(jnp.bfloat16)}
+        assert not stored_kernels(getattr(load(name), part))
+        assert not stored_kernels(getattr(load(name, target=target, dtype="bfloat16"), part))
+
+
+def test_one_beside_n_grams(shipped, monkeypatch):
+    drafter = load("ngram+eagle", k=2)
+    assert isinstance(drafter, jaxspec.Compose) and drafter.copying == jaxspec.NGramDrafter(k=2)
+    assert isinstance(drafter.model, jaxspec.EagleDrafter) and drafter.model.k == 2
+    assert isinstance(load("suffix+distilled").copying, jaxspec.SuffixDrafter)
+    manifest = (shipped / "manifest.json").read_text()
+    (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
+    zoo._entries.cache_clear()
+    costs = lambda *_, batch: ((1.0, batch + 0.5, 9.0, 9.0), 0.0)  # noqa: E731
+    monkeypatch.setattr("jaxspec.drafters.adapting.estimate_costs", costs)
+    assert isinstance(load("auto"), jaxspec.Compose)
+    alone = load("auto", batch=8)
+    assert isinstance(alone, jaxspec.NGramDrafter) and alone.schedule.advance == jaxspec.Adaptive.advance
+    assert isinstance(load("ngram+eagle", batch=8), jaxspec.Compose)
+    assert isinstance(load("auto", batch=8, k=2), jaxspec.Compose)
+    with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):
+        load("ngram+eagle", num_drafts=2)
+
+
+def test_the_target_itself(shipped):
+    deep = tiny.transformer(layers=9)
+    drafter = jaxspec.load_drafter("early-exit", deep)
+    assert drafter.layers == 2 and drafter.k == 8
+    assert jaxspec.load_drafter("early-exit:5", deep, k=3) == jaxspec.EarlyExitDrafter(5, k=3)
+    assert jaxspec.load_drafter("ngram+early-exit:5", deep, k=3).model.layers == 5
+    for name, said in (("early-exit:", "says no number"), ("early-exit:0", "layers"), ("early-exit:9", "got layers=9")):
+        with pytest.raises(ValueError, match=said):
+            jaxspec.load_drafter(name, deep, k=3)
+    assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.SparseCacheDrafter)
+    with pytest.raises(ValueError, match="of a target of 1"):
+        jaxspec.load_drafter("early-exit", tiny.transformer())
+
+
+def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
+    copied = shutil.copytree(shipped / "distilled", tmp_path / "copied")
+    drafter = load(copied, k=3, num_drafts=2)
+    assert isinstance(drafter, jaxspec.ModelDrafter) and drafter.num_drafts == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("none", {"k": 2}, "nothing to draft with"),
+        ("ngram", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("suffix", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("eagle", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("eagel", {}, "unknown model 'eagel'"),
+    ],
+)
+def test_names_that_do_not_fit(shipped, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, **options)
+
+
+def test_what_is_no_draft():
+    with pytest.raises(TypeError, match="must be a model, a head or the name of one, got int"):
+        drafter_of(3)
+    found = jaxspec.generate(TARGET, drafter_of(HEAD), jnp.asarray([[1, 2, 3]]), max_new_tokens=4)
+    assert found.length.tolist() == [4]
+
+
+@pytest.mark.slow
+def test_a_draft_model_of_another_tokenizer_guesses_what_both_have():
+    own, other = text_models.byte_level(), text_models.sentencepiece()
+    target = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=own)
+    draft = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB), tokenizer=other)
+    # Equally many tokens are not the same tokens.
+    found = drafter_of(draft, 3, target=target)
+    assert isinstance(found, jaxspec.IntersectionDrafter) and found.k == 3
+    assert 0 < found.token_map.shared() < own.vocab_size
+    assert isinstance(drafter_of(dataclasses.replace(draft, tokenizer=own), target=target), jaxspec.ModelDrafter)
+    decoder = jaxspec.SpeculativeDecoder(target, draft)
+    plain = jaxspec.SpeculativeDecoder(target)
+    options = {"max_new_tokens": 8, "temperature": 0}
+    assert decoder.generate("the sea", **options).text == plain.generate("the sea", **options).text
+    with pytest.raises(ValueError, match="has another tokenizer than its target"):
+        drafter_of(draft, target=target, num_drafts=2)
+    # A padded vocabulary of the same tokens is another shape, and every token is shared.
+    padded = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB + 2), tokenizer=own)
+    assert drafter_of(padded, target=target).token_map.shared() == own.vocab_size

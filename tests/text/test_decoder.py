@@ -1,0 +1,282 @@
+"""Text in, text out: streaming, stop strings, batches, seeds, chats, and mistakes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec.text.decoder import SpeculativeDecoder
+from tests._fixtures import text_models, tiny
+
+TOKENIZER = text_models.byte_level()
+PROMPT = "hello"
+SHORT = {"max_new_tokens": 16, "temperature": 0}
+SAMPLED = {"max_new_tokens": 16, "temperature": 1.5, "top_p": None, "stop_tokens": ()}
+
+
+@pytest.fixture(scope="module")
+def model():
+    target = tiny.transformer(3, vocab=TOKENIZER.vocab_size)
+    return dataclasses.replace(target, tokenizer=TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def decoder(model):
+    return SpeculativeDecoder(model, "ngram", k=3)
+
+
+def _reciting(text, *, k=4):
+    """A decoder that is certain to continue the prompt with `text`, `k + 1` tokens a round."""
+    target = text_models.reciter(TOKENIZER, PROMPT, text)
+    return SpeculativeDecoder(target, target, k=k, tokenizer=TOKENIZER)
+
+
+def _drain(stream):
+    return list(stream), stream.result
+
+
+def test_stream_shows_what_generate_returns(decoder):
+    for options in (SHORT, SAMPLED | {"seed": 5}):
+        options = options | {"stop_tokens": ()}
+        pieces, streamed = _drain(decoder.stream(PROMPT, **options))
+        generated = decoder.generate(PROMPT, **options)
+        assert "".join(pieces) == streamed.text == generated.text == TOKENIZER.decode(streamed.token_ids)
+        assert streamed.token_ids == generated.token_ids and len(generated.token_ids) == 16
+        assert streamed.log_probs == pytest.approx(generated.log_probs, abs=1e-4)
+        assert streamed.stop_reason == generated.stop_reason == "max new tokens"
+        assert streamed.acceptance_rate == generated.acceptance_rate
+
+
+def test_whole_characters_are_streamed():
+    text = "x😀é 中文."
+    pieces, result = _drain(_reciting(text, k=0).stream(PROMPT, **SHORT))
+    assert "".join(pieces) == result.text == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_stop_token_ends_the_text_and_is_no_part_of_it():
+    result = _reciting("the sea").generate(PROMPT, **SHORT)
+    assert (result.text, result.stop_reason) == ("the sea", "stop token")
+    assert result.token_ids[-1] == TOKENIZER.eos_token_ids[0]
+    assert len(result.log_probs) == len(result.token_ids)
+    ordinary = TOKENIZER.encode(" sea")[-1]
+    result = _reciting("the sea").generate(PROMPT, **SHORT, stop_tokens=[ordinary])
+    assert (result.text, result.token_ids[-1]) == ("the", ordinary)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected", "reason"),
+    [
+        ("is", "the sea ", "stop string"),
+        ("e 😀", "the sea is wid", "stop string"),
+        (["deep", " wi"], "the sea is", "stop string"),
+        (["wide 😁", "zzz"], "the sea is wide 😀 and deep", "stop token"),
+        ("deeper", "the sea is wide 😀 and deep", "stop token"),
+        ("t", "", "stop string"),
+    ],
+)
+@pytest.mark.parametrize("k", [0, 4])
+def test_stop_strings_end_a_text(stop, expected, reason, k):
+    decoder = _reciting("the sea is wide 😀 and deep", k=k)
+    pieces, streamed = _drain(decoder.stream(PROMPT, **SHORT, stop=stop))
+    generated = decoder.generate(PROMPT, **SHORT, stop=stop)
+    assert "".join(pieces) == streamed.text == generated.text == expected
+    assert streamed.token_ids == generated.token_ids
+    assert streamed.stop_reason == generated.stop_reason == reason
+    assert expected.startswith(TOKENIZER.decode(streamed.token_ids))
+    assert len(streamed.log_probs) == len(streamed.token_ids)
+
+
+def test_tokens_are_cut_to_those_wholly_before_the_stop_string():
+    decoder = _reciting("😀😁")
+    half = decoder.generate(PROMPT, **SHORT, stop="😁")
+    assert half.token_ids == tuple(TOKENIZER.encode("😀"))
+    inside_a_token = _reciting("hello there").generate(PROMPT, **SHORT, stop="re")
+    assert inside_a_token.text == "hello the"
+    assert inside_a_token.text.startswith(TOKENIZER.decode(inside_a_token.token_ids))
+    assert inside_a_token.stats.rounds[0] <= 3
+
+
+def test_rows_of_a_batch_equal_single_prompts(decoder):
+    prompts = ["hello", "the sea is wide", "中"]
+    together = decoder.generate(prompts, **SHORT, stop_tokens=())
+    alone = [decoder.generate(prompt, **SHORT, stop_tokens=()) for prompt in prompts]
+    assert [row.token_ids for row in together] == [row.token_ids for row in alone]
+    assert [row.prompt_tokens for row in together] == [len(TOKENIZER.encode(prompt)) for prompt in prompts]
+    stream = decoder.stream(prompts, **SHORT, stop_tokens=())
+    pieces, ended = [], stream.ended
+    for row, piece in stream:
+        assert not ended[row]
+        pieces, ended = [*pieces, (row, piece)], stream.ended
+    streamed = stream.result
+    for row, result in enumerate(streamed):
+        assert "".join(piece for index, piece in pieces if index == row) == result.text == alone[row].text
+
+
+def test_a_stop_string_ends_its_own_row_alone(decoder):
+    prompts = ["hello", "the sea is wide"]
+    options = SAMPLED | {"seed": 1}
+    free = decoder.generate(prompts, **options)
+    stop = next(letter for letter in free[0].text if letter not in free[1].text)
+    stream = decoder.stream(prompts, **options, stop=stop)
+    _, cut = _drain(stream)
+    assert stream.ended == (True, True)
+    assert (cut[0].text, cut[0].stop_reason) == (free[0].text.split(stop)[0], "stop string")
+    assert (cut[1].token_ids, cut[1].stop_reason) == (free[1].token_ids, "max new tokens")
+    assert cut[0].stats.rounds[0] < cut[1].stats.rounds[0]
+
+
+def test_a_seed_repeats_a_text(decoder):
+    first = decoder.generate(PROMPT, **SAMPLED)
+    assert decoder.generate(PROMPT, **SAMPLED, seed=first.seed).token_ids == first.token_ids
+    others = [decoder.generate(PROMPT, **SAMPLED, seed=seed) for seed in (1, 2, 2**32 - 1)]
+    assert len({other.token_ids for other in others}) == 3
+    assert [other.seed for other in others] == [1, 2, 2**32 - 1]
+    assert decoder.generate(PROMPT, **SHORT).seed is None
+
+
+def test_coupled_decoding_gives_plain_text(model, decoder):
+    options = SAMPLED | {"temperature": 0.8, "seed": 7}
+    coupled = jaxspec.CoupledVerifier()
+    plain = SpeculativeDecoder(model, verifier=coupled).generate(PROMPT, **options)
+    assert SpeculativeDecoder(model, "ngram", verifier=coupled).generate(PROMPT, **options).text == plain.text
+    assert plain.stats.drafted[0] == 0 and plain.mean_acceptance_length == 1
+
+
+def test_chat_renders_the_template(decoder):
+    messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
+    rendered = f"<|system|>be short{text_models.END}<|user|>hello{text_models.END}<|assistant|>"
+    result = decoder.chat(messages, **SHORT)
+    assert result.text == decoder.generate(rendered, **SHORT).text
+    pieces, streamed = _drain(decoder.stream_chat(messages, **SHORT))
+    assert "".join(pieces) == streamed.text == result.text
+    both = decoder.chat([messages, messages[1:]], **SHORT)
+    assert [both[0].text, both[1].text] == [result.text, decoder.chat(messages[1:], **SHORT).text]
+
+
+def test_budgets(decoder):
+    empty = decoder.generate(PROMPT, max_new_tokens=0)
+    assert (empty.text, empty.token_ids, empty.stop_reason) == ("", (), "max new tokens")
+    assert list(decoder.stream(PROMPT, max_new_tokens=0)) == []
+    rows = decoder.generate([PROMPT, PROMPT], max_new_tokens=[3, 7], temperature=0, stop_tokens=())
+    assert [len(row.token_ids) for row in rows] == [3, 7]
+
+
+def test_timing_counts_every_token(decoder):
+    _, streamed = _drain(decoder.stream([PROMPT, "the sea"], **SHORT))
+    timing = streamed[0].timing
+    assert timing is streamed[1].timing
+    assert timing.tokens == sum(len(row.token_ids) for row in streamed)
+    assert 0 < timing.first_seconds < timing.seconds and 0 < timing.first_tokens < timing.tokens
+    assert streamed[0].tokens_per_second == pytest.approx(
+        (timing.tokens - timing.first_tokens) / (timing.seconds - timing.first_seconds)
+    )
+    assert decoder.generate(PROMPT, **SHORT).timing.first_seconds is None
+
+
+def test_an_unfinished_stream_has_no_result(decoder):
+    stream = decoder.stream(PROMPT, **SHORT)
+    with pytest.raises(RuntimeError, match="iterate to its end"):
+        stream.result  # noqa: B018
+
+
+def test_drafts_by_name(model):
+    assert SpeculativeDecoder(model).drafter.k == SpeculativeDecoder(model, "none", k=0).drafter.k == 0
+    assert SpeculativeDecoder(model, "ngram", k="fixed").drafter == jaxspec.NGramDrafter(k=4)
+    assert SpeculativeDecoder(model, model, k=2).drafter == jaxspec.ModelDrafter(model, k=2)
+    own = jaxspec.NGramDrafter(k=6)
+    assert SpeculativeDecoder(model, own).drafter is SpeculativeDecoder(model, own, k=6).drafter is own
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        SpeculativeDecoder(model).generate("", **SHORT)
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        SpeculativeDecoder(model).generate(["a", ""], **SHORT)
+
+
+def test_logits_that_are_not_finite_raise(model):
+    broken = dataclasses.replace(model, params=jax.tree.map(lambda x: x * jnp.nan, model.params))
+    for stop in ((), "x"):
+        with pytest.raises(FloatingPointError, match="NOT_FINITE_LOGITS"):
+            SpeculativeDecoder(broken).generate(PROMPT, **SHORT, stop=stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lossy(jaxspec.TokenVerifier):
+    lossless = False
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "error", "match"),
+    [
+        ("ngram", {"k": -1}, ValueError, "k must be at least 0, got -1"),
+        ("ngram", {"k": 2.5}, TypeError, "k must be a static integer"),
+        ("none", {"k": 4}, ValueError, "nothing to draft with"),
+        (jaxspec.NGramDrafter(k=3), {"k": 4}, ValueError, "made with k=3"),
+        ("no-such-model", {}, ValueError, "unknown model 'no-such-model'"),
+        (3, {}, TypeError, "draft must be a model, a head or the name of one, got int"),
+        (tiny.transformer(vocab=7), {}, ValueError, "draft of 7 tokens for a target of 310"),
+        ("ngram", {"verifier": "coupled"}, TypeError, "verifier must be a jaxspec Verifier, got str"),
+        ("ngram", {"verifier": _Lossy()}, ValueError, "pass lossy=True"),
+    ],
+)
+def test_players_that_do_not_fit(model, draft, options, error, match):
+    with pytest.raises(error, match=match):
+        SpeculativeDecoder(model, draft, **options)
+
+
+def test_a_tokenizer_is_needed(model):
+    bare = dataclasses.replace(model, tokenizer=None)
+    with pytest.raises(ValueError, match="no tokenizer; pass tokenizer="):
+        SpeculativeDecoder(bare)
+    assert SpeculativeDecoder(bare, tokenizer=TOKENIZER).tokenizer is TOKENIZER
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "match"),
+    [
+        ([], {}, ValueError, "there is no prompt"),
+        (["a", 3], {}, TypeError, "prompt 1 must be a string, got int"),
+        ("a", {"max_tokens": 3}, TypeError, "unknown option max_tokens; expected some of max_new_tokens"),
+        ("a", {"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0"),
+        ("a", {"temperature": -0.5}, ValueError, "temperature must be >= 0"),
+        ("a", {"temperature": float("nan")}, ValueError, "temperature must be >= 0"),
+        ("a", {"top_p": 0.0}, ValueError, "top_p must be in"),
+        ("a", {"temperature": 0, "top_p": 1.5}, ValueError, "top_p must be in"),
+        ("a", {"seed": -1}, ValueError, "seed must be in"),
+        ("a", {"seed": 1.0}, TypeError, "seed must be an integer, got float"),
+        ("a", {"stop": ""}, ValueError, "must not be empty"),
+        ("a", {"stop": text_models.END}, ValueError, r"is a special token.*pass stop_tokens=\[0\]"),
+        ("a", {"stop_tokens": [999]}, ValueError, "stop_tokens must be in"),
+        ("hello" * 600, {}, ValueError, "^prompt and new tokens are .* target model's context is 512"),
+        (["hello", "hello" * 600], {}, ValueError, "^prompt 1: prompt and new tokens are"),
+    ],
+)
+def test_requests_that_do_not_fit(decoder, prompts, options, error, match):
+    with pytest.raises(error, match=match):
+        decoder.generate(prompts, **options)
+
+
+@pytest.mark.parametrize("messages", [[], "hello", {"role": "user", "content": "hello"}])
+def test_messages_that_are_none(decoder, messages):
+    with pytest.raises(ValueError, match="messages must be a list"):
+        decoder.chat(messages)
+
+
+def test_a_chat_needs_a_template(model):
+    plain = text_models.byte_level(chat_template=None)
+    with pytest.raises(ValueError, match="no chat template"):
+        SpeculativeDecoder(model, tokenizer=plain).chat([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.smollm2
+def test_the_default_model_answers(smollm2):
+    decoder = SpeculativeDecoder(smollm2, "ngram")
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    pieces, result = _drain(decoder.stream_chat(messages, max_new_tokens=24, temperature=0, stop=["."]))
+    assert "Paris" in result.text and "." not in result.text
+    assert "".join(pieces) == result.text and len(pieces) > 3
+    assert result.stop_reason in ("stop string", "stop token")

@@ -1,0 +1,129 @@
+"""Incremental detokenisation and stop strings."""
+
+import random
+
+import pytest
+
+from jaxspec.text.detokenizer import Detokenizer, StopStrings
+from tests._fixtures import text_models
+
+TOKENIZERS = {"byte_level": text_models.byte_level(), "sentencepiece": text_models.sentencepiece()}
+
+
+def _in_pieces(tokenizer, ids, rng):
+    detokenizer, pieces, start = Detokenizer(tokenizer), [], 0
+    while start < len(ids):
+        size = rng.randint(1, 3)
+        pieces.append(detokenizer.push(ids[start : start + size]))
+        start += size
+    return [*pieces, detokenizer.flush()]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("text", ["the sea", "two  spaces ", "grüße 😀😀!", "中文\n\nab", "a\tb. ", "", "👩‍👩‍👧 é"])
+def test_pieces_of_a_text_are_the_text(kind, text):
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text)
+    for seed in range(5):
+        pieces = _in_pieces(tokenizer, ids, random.Random(seed))
+        assert "".join(pieces) == tokenizer.decode(ids) == text
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_pieces_of_any_tokens_are_what_decode_makes_of_them(kind):
+    tokenizer, rng = TOKENIZERS[kind], random.Random(0)
+    everything = range(tokenizer.vocab_size)
+    broken = [i for i in everything if tokenizer.token_bytes(i)[:1] >= b"\x80"]
+    for trial in range(3000):
+        pool = everything if trial % 2 else [*broken, *rng.sample(everything, 60)]
+        ids = rng.choices(pool, k=rng.randrange(12))
+        if trial % 3 == 0:
+            ids = tokenizer.encode(rng.choice(["😀 é", " a", "\n\n"])) + ids
+        assert "".join(_in_pieces(tokenizer, ids, rng)) == tokenizer.decode(ids)
+
+
+def test_a_character_appears_when_its_last_byte_does():
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode("😀!")
+    assert [tokenizer.token_bytes(i) for i in ids] == [b"\xf0", b"\x9f", b"\x98", b"\x80", b"!"]
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push([i]) for i in ids] == ["", "", "", "😀", "!"]
+
+
+def test_an_unfinished_character_is_replaced_at_the_end():
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode("x😀")[:-1]
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids) == "x"
+    assert detokenizer.flush() == "\ufffd"
+    assert tokenizer.decode(ids) == "x\ufffd"
+
+
+def test_sentencepiece_drops_the_first_space_alone():
+    tokenizer = TOKENIZERS["sentencepiece"]
+    for text, shown in (("a a", "a a"), ("  a", " a"), (" ", "")):
+        detokenizer = Detokenizer(tokenizer)
+        assert "".join(detokenizer.push([i]) for i in tokenizer.encode(text)) + detokenizer.flush() == shown
+
+
+def _show(stops, pieces):
+    cutter = StopStrings(stops)
+    shown = []
+    for piece in pieces:
+        text, stopped = cutter.push(piece)
+        shown.append(text)
+        if stopped:
+            return shown, True
+    return [*shown, cutter.flush()], False
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "stopped"),
+    [
+        (["STOP"], ["ab ST", "OP cd"], ["ab ", ""], True),
+        (["STOP"], ["ab ST", "ILL"], ["ab ", "STILL", ""], False),
+        (["STOP"], ["STSTOP"], ["ST"], True),
+        (["aab"], ["a", "a", "a", "b"], ["", "", "a", ""], True),
+        (["\n\n"], ["x\n", "y\n", "\nz"], ["x", "\ny", ""], True),
+        (["bc", "abcd"], ["abcd"], ["a"], True),
+        (["abc", "bc"], ["abc"], [""], True),
+        (["END"], ["the EN"], ["the ", "EN"], False),
+        ("one", ["no one"], ["no "], True),
+        ([], ["text"], ["text", ""], False),
+    ],
+)
+def test_stop_strings(stops, pieces, shown, stopped):
+    assert _show(stops, pieces) == (shown, stopped)
+
+
+def _by_characters(stops, text):
+    """The same by definition: the text ends where, read letter by letter, it ends with a stop string."""
+    for end in range(1, len(text) + 1):
+        if ending := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+def test_stop_strings_do_not_depend_on_how_the_text_is_divided():
+    rng = random.Random(0)
+    for _ in range(3000):
+        stops = ["".join(rng.choices("ab", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
+        text = "".join(rng.choices("abc", k=10))
+        cuts = sorted(rng.choices(range(11), k=3))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, 10], strict=True)]
+        shown, stopped = _show(stops, pieces)
+        assert ("".join(shown), stopped) == _by_characters(stops, text)
+
+
+def test_what_follows_a_stop_string_is_dropped():
+    cutter = StopStrings(["."])
+    assert cutter.push("a. b") == ("a", True)
+    assert cutter.push("c") == ("", True)
+    assert cutter.flush() == ""
+
+
+@pytest.mark.parametrize(("stops", "error"), [([""], ValueError), ([3], TypeError)])
+def test_bad_stop_strings(stops, error):
+    with pytest.raises(error, match="a stop string must"):
+        StopStrings(stops)
