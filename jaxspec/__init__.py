@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from jaxspec.decoding.generate import step as step
     from jaxspec.decoding.generate import stream as stream
     from jaxspec.draft_length.adaptive import Adaptive as Adaptive
+    from jaxspec.draft_length.base import DraftLength as DraftLength
     from jaxspec.draft_length.base import Fixed as Fixed
-    from jaxspec.draft_length.base import Schedule as Schedule
     from jaxspec.draft_length.early_stop import ConfidenceStop as ConfidenceStop
     from jaxspec.draft_length.early_stop import CumulativeConfidence as CumulativeConfidence
     from jaxspec.draft_length.early_stop import EntropyStop as EntropyStop
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from jaxspec.drafters.children import MostLikely as MostLikely
     from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
     from jaxspec.drafters.children import WithReplacement as WithReplacement
-    from jaxspec.drafters.cross_vocabulary import IntersectionDrafter as IntersectionDrafter
+    from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter as CrossVocabularyDrafter
     from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
     from jaxspec.drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
-    from jaxspec.drafters.hybrid import Compose as Compose
+    from jaxspec.drafters.hybrid import HybridDrafter as HybridDrafter
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from jaxspec.drafters.text_store import TextStore as TextStore
     from jaxspec.drafters.token_map import TokenMap as TokenMap
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
-    from jaxspec.heads.dflash.drafter import BlockDrafter as BlockDrafter
+    from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
     from jaxspec.heads.files import load_head as load_head
     from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     from jaxspec.named import load_drafter as load_drafter
     from jaxspec.nn.adapters import from_function as from_function
     from jaxspec.nn.adapters import from_nnx as from_nnx
-    from jaxspec.nn.convert import native_products as native_products
+    from jaxspec.nn.convert import native_kernels as native_kernels
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
-    from jaxspec.nn.quantize import quantise_cache as quantise_cache
-    from jaxspec.nn.quantize import quantise_weights as quantise_weights
+    from jaxspec.nn.quantize import quantize_cache as quantize_cache
+    from jaxspec.nn.quantize import quantize_weights as quantize_weights
     from jaxspec.sharding.params import shard as shard
     from jaxspec.text.decoder import SpeculativeDecoder as SpeculativeDecoder
     from jaxspec.text.request import TextOptions as TextOptions
@@ -104,14 +104,14 @@ __getattr__, __dir__ = lazy(
         "core.tree": ("Tree",),
         "nn.language_model": ("LanguageModel",),
         "nn.adapters": ("from_function", "from_nnx"),
-        "nn.convert": ("native_products",),
-        "nn.quantize": ("quantise_cache", "quantise_weights"),
+        "nn.convert": ("native_kernels",),
+        "nn.quantize": ("quantize_cache", "quantize_weights"),
         "checkpoints.load": ("load",),
         "checkpoints.orbax": ("save",),
         "checkpoints.zoo": ("list_models",),
         "checkpoints.tokenizer": ("Tokenizer",),
         "sharding.params": ("shard",),
-        "draft_length.base": ("Fixed", "Schedule"),
+        "draft_length.base": ("Fixed", "DraftLength"),
         "draft_length.adaptive": ("Adaptive",),
         "draft_length.early_stop": ("ConfidenceStop", "CumulativeConfidence", "EntropyStop"),
         "verifiers.base": ("Verifier",),
@@ -134,11 +134,11 @@ __getattr__, __dir__ = lazy(
         "drafters.tree": ("TreeDrafter",),
         "drafters.children": ("MostLikely", "WithReplacement", "WithoutReplacement"),
         "drafters.dynamic_tree": ("DynamicTreeDrafter",),
-        "drafters.hybrid": ("Compose",),
-        "drafters.cross_vocabulary": ("IntersectionDrafter",),
+        "drafters.hybrid": ("HybridDrafter",),
+        "drafters.cross_vocabulary": ("CrossVocabularyDrafter",),
         "drafters.token_map": ("TokenMap",),
         "drafters.early_exit": ("EarlyExitDrafter",),
-        "heads.dflash.drafter": ("BlockDrafter",),
+        "heads.dflash.drafter": ("DFlashDrafter",),
         "heads.eagle.drafter": ("EagleDrafter",),
         "heads.medusa.drafter": ("MedusaDrafter",),
         "heads.tandem.drafter": ("TandemDrafter",),

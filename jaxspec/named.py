@@ -13,18 +13,18 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.core.model import Model
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapting import Wish, adapt, spare
 from jaxspec.drafters.base import Drafter, NoDrafter
-from jaxspec.drafters.cross_vocabulary import IntersectionDrafter
+from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.token_map import TokenMap
-from jaxspec.heads.dflash.drafter import BlockDrafter
-from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.drafter import DFlashDrafter
+from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.eagle.drafter import EagleDrafter
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.files import is_head, load_head
@@ -32,7 +32,7 @@ from jaxspec.heads.medusa.drafter import MedusaDrafter
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.tandem.drafter import TandemDrafter
 from jaxspec.heads.tandem.head import TandemHead
-from jaxspec.nn.convert import native_beside
+from jaxspec.nn.convert import native_like
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.rules import Rules
 
@@ -40,7 +40,7 @@ DEFAULT_K = 4
 # What each kind of head is drafted from by.
 _OF_HEADS = {
     EagleHead: EagleDrafter,
-    BlockHead: BlockDrafter,
+    DFlashHead: DFlashDrafter,
     MedusaHead: MedusaDrafter,
     TandemHead: TandemDrafter,
     EarlyExitHead: lambda head, **options: EarlyExitDrafter(head.layers, head=head, **options),
@@ -49,7 +49,7 @@ _OF_HEADS = {
 
 def drafter_of(
     draft: Any,
-    k: int | Schedule | str | None = None,
+    k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     *,
     target: Any = None,
@@ -97,7 +97,7 @@ def drafter_of(
             f"num_drafts is {num_drafts}, but this draft model has another tokenizer than its target, and then draws "
             "one draft a round; leave num_drafts out"
         )
-    return IntersectionDrafter(draft, token_map, k=k)
+    return CrossVocabularyDrafter(draft, token_map, k=k)
 
 
 def _token_map(draft: Model, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
@@ -117,7 +117,7 @@ def load_drafter(
     target: LanguageModel,
     *,
     target_name: str | None = None,
-    k: int | Schedule | str | None = None,
+    k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     tokenizer: Tokenizer | None = None,
     dtype: Any = None,
@@ -133,9 +133,9 @@ def load_drafter(
         what the target's manifest names, else "ngram" (of "ngram+eagle" n-grams alone where the head would save little
         in a batch of so many rows); a drafter that ships with the target, such as "eagle" or
         "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
-        model of another tokenizer drafts the tokens that both have (`IntersectionDrafter`). "ngram+" or "suffix+"
-        before one of these copies where that promises more (`Compose`).
-      target: the model to draft for. Beside one of `native_products` a float32 head or draft model is one too, of
+        model of another tokenizer drafts the tokens that both have (`CrossVocabularyDrafter`). "ngram+" or "suffix+"
+        before one of these copies where that promises more (`HybridDrafter`).
+      target: the model to draft for. Beside one of `native_kernels` a float32 head or draft model is one too, of
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
@@ -178,7 +178,7 @@ def _by_name(
     target: LanguageModel,
     *,
     target_name: str | None,
-    k: int | Schedule | None,
+    k: int | DraftLength | None,
     num_drafts: int,
     **options: Any,
 ) -> Drafter:
@@ -198,15 +198,15 @@ def _by_name(
             raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
         other = zoo.draft_name(other, target_name)
         drafter = _by_name(other, target, target_name=target_name, k=k, num_drafts=1, **options)
-        return Compose(_ALONE[copying](target, drafter.k), drafter)
+        return HybridDrafter(_ALONE[copying](target, drafter.k), drafter)
     tokenizer = options.pop("tokenizer")
     if is_head(name):
-        return drafter_of(native_beside(target, load_head(name, target, **options)), k, num_drafts)
-    draft = native_beside(target, load(name, **options))
+        return drafter_of(native_like(target, load_head(name, target, **options)), k, num_drafts)
+    draft = native_like(target, load(name, **options))
     return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
 
 
-def _alone(name: str | os.PathLike[str]) -> Callable[[Model, int | Schedule | None], Drafter] | None:
+def _alone(name: str | os.PathLike[str]) -> Callable[[Model, int | DraftLength | None], Drafter] | None:
     """What makes the drafter of this name, if that needs no weights of its own."""
     word, colon, layers = str(name).partition(":")
     if word != "early-exit" or not colon:
@@ -216,15 +216,15 @@ def _alone(name: str | os.PathLike[str]) -> Callable[[Model, int | Schedule | No
     return functools.partial(_early_exit, layers=int(layers))
 
 
-def _ngram(target: Model, k: int | Schedule | None) -> Drafter:
+def _ngram(target: Model, k: int | DraftLength | None) -> Drafter:
     return NGramDrafter(k=DEFAULT_K if k is None else k)
 
 
-def _suffix(target: Model, k: int | Schedule | None) -> Drafter:
+def _suffix(target: Model, k: int | DraftLength | None) -> Drafter:
     return SuffixDrafter() if k is None else SuffixDrafter(k=k)
 
 
-def _early_exit(target: Model, k: int | Schedule | None, *, layers: int | None = None) -> Drafter:
+def _early_exit(target: Model, k: int | DraftLength | None, *, layers: int | None = None) -> Drafter:
     EarlyExitDrafter(1).check(target)  # it has layers to count
     layers = max(1, target.module.config.num_layers // 4) if layers is None else layers
     drafter = EarlyExitDrafter(layers, k=DEFAULT_K if k is None else k)
@@ -232,7 +232,7 @@ def _early_exit(target: Model, k: int | Schedule | None, *, layers: int | None =
     return drafter
 
 
-def _sparse_cache(target: Model, k: int | Schedule | None) -> Drafter:
+def _sparse_cache(target: Model, k: int | DraftLength | None) -> Drafter:
     return SparseCacheDrafter(k=DEFAULT_K if k is None else k)
 
 

@@ -17,7 +17,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 assert typecheck.functions
-jaxtyping.install_import_hook("jaxspec", "tests.typecheck.functions")
+jaxtyping.install_import_hook("jaxspec", "tests._fixtures.typecheck.functions")
 fast_compiles.install()
 
 MAPS, MOST_MAPS = pathlib.Path("/proc/self/maps"), 20_000  # of the 65,530 that Linux allows
@@ -25,13 +25,13 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "optimised: compiles with all of XLA's optimisations, as users do")
+    config.addinivalue_line("markers", "optimized: compiles with all of XLA's optimizations, as users do")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Programs of tiny models run for milliseconds: compile them fast, and only real models well."""
-    well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimised"))
+    well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimized"))
     jax.config.update("jax_disable_most_optimizations", not well)
 
 

@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.checkpoints import zoo
 from jaxspec.heads.eagle.checkpoint import write_eagle
 from jaxspec.named import drafter_of
-from jaxspec.nn.packed import stored_kernels
+from jaxspec.nn.packed import packed_weights
 from jaxspec.ops.native.build import NoCompilerError
 from tests._fixtures import text_models, tiny
 from tests.heads.eagle.test_drafter import HEAD, TARGET
@@ -56,19 +56,19 @@ def test_without_one_the_text_itself(shipped):
 def test_beside_a_native_target_drafts_are_native_too(shipped):
     """And of half the bytes; not where the target's products are XLA's."""
     try:
-        target = jaxspec.native_products(TARGET)
+        target = jaxspec.native_kernels(TARGET)
     except NoCompilerError as error:
         pytest.skip(str(error))
     for name, part in (("eagle", "head"), ("distilled", "model")):
-        kernels = [x.values.dtype for x in stored_kernels(getattr(load(name, target=target), part))]
+        kernels = [x.values.dtype for x in packed_weights(getattr(load(name, target=target), part))]
         assert kernels and set(kernels) == {jnp.dtype(jnp.bfloat16)}
-        assert not stored_kernels(getattr(load(name), part))
-        assert not stored_kernels(getattr(load(name, target=target, dtype="bfloat16"), part))
+        assert not packed_weights(getattr(load(name), part))
+        assert not packed_weights(getattr(load(name, target=target, dtype="bfloat16"), part))
 
 
 def test_one_beside_n_grams(shipped, monkeypatch):
     drafter = load("ngram+eagle", k=2)
-    assert isinstance(drafter, jaxspec.Compose) and drafter.copying == jaxspec.NGramDrafter(k=2)
+    assert isinstance(drafter, jaxspec.HybridDrafter) and drafter.copying == jaxspec.NGramDrafter(k=2)
     assert isinstance(drafter.model, jaxspec.EagleDrafter) and drafter.model.k == 2
     assert isinstance(load("suffix+distilled").copying, jaxspec.SuffixDrafter)
     manifest = (shipped / "manifest.json").read_text()
@@ -76,11 +76,11 @@ def test_one_beside_n_grams(shipped, monkeypatch):
     zoo._entries.cache_clear()
     costs = lambda *_, batch: ((1.0, batch + 0.5, 9.0, 9.0), 0.0)  # noqa: E731
     monkeypatch.setattr("jaxspec.drafters.adapting.estimate_costs", costs)
-    assert isinstance(load("auto"), jaxspec.Compose)
+    assert isinstance(load("auto"), jaxspec.HybridDrafter)
     alone = load("auto", batch=8)
     assert isinstance(alone, jaxspec.NGramDrafter) and alone.schedule.advance == jaxspec.Adaptive.advance
-    assert isinstance(load("ngram+eagle", batch=8), jaxspec.Compose)
-    assert isinstance(load("auto", batch=8, k=2), jaxspec.Compose)
+    assert isinstance(load("ngram+eagle", batch=8), jaxspec.HybridDrafter)
+    assert isinstance(load("auto", batch=8, k=2), jaxspec.HybridDrafter)
     with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):
         load("ngram+eagle", num_drafts=2)
 
@@ -134,7 +134,7 @@ def test_a_draft_model_of_another_tokenizer_guesses_what_both_have():
     draft = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB), tokenizer=other)
     # Equally many tokens are not the same tokens.
     found = drafter_of(draft, 3, target=target)
-    assert isinstance(found, jaxspec.IntersectionDrafter) and found.k == 3
+    assert isinstance(found, jaxspec.CrossVocabularyDrafter) and found.k == 3
     assert 0 < found.token_map.shared() < own.vocab_size
     assert isinstance(drafter_of(dataclasses.replace(draft, tokenizer=own), target=target), jaxspec.ModelDrafter)
     decoder = jaxspec.SpeculativeDecoder(target, draft)

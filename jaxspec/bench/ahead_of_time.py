@@ -102,8 +102,8 @@ def compile_case(case: Case) -> Compiled:
     devices, chip = _devices(case)
     mesh = _mesh(devices)
     target, drafter = _placed(case.model, mesh), _drafter(case, mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
+    replicate = NamedSharding(mesh, PartitionSpec())
+    like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
     k = 0 if drafter is None else drafter.k
 
     def generate(target, drafter, prompt, key, temperature):

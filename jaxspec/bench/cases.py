@@ -10,7 +10,7 @@ from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters.adapting import Wish, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.named import load_drafter
 from jaxspec.named_verifiers import VERIFIERS
 from jaxspec.nn.language_model import LanguageModel
@@ -72,7 +72,7 @@ def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageM
         return adapt(loaded, target, wish.most)
     if wish.k is None:
         return loaded
-    if isinstance(loaded, Compose):
+    if isinstance(loaded, HybridDrafter):
         parts = {part: dataclasses.replace(getattr(loaded, part), k=k, schedule=None) for part in ("copying", "model")}
         return dataclasses.replace(loaded, **parts)
     return dataclasses.replace(loaded, k=k, schedule=None)
@@ -105,7 +105,7 @@ def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) 
 
 
 def _adapts(drafter: Drafter) -> bool:
-    model = drafter.model if isinstance(drafter, Compose) else drafter
+    model = drafter.model if isinstance(drafter, HybridDrafter) else drafter
     return isinstance(getattr(model, "schedule", None), Adaptive)
 
 

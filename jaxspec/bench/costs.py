@@ -17,7 +17,7 @@ from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 128
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Held(Schedule):
+class _Held(DraftLength):
     """Always `count` drafts, traced: all lengths run in the program that `Adaptive` runs in."""
 
     count: jax.Array | int

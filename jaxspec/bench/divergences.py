@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core.prefill import prefill
-from jaxspec.core.random import PositionDraws, row_keys
+from jaxspec.core.random import PositionNoise, row_keys
 from jaxspec.core.sampling import Policy
 
 NEAR = 1e-3
@@ -20,7 +20,7 @@ _WIDTH = 64
 Score = Callable[[Sequence[int]], np.ndarray]
 
 
-def parting(plain: Sequence[int], other: Sequence[int], score: Score) -> tuple[int, float | None] | None:
+def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> tuple[int, float | None] | None:
     """The first place where two answers differ, and how far the worse token there is from the best; `None` if nowhere.
 
     That distance is `None` where one answer goes on behind the end of the other, which no tie explains.
@@ -56,7 +56,7 @@ def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy,
         logits = _logits_after(target, tokens, length)
         if policy.greedy:
             return np.asarray(logits)
-        noise = PositionDraws(row_keys(key, rows)[row][None], length).token_noise(1, target.vocab_size)
+        noise = PositionNoise(row_keys(key, rows)[row][None], length).token_noise(1, target.vocab_size)
         return np.asarray((policy.log_probs(logits[None, None]) + noise)[0, 0])
 
     return score

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.bench.cases import PLAIN, Case, for_rows, widest_prompt
 from jaxspec.bench.dialogue import Answers, Prompts, counts_of, dialogue, generate, texts_of, tokens_of, turn_key
-from jaxspec.bench.divergences import parting, score_of
+from jaxspec.bench.divergences import divergence, score_of
 from jaxspec.bench.groups import Group
 from jaxspec.bench.meters import EnergyMeter, peak_memory
 from jaxspec.bench.peers.panel import Panel
@@ -119,7 +119,7 @@ class Measurement:
         for record in exact + (list(peers.values()) if temperature == 0 else []):
             last = record["repeats"][-1]
             last["partings"] = [
-                parting(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
+                divergence(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
                 for (row, prompt), first, other in zip(prompts.items(), plain, last["ids"], strict=True)
             ]
 

@@ -34,7 +34,7 @@ class Agreement:
     def of(cls, found: Iterator[tuple[int, int, list[Any] | None]]) -> "Agreement":
         """Of question, turn and parting of each answer."""
         answers = list(found)
-        parted = [(question, turn, *parting) for question, turn, parting in answers if parting is not None]
+        parted = [(question, turn, *divergence) for question, turn, divergence in answers if divergence is not None]
         wrong = [one for one in parted if one[3] is None or one[3] > NEAR]
         first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
         return cls(len(answers), len(answers) - len(parted), len(parted) - len(wrong), len(wrong), first)
@@ -90,7 +90,7 @@ def assess(
 
 def _compare(turns, case: str, questions, decode) -> tuple[Agreement | None, Compared | None, Compared | None]:
     if "partings" in turns[0]["cases"][case]["repeats"][0]:
-        return Agreement.of(partings(turns, "cases", case)), None, None
+        return Agreement.of(divergences(turns, "cases", case)), None, None
     own, plain = (_losses(turns, name) for name in (case, PLAIN))
     perplexity = compare_perplexity(list(plain.values()), list(own.values()))
     own, plain = (_counts(turns, name, questions, decode) for name in (case, PLAIN))
@@ -100,11 +100,11 @@ def _compare(turns, case: str, questions, decode) -> tuple[Agreement | None, Com
     return None, perplexity, compare_corpora(list(plain.values()), list(own.values()), figure)
 
 
-def partings(turns: Sequence[dict[str, Any]], side: str, case: str) -> Iterator[tuple[int, int, list[Any] | None]]:
+def divergences(turns: Sequence[dict[str, Any]], side: str, case: str) -> Iterator[tuple[int, int, list[Any] | None]]:
     """Question, turn and parting of every answer of a case; `side` is where records have it."""
     for turn, repeat in _repeats(turns, side, case):
-        for question, parting in zip(turn["questions"], repeat["partings"], strict=True):
-            yield question, turn["turn"], parting
+        for question, divergence in zip(turn["questions"], repeat["partings"], strict=True):
+            yield question, turn["turn"], divergence
 
 
 def _repeats(turns, side: str, case: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

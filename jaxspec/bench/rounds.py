@@ -101,10 +101,10 @@ def _verified(lengths: tuple[int, ...], drafted) -> list[int]:
 def draft_once(target, drafter, state, verifier=None):
     """The drafts alone: what the drafter would remember of them is left out."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    draws = (verifier or default_verifier(drafter)).draws(state.keys, state.length)
+    rng = (verifier or default_verifier(drafter)).rng(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
-        draws = draws.shared(drafter.k + 1, target.vocab_size)
-    return drafter.propose(draws, state.drafter_state, context)[0].tokens
+        rng = rng.shared(drafter.k + 1, target.vocab_size)
+    return drafter.propose(rng, state.drafter_state, context)[0].tokens
 
 
 def _feed(target, tokens, cache, capture):

@@ -24,7 +24,7 @@ from jaxspec.bench.rounds import split_rounds
 from jaxspec.bench.setting import Setting
 from jaxspec.bench.summary import Summary, summarize
 from jaxspec.checkpoints.load import load
-from jaxspec.nn.convert import PRODUCTS, products_of
+from jaxspec.nn.convert import PRODUCTS, kernels_of
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
@@ -86,7 +86,7 @@ def run(
     units = list(_units(setting, questions, measurement))
     with contextlib.ExitStack() as stack:
         if not all(results.has(name) for name, _, _ in units):
-            measurement.panel = stack.enter_context(open_panel(setting, loaded, questions, products_of(target)))
+            measurement.panel = stack.enter_context(open_panel(setting, loaded, questions, kernels_of(target)))
         _measure(units, measurement, results, quiet)
     summaries = summarize(results.records)
     if not summaries:
@@ -179,7 +179,7 @@ def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
         "dtype": target.dtype.name,
-        "products": products_of(target),
+        "products": kernels_of(target),
         "jaxspec": _version(),
         "jax": jax.__version__,
         "python": platform.python_version(),

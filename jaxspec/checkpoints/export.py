@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxspec.checkpoints.folder import config_of, save_head_folder
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import recipes
+from jaxspec.families.params import param_mappings
 from jaxspec.nn.language_model import LanguageModel
 
 _REFUSED = "only models of the Llama family are written as such a folder, got {}; use jaxspec.save"
@@ -32,6 +32,6 @@ def write_llama(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     }
     if transformer_config(values) != config:
         raise ValueError(_REFUSED.format(config))
-    tensors = {name: x for one in recipes(config, "llama") for name, x in one.take_apart(model.params).items()}
+    tensors = {name: x for one in param_mappings(config, "llama") for name, x in one.take_apart(model.params).items()}
     prefixed = {name if name == "lm_head.weight" else f"model.{name}": x for name, x in tensors.items()}
     save_head_folder(path, values, prefixed, model.tokenizer)

@@ -1,7 +1,7 @@
 """The GGUF container: metadata and a table of tensors, every read checked against the file's size.
 
 `gguf.GGUFReader` reads the same format, but it takes seconds for a vocabulary of 100,000 strings
-and can loop for ever on a damaged count; tables of types and the dequantisation come from it.
+and can loop for ever on a damaged count; tables of types and the dequantization come from it.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class GGUFFile:
 
     Attributes:
       metadata: its key-value pairs; arrays are lists.
-      tensors: its tensors, dequantised to float32 when read; shapes in row-major order, which is
+      tensors: its tensors, dequantized to float32 when read; shapes in row-major order, which is
         the reverse of the order GGUF writes them in.
     """
 
@@ -151,4 +151,4 @@ def _read(buffer, name, shape, quantization, start, row_bytes) -> np.ndarray:
     try:
         return dequantize(data, quantization)
     except NotImplementedError as error:
-        raise ValueError(f"tensor {name} is {quantization.name}, which cannot be dequantised") from error
+        raise ValueError(f"tensor {name} is {quantization.name}, which cannot be dequantized") from error

@@ -110,5 +110,5 @@ def _read(path: Path, name: str) -> np.ndarray:
     with safe_open(path, framework="np") as file:
         tensor = file.get_tensor(name)
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; quantised safetensors are not supported")
+        raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; quantized safetensors are not supported")
     return tensor

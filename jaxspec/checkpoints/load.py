@@ -36,7 +36,7 @@ def load(
           that ships with one, "smollm2-135m-instruct/distilled";
         * a local folder: Hugging Face's (`config.json` and safetensors) or one that `save` wrote;
         * a local `.gguf` file;
-        * a repository on the model hub, `organisation/name`.
+        * a repository on the model hub, `organization/name`.
       dtype: "float32", "bfloat16" or "float16", of weights and activations. The default is float32
         on CPUs, which are slow in the others, and bfloat16 elsewhere.
       mesh: splits the parameters over devices as they are read: no device ever holds more than its

@@ -17,7 +17,7 @@ from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.packed import stored_kernels
+from jaxspec.nn.packed import packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.rope import Rope, RopeScaling
 from jaxspec.sharding.multihost import by_first
@@ -48,7 +48,7 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
         kind = type(getattr(model, "module", model)).__name__
         raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
-    if kernels := stored_kernels(model):
+    if kernels := packed_weights(model):
         raise TypeError(f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before")
     if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
         raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.checkpoints.tensors import Checkpoint, LazyTensor
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import Recipe, recipes
+from jaxspec.families.params import ParamMapping, param_mappings
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
@@ -28,7 +28,7 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
 
     Args:
       checkpoint: configuration, unread tensors, tokenizer.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go, each straight into its shards; `None` is the default device.
 
     Raises:
@@ -39,7 +39,7 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
         config = transformer_config(checkpoint.config)
     except ValueError as error:
         raise ValueError(f"{checkpoint.source}: {error}") from error
-    wanted = list(recipes(config, checkpoint.config["model_type"]))
+    wanted = list(param_mappings(config, checkpoint.config["model_type"]))
     tensors = {_PREFIX.sub("", name): tensor for name, tensor in checkpoint.tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not _DERIVED.search(name)}
     if config.tied_head:
@@ -54,7 +54,7 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
 
 
 def build_params(
-    wanted: list[Recipe],
+    wanted: list[ParamMapping],
     tensors: Mapping[str, LazyTensor],
     source: str,
     dtype: jnp.dtype,
@@ -76,14 +76,14 @@ def build_params(
     return params
 
 
-def _put(recipe: Recipe, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
+def _put(recipe: ParamMapping, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
     if placement is None:
         return jnp.array(values, dtype=dtype)
     sharding = placement.sharding(values.shape, parameter_axes(recipe.path, values.ndim))
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))
 
 
-def _read(recipe: Recipe, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
+def _read(recipe: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
     parts = []
     for name, _ in recipe.sources:
         part = tensors[name].read()
@@ -96,7 +96,7 @@ def _read(recipe: Recipe, tensors: Mapping[str, LazyTensor], source: str) -> np.
     return np.asarray(recipe.build(*parts))
 
 
-def _check(wanted: list[Recipe], tensors: Mapping[str, LazyTensor], source: str) -> None:
+def _check(wanted: list[ParamMapping], tensors: Mapping[str, LazyTensor], source: str) -> None:
     expected = dict(pair for recipe in wanted for pair in recipe.sources)
     missing = [name for name in expected if name not in tensors]
     extra = [name for name in tensors if name not in expected]

@@ -46,7 +46,7 @@ class ZooEntry:
     Attributes:
       name: what to pass to `load`.
       description: one line.
-      licence: that of the weights.
+      license: that of the weights.
       file_name: the name of the model's file in the cache.
       size: its size in bytes.
       sha256: its digest, in hexadecimal.
@@ -56,7 +56,7 @@ class ZooEntry:
 
     name: str
     description: str
-    licence: str
+    license: str
     file_name: str
     size: int
     sha256: str
@@ -106,7 +106,7 @@ def unknown_name(name: str) -> str:
     guess = f" Did you mean {' or '.join(near)}?" if near else ""
     return (
         f"unknown model {name!r}.{guess} Known models: {', '.join(names)}. Also accepted: a model hub id "
-        "('organisation/name'), a local Hugging Face folder, a .gguf file, or a folder that "
+        "('organization/name'), a local Hugging Face folder, a .gguf file, or a folder that "
         "jaxspec.save wrote"
     )
 
@@ -178,7 +178,7 @@ def _entry(path: Path) -> ZooEntry:
     return ZooEntry(
         name=manifest["name"],
         description=manifest["description"],
-        licence=manifest["licence"],
+        license=manifest["license"],
         file_name=file["name"],
         size=file["size"],
         sha256=file["sha256"],

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName, ProductsName, VerifierName
+from jaxspec.cli.generate import DtypeName, KernelsName, VerifierName
 
 
 class PeerName(enum.StrEnum):
@@ -69,8 +69,8 @@ def bench(
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
     products: Annotated[
-        ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
-    ] = ProductsName.AUTO,
+        KernelsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
+    ] = KernelsName.AUTO,
     quality: Annotated[
         bool,
         typer.Option("--quality", help="Compare what was written, too: tokens, or perplexity and BLEU."),

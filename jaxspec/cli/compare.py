@@ -85,4 +85,4 @@ def _logit_gap(target, ids: list[int]) -> float:
 def _last_logits(target, tokens):
     length = jnp.full(1, tokens.shape[1], jnp.int32)
     cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
-    return placement_of(target).everywhere(target(tokens[:, -1:], cache).logits[0, 0])
+    return placement_of(target).replicate(target(tokens[:, -1:], cache).logits[0, 0])

@@ -37,7 +37,7 @@ class Int8Part(enum.StrEnum):
     CACHE = "cache"
 
 
-class ProductsName(enum.StrEnum):
+class KernelsName(enum.StrEnum):
     """How the target's weights are multiplied."""
 
     AUTO = "auto"
@@ -110,13 +110,13 @@ def generate(
         typer.Option(help="Hold these of the target in int8; repeatable. What is exact is exact relative to that."),
     ] = None,
     products: Annotated[
-        ProductsName,
+        KernelsName,
         typer.Option(
             help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
             "tokens, in bfloat16 where that holds them exactly; 'native-float32' never in that, 'native-bfloat16' "
             "always, rounded; 'auto' is native where it can be had, else xla."
         ),
-    ] = ProductsName.AUTO,
+    ] = KernelsName.AUTO,
     mesh: Annotated[
         str | None,
         typer.Option(

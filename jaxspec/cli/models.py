@@ -16,7 +16,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     entries = list_models()
     if as_json:
         for entry in entries:
-            fields = ("name", "description", "size", "cached", "licence")
+            fields = ("name", "description", "size", "cached", "license")
             typer.echo(json.dumps({field: getattr(entry, field) for field in fields}, ensure_ascii=False))
         return
     _print_table(entries)
@@ -32,9 +32,9 @@ def _print_table(entries) -> None:
     table.add_column("model")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("cached", justify="center", no_wrap=True)
-    table.add_column("licence")
+    table.add_column("license")
     for entry in entries:
         model = Text.assemble((entry.name, "bold"), "\n", (entry.description, "dim"))
         cached = Text("yes", "green") if entry.cached else Text("no", "dim")
-        table.add_row(model, f"{entry.size / 1e6:,.0f} MB", cached, Text(entry.licence))
+        table.add_row(model, f"{entry.size / 1e6:,.0f} MB", cached, Text(entry.license))
     Console(highlight=False).print(table)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName, ProductsName
+from jaxspec.cli.generate import DtypeName, KernelsName
 
 
 @reported
@@ -59,8 +59,8 @@ def plan(
         DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
     ] = None,
     products: Annotated[
-        ProductsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
-    ] = ProductsName.AUTO,
+        KernelsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
+    ] = KernelsName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     save: Annotated[
         bool,

@@ -62,7 +62,7 @@ def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]
         yield Text("  " + _describe(difference))
     if comparison.sampled and not coupled:
         yield Text(
-            "  Sampled tokens differ from plain ones by design; their law is the same. "
+            "  Sampled tokens differ from plain ones by design; their distribution is the same. "
             "With --verifier coupled the tokens are the same too."
         )
 

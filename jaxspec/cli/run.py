@@ -15,16 +15,16 @@ from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.processes import Processes
 from jaxspec.cli.report import comparison_lines, header, json_line, summary_line, vocabulary_line
 from jaxspec.drafters.adapting import describe
-from jaxspec.drafters.cross_vocabulary import IntersectionDrafter
+from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.named import load_drafter
 from jaxspec.named_verifiers import VERIFIERS
 from jaxspec.nn.convert import PRODUCTS
-from jaxspec.nn.quantize import quantise_cache, quantise_weights
+from jaxspec.nn.quantize import quantize_cache, quantize_weights
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.result import TextResult
 from jaxspec.text.stream import TextStream
 
-_INT8 = {"weights": quantise_weights, "cache": quantise_cache}
+_INT8 = {"weights": quantize_weights, "cache": quantize_cache}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def run(job: Job, processes: Processes, *, as_json: bool, compare: bool) -> None
 def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
     console = Console(stderr=True, highlight=False)
     decoder = job.decoder(mesh)
-    if isinstance(decoder.drafter, IntersectionDrafter):
+    if isinstance(decoder.drafter, CrossVocabularyDrafter):
         console.print(vocabulary_line(decoder.drafter.token_map), soft_wrap=True)
     plain = SpeculativeDecoder(decoder.target, tokenizer=decoder.tokenizer)
     if compare:

@@ -11,7 +11,7 @@ from jaxspec.cli.errors import reported
 from jaxspec.cli.generate import DtypeName
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
 from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
-from jaxspec.heads.dflash.training import BlockRecipe
+from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.heads.eagle.training import EagleRecipe
 from jaxspec.heads.medusa.training import MedusaRecipe
 from jaxspec.heads.tandem.training import TandemRecipe
@@ -21,7 +21,7 @@ from jaxspec.training.options import TrainingOptions
 # Every kind of drafter that can be trained.
 RECIPES = {
     "eagle": EagleRecipe,
-    "block": BlockRecipe,
+    "block": DFlashRecipe,
     "medusa": MedusaRecipe,
     "tandem": TandemRecipe,
     "early-exit": EarlyExitRecipe,
@@ -60,7 +60,8 @@ def _run(
     validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False,
     whole_texts: Annotated[
-        bool, typer.Option("--whole-texts", help="Learn the target's law at every token, those of prompts too.")
+        bool,
+        typer.Option("--whole-texts", help="Learn the target's distribution at every token, those of prompts too."),
     ] = False,
     dtype: Annotated[
         DtypeName | None,

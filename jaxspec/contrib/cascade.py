@@ -2,11 +2,11 @@
 
     text         ... d e                 e is committed and unfed
     cheap guess          x y z           copied
-    draft model    [d e  x y z]          one pass gives its law after e, x, y and z
+    draft model    [d e  x y z]          one pass gives its distribution after e, x, y and z
     its drafts           x y w           its own draw after y was w, so z goes; the next pass goes on after w
 
 The model draws draft `i` with the noise of offset `i`, as it would alone, and keeps a guess for as long as it is what
-it draws itself. So the drafts and their laws are those of the model alone, in fewer passes of it.
+it draws itself. So the drafts and their distributions are those of the model alone, in fewer passes of it.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core import validate
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import ModelDraft
-from jaxspec.drafters.lookup import CopyingDrafter, Guess
-from jaxspec.verifiers.base import Draws, leading
+from jaxspec.drafters.lookup import Guess, LookupDrafter
+from jaxspec.verifiers.base import Rng, count_leading
 
 
 @register_dataclass
@@ -35,7 +35,7 @@ class CascadeDrafter(Drafter):
     """Drafts what `ModelDrafter(model, k)` drafts, in fewer passes where `cheap` guesses the drafts.
 
     The vertical cascade of CS Drafting (Chen et al. 2312.11462, section 3.1), with shared noise in the place of
-    rejection (Daliri et al. 2408.07978), so that neither a draft nor its law hangs on what was guessed. Pays where
+    rejection (Daliri et al. 2408.07978), so that neither a draft nor its distribution hangs on what was guessed. Pays where
     drafts are many and the model repeats the text; a pass without any guess is as wide as the model's own.
 
     Attributes:
@@ -49,13 +49,13 @@ class CascadeDrafter(Drafter):
     """
 
     model: Model
-    cheap: CopyingDrafter
+    cheap: LookupDrafter
     k: int = dataclasses.field(default=8, metadata={"static": True})
     sampling: Policy | None = None
 
     def __post_init__(self):
         validate.counts("CascadeDrafter", k=self.k)
-        if not isinstance(self.cheap, CopyingDrafter) or self.cheap.k == 0:
+        if not isinstance(self.cheap, LookupDrafter) or self.cheap.k == 0:
             got = type(self.cheap).__name__
             raise TypeError(f"CascadeDrafter needs a drafter that copies as cheap, got {got}; pass NGramDrafter()")
 
@@ -73,19 +73,19 @@ class CascadeDrafter(Drafter):
         # A pass may guess beyond the last draft.
         return self._draft.init(context, prefilled, slots + self.cheap.k)
 
-    def propose(self, draws: Draws, state: Cache, context: Context):
+    def propose(self, rng: Rng, state: Cache, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
         live = jnp.any(~context.done)
         cache = self._draft.catch_up(state, context, live)
         drafts = _Drafts.none(context, self.k, self.cheap.k, self.model.vocab_size, policy, cache)
-        noise = None if policy.greedy else _noise(draws, self.k, self.model.vocab_size)
+        noise = None if policy.greedy else _noise(rng, self.k, self.model.vocab_size)
         going = lambda drafts: jnp.any(drafts.count < self.k)  # noqa: E731
         drafts = jax.lax.while_loop(going, lambda drafts: self._another(drafts, policy, noise, context), drafts)
         at = context.length[:, None] + jnp.arange(self.k, dtype=jnp.int32)[None]
         valid = jnp.broadcast_to(~context.done[:, None], at.shape)
         tokens = jnp.where(valid, jnp.take_along_axis(drafts.text, at, axis=1), 0)
         # The last draft was never fed.
-        return Proposal(tokens, valid, drafts.laws), drafts.cache.truncate(context.length + self.k - 1)
+        return Proposal(tokens, valid, drafts.log_probs), drafts.cache.truncate(context.length + self.k - 1)
 
     def observe(self, state: Cache, context: Context, verdict, hidden):
         return state.truncate(jnp.minimum(state.length, context.length + verdict.accepted))
@@ -102,17 +102,17 @@ class CascadeDrafter(Drafter):
         logits, cache = self._score(_write(drafts.text, guess.tokens, end), end, guess, drafts.cache)
         places = drafts.count[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         if policy.greedy:
-            laws, own = None, best_token(logits)
+            log_probs, own = None, argmax(logits)
         else:
-            law = policy.log_probs(logits)
+            next_log_probs = policy.log_probs(logits)
             # Rows are at different drafts; beyond the last nothing is read.
             of_places = jnp.take_along_axis(noise, jnp.minimum(places, self.k - 1)[..., None], axis=1)
-            own = best_token(law + of_places)
-            laws = _lay(drafts.laws, law, drafts.count)
+            own = argmax(next_log_probs + of_places)
+            log_probs = _lay(drafts.log_probs, next_log_probs, drafts.count)
         meant = guess.places < guess.count[:, None]
-        right = leading(meant & (guess.tokens == own[:, :-1]))
+        right = count_leading(meant & (guess.tokens == own[:, :-1]))
         count = jnp.minimum(drafts.count + right + 1, self.k)
-        return _Drafts(count, _write(drafts.text, own, end), laws, cache)
+        return _Drafts(count, _write(drafts.text, own, end), log_probs, cache)
 
     def _score(self, text, end, guess: Guess, cache: Cache) -> tuple[Float[Array, "b g v"], Cache]:
         """The logits after the text's end and after each guessed token. Without any guess the pass is short."""
@@ -141,29 +141,31 @@ class _Drafts:
 
     count: Int[Array, "b"]
     text: Int[Array, "b s"]
-    laws: Float[Array, "b k v"] | None
+    log_probs: Float[Array, "b k v"] | None
     cache: Cache
 
     @classmethod
     def none(cls, context: Context, k: int, guessed: int, vocab_size: int, policy: Policy, cache: Any) -> "_Drafts":
         count = jnp.where(context.done, jnp.int32(k), 0)
         text = jnp.pad(context.tokens, ((0, 0), (0, guessed + 2)))
-        # Any law will do for drafts that are never drawn, and this one is a law.
+        # Any distribution will do for drafts that are never drawn, and this one is a distribution.
         shape = (count.shape[0], k, vocab_size)
-        laws = None if policy.greedy else jnp.full(shape, -jnp.log(jnp.float32(vocab_size)))
-        return cls(count, text, laws, cache)
+        log_probs = None if policy.greedy else jnp.full(shape, -jnp.log(jnp.float32(vocab_size)))
+        return cls(count, text, log_probs, cache)
 
 
-def _noise(draws: Draws, k: int, vocab_size: int) -> Float[Array, "b k v"]:
-    return jnp.stack([draws.draft_noise(jnp.int32(offset), vocab_size) for offset in range(k)], axis=1)
+def _noise(rng: Rng, k: int, vocab_size: int) -> Float[Array, "b k v"]:
+    return jnp.stack([rng.draft_noise(jnp.int32(offset), vocab_size) for offset in range(k)], axis=1)
 
 
-def _lay(laws: Float[Array, "b k v"], law: Float[Array, "b g v"], count: Int[Array, "b"]) -> Float[Array, "b k v"]:
-    """`law` over each row's laws from `count` on. Gathered: XLA brings all rows to all devices for a scatter."""
-    place = jnp.arange(laws.shape[1], dtype=jnp.int32)[None] - count[:, None]
-    within = (place >= 0) & (place < law.shape[1])
-    new = jnp.take_along_axis(law, jnp.clip(place, 0, law.shape[1] - 1)[..., None], axis=1)
-    return jnp.where(within[..., None], new, laws)
+def _lay(
+    log_probs: Float[Array, "b k v"], next_log_probs: Float[Array, "b g v"], count: Int[Array, "b"]
+) -> Float[Array, "b k v"]:
+    """`log_probs` over each row's distributions from `count` on. Gathered: XLA brings all rows to all devices for a scatter."""
+    place = jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None] - count[:, None]
+    within = (place >= 0) & (place < next_log_probs.shape[1])
+    new = jnp.take_along_axis(next_log_probs, jnp.clip(place, 0, next_log_probs.shape[1] - 1)[..., None], axis=1)
+    return jnp.where(within[..., None], new, log_probs)
 
 
 def _write(text: Int[Array, "b s"], tokens: Int[Array, "b g"], end: Int[Array, "b"]) -> Int[Array, "b s"]:

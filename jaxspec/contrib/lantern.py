@@ -23,19 +23,19 @@ class Neighbourhood(RelaxedRule):
     stays below `bound`. Jang et al. 2410.03355, section 4.
 
     A certain draft is accepted with `target(x) + near(x)`; in its place comes a token outside of
-    the neighbourhood. What is emitted is the paper's modified law, in which `x` has the mass of
+    the neighbourhood. What is emitted is the paper's modified distribution, in which `x` has the mass of
     its neighbours, so a position deviates by `near(x) < bound`.
 
-    A draft with a law is accepted with `min(1, (target(x) + near(x)) / draft(x))` as long as the
+    A draft with a distribution is accepted with `min(1, (target(x) + near(x)) / draft(x))` as long as the
     position deviates by no more than `bound`; else what is accepted beyond `min(target, draft)`
-    is scaled down until it does. The paper bounds each modified law but does not scale, and all
+    is scaled down until it does. The paper bounds each modified distribution but does not scale, and all
     drafts together may then exceed its bound many times over: with many small neighbourhoods
     every draft is accepted. Accepting `bound` more than exact verification is the most that any
     rule with this bound can. In place of a refused draft comes a token of
     `max(target - draft, 0)`.
 
     A token that the target excludes, by top-k say, is never accepted, whatever its neighbours.
-    Drafts with a law cost `n` passes over `[b, k, v]`, certain ones `n` values a draft.
+    Drafts with a distribution cost `n` passes over `[b, k, v]`, certain ones `n` values a draft.
 
     Attributes:
       neighbours: `[v, n]` integers, traced: each token's others, the nearest first; -1 is none.

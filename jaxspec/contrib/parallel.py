@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxspec.contrib.union import UnionDrafter, UnionState, chain_parents
-from jaxspec.core.model import Anywhere, Model, placement_of
+from jaxspec.core.model import Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import positive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard_stack
 from jaxspec.sharding.stack import ModelStack
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -30,13 +30,13 @@ class ParallelDrafter(Drafter):
     The chains are gathered and verified jointly in one pass of the target (SpecInfer, Miao et al.
     2305.09781, section 3, with several models). The proposals are those of a `UnionDrafter` of the
     same models, token by token, and without a mesh that is what runs. On a mesh with an axis
-    `draft` (`generate(mesh=)`, or `sharding.shard_players`) each group of devices along it holds
+    `draft` (`generate(mesh=)`, or `sharding.shard_models`) each group of devices along it holds
     one model and its cache alone, split over the other axes, and the target is split over all:
 
         draft 0    a   b   c   d       from the first model         target   all of a ... h
         draft 1    e   f   g   h       from the second                       in one pass
 
-    Between the groups move tokens, and where the verifier reads laws, those: each `[b, k, v]`, cut
+    Between the groups move tokens, and where the verifier reads distributions, those: each `[b, k, v]`, cut
     over `draft` as the target's are. `CoupledVerifier` and greedy decoding read none. Drafting and
     verification take turns on all devices; DSI (2405.14105) and PEARL (2408.11850), which overlap
     them, need devices that only draft.
@@ -69,7 +69,7 @@ class ParallelDrafter(Drafter):
     tree: ClassVar[bool] = True
 
     def __post_init__(self):
-        if isinstance(self.k, Schedule):
+        if isinstance(self.k, DraftLength):
             raise ValueError(
                 "ParallelDrafter verifies all drafts in one pass, so a schedule saves nothing, got "
                 f"{type(self.k).__name__}; pass an integer k"
@@ -100,18 +100,18 @@ class ParallelDrafter(Drafter):
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
         return UnionState(self.models.each(start, (), _text(context)), tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, draws: Draws, state: UnionState, context: Context):
+    def propose(self, rng: Rng, state: UnionState, context: Context):
         if not self.models.axes:
-            return self._union().propose(draws, state, context)
+            return self._union().propose(rng, state, context)
 
-        def draft(number, model, own, draws, context):
-            return self._drafter(model).propose(draws.of_draft(number), own, context)
+        def draft(number, model, own, rng, context):
+            return self._drafter(model).propose(rng.of_draft(number), own, context)
 
-        chains, own = self.models.each(draft, state.drafters, draws.afresh(), _text(context))
+        chains, own = self.models.each(draft, state.drafters, rng.afresh(), _text(context))
         target = placement_of(context.target)
         tokens, valid = target.rows((_side_by_side(chains.tokens), _side_by_side(chains.valid)))
-        law = None if chains.log_probs is None else target.logits(_side_by_side(chains.log_probs))
-        proposal = Proposal(tokens, valid, law, chain_parents(self._counts, tokens.shape[0]), self.k)
+        log_probs = None if chains.log_probs is None else target.logits(_side_by_side(chains.log_probs))
+        proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.k)
         return proposal, UnionState(own, tokens, valid)
 
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
@@ -178,7 +178,7 @@ def _stack(models: tuple[Model, ...]) -> ModelStack:
             )
     placement = placement_of(models[0])
     stack = ModelStack(models)
-    return stack if isinstance(placement, Anywhere) else shard_stack(stack, placement.mesh, placement.rules)
+    return stack if isinstance(placement, Unsharded) else shard_stack(stack, placement.mesh, placement.rules)
 
 
 def _without_tokenizer(model: Model) -> Model:

@@ -18,11 +18,11 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import positive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.cache import KVCache
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -44,7 +44,7 @@ class SparseCacheDraft(SelfDraft):
             )
 
     def catch_up(self, kept, context, begins):
-        return context.cache.ends(self.sinks, self.window, self.k)
+        return context.cache.sinks_and_window(self.sinks, self.window, self.k)
 
     def first(self, kept, context):
         output = self.target(context.last, kept)
@@ -66,7 +66,7 @@ class SparseCacheDrafter(ChainDrafter):
     Attributes:
       sinks: how many of the first tokens are seen.
       window: how many of the last ones, besides the unfed one and drafts.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
@@ -76,7 +76,7 @@ class SparseCacheDrafter(ChainDrafter):
     window: int = dataclasses.field(default=508, metadata={"static": True})
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,6 +86,6 @@ class SparseCacheDrafter(ChainDrafter):
     def draft(self, target: Model) -> Draft:
         return SparseCacheDraft(target, self.sinks, self.window, self.k)
 
-    def propose(self, draws: Draws, state: Any, context: Context):
-        proposal, state = super().propose(draws, state, context)
+    def propose(self, rng: Rng, state: Any, context: Context):
+        proposal, state = super().propose(rng, state, context)
         return proposal, dataclasses.replace(state, kept=())

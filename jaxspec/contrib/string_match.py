@@ -7,8 +7,8 @@ again with the target's tokenizer, and kept as far as the target says the same:
     the draft reads        The  Ġun  believ  able        and writes  Ġsto  ry  .      which is " story."
     the target verifies    Ġstory  .
 
-For vocabularies that have too little in common for `jaxspec.IntersectionDrafter`, which stays on the device and is the
-faster one. Drafts are the draft model's likeliest tokens, so they follow from the text alone, and the target's law is
+For vocabularies that have too little in common for `jaxspec.CrossVocabularyDrafter`, which stays on the device and is the
+faster one. Drafts are the draft model's likeliest tokens, so they follow from the text alone, and the target's distribution is
 kept however badly text comes through the two tokenizers.
 """
 
@@ -27,7 +27,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.sampling import Greedy
 from jaxspec.core.state import Context, Generation, Proposal
 from jaxspec.decoding.arguments import bucket, default_verifier
@@ -63,7 +63,7 @@ class StringMatch:
         """Puts the two together.
 
         Args:
-          target: the model whose law is kept.
+          target: the model whose distribution is kept.
           draft: the model that writes on.
           k: how many tokens it writes a round, and the most of the target's that are verified.
           tokenizer: the target's; `None` is the one it brings.
@@ -84,7 +84,7 @@ class StringMatch:
         self._speller = Speller(self._tokenizer, target.vocab_size)
 
     def generate(self, prompt: Array, *, verifier: Verifier | None = None, **options: Any) -> Generation:
-        """Continues each prompt, as `jaxspec.generate` does, and with the same law.
+        """Continues each prompt, as `jaxspec.generate` does, and with the same distribution.
 
         Args:
           prompt: `[b, t]` token ids of the target, shorter rows padded on the right.
@@ -154,7 +154,7 @@ class GivenDrafter(Drafter):
         tokens = jnp.zeros((context.tokens.shape[0], self.k), jnp.int32)
         return Proposal(tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, draws, state, context):
+    def propose(self, rng, state, context):
         return state, state
 
 
@@ -215,8 +215,8 @@ def _roll_back(state: ChainState, held) -> ChainState:
 @functools.partial(jax.jit, donate_argnames="state")
 def _write(chain: Chain, state: ChainState, tokens, length, silent) -> tuple[Proposal, ChainState]:
     # Greedy drafts make no use of them.
-    draws = RoundDraws(jax.random.split(jax.random.key(0), length.shape[0]), length)
-    return chain.propose(draws, state, _context(tokens, length, silent))
+    rng = RoundKeys(jax.random.split(jax.random.key(0), length.shape[0]), length)
+    return chain.propose(rng, state, _context(tokens, length, silent))
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

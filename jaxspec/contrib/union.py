@@ -13,7 +13,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import one_hot
-from jaxspec.verifiers.base import Draws, leading
+from jaxspec.verifiers.base import Rng, count_leading
 
 
 @register_dataclass
@@ -33,7 +33,7 @@ class UnionState:
             chain = slice(start, start + count)
             steps = jnp.arange(count, dtype=jnp.int32)[None]
             same = self.valid[:, chain] & (self.tokens[:, chain] == kept[:, :count])
-            accepted = leading(same & (steps < verdict.accepted[:, None]))
+            accepted = count_leading(same & (steps < verdict.accepted[:, None]))
             after = jnp.pad(kept, ((0, 0), (0, 1)))
             after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
             heard.append(Verdict(accepted, jnp.where(accepted < verdict.accepted, after, verdict.next_token)))
@@ -46,7 +46,7 @@ class UnionDrafter(Drafter):
     """Proposes what several drafters draft, as chains side by side.
 
     Different draft models, or a model and n-grams: where one guesses wrong, another may be right.
-    Each drafts with its own noise and reports its own law, which `MultiDraftVerifier` can make
+    Each drafts with its own noise and reports its own distribution, which `MultiDraftVerifier` can make
     use of (SpecInfer, Miao et al. 2305.09781, drafts with several models).
 
     Attributes:
@@ -92,19 +92,19 @@ class UnionDrafter(Drafter):
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
         return UnionState(states, tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, draws: Draws, state: UnionState, context: Context):
+    def propose(self, rng: Rng, state: UnionState, context: Context):
         proposals, states = [], []
         for index, (drafter, own) in enumerate(zip(self.drafters, state.drafters, strict=True)):
-            proposal, own = drafter.propose(draws.of_draft(index), own, context)
+            proposal, own = drafter.propose(rng.of_draft(index), own, context)
             proposals.append(proposal)
             states.append(own)
         side_by_side = lambda parts: jnp.concatenate(parts, axis=1)  # noqa: E731
         tokens = side_by_side([proposal.tokens for proposal in proposals])
         valid = side_by_side([proposal.valid for proposal in proposals])
-        law = None
+        log_probs = None
         if any(proposal.log_probs is not None for proposal in proposals):
-            law = side_by_side([_law(proposal, context.target.vocab_size) for proposal in proposals])
-        proposal = Proposal(tokens, valid, law, chain_parents(self._counts, tokens.shape[0]), self.k)
+            log_probs = side_by_side([_log_probs(proposal, context.target.vocab_size) for proposal in proposals])
+        proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.k)
         return proposal, UnionState(tuple(states), tokens, valid)
 
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
@@ -150,6 +150,6 @@ def _check_kind(drafter: Any) -> None:
         )
 
 
-def _law(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
-    """The law of a chain's drafts; of certain ones, one-hot."""
+def _log_probs(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
+    """The distribution of a chain's drafts; of certain ones, one-hot."""
     return one_hot(proposal.tokens, vocab_size) if proposal.log_probs is None else proposal.log_probs

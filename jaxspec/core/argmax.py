@@ -6,7 +6,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 
-def best_token(scores: Float[Array, "*b v"]) -> Int[Array, "*b"]:
+def argmax(scores: Float[Array, "*b v"]) -> Int[Array, "*b"]:
     """The token with the highest score, the first of equals; any token where a score is NaN."""
     return jax.lax.platform_dependent(scores, cpu=_in_two_passes, default=_argmax)
 

@@ -32,7 +32,7 @@ class ModelOutput:
     """What one forward pass returns.
 
     Attributes:
-      logits: `[b, t, v]` float32; row `i` is the law of the token after fed token `i`.
+      logits: `[b, t, v]` float32; row `i` is the distribution of the token after fed token `i`.
       entries: what the cache must store of the fed tokens (`cache.append(entries)`).
       hidden: the captured states, `[b, t, d]` each, in the order of `capture`.
     """
@@ -87,7 +87,7 @@ class Model(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Anywhere:
+class Unsharded:
     """No placement: arrays lie where JAX puts them. `jaxspec.sharding.Placement` is the other kind."""
 
     def cache(self, cache: Any) -> Any:
@@ -102,7 +102,7 @@ class Anywhere:
         """Arrays that have the batch first."""
         return tree
 
-    def everywhere(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """Arrays that every device has."""
         return tree
 
@@ -113,4 +113,4 @@ class Anywhere:
 
 def placement_of(model: Any) -> Any:
     """A model's placement; one that knows of none lies anywhere."""
-    return getattr(model, "placement", Anywhere())
+    return getattr(model, "placement", Unsharded())

@@ -8,7 +8,7 @@ Every row has one key. From it come two kinds of draws:
 
 Both hang on the row's own key and length alone, so a row's draws do not know its neighbours.
 The round stream is **never** keyed by absolute position: a verifier that conditions on drafts
-behind the cut would then reuse a draw that it has already looked at, which biases the law.
+behind the cut would then reuse a draw that it has already looked at, which biases the distribution.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def row_keys(key: Array, batch: int) -> Key[Array, "b"]:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RoundDraws:
+class RoundKeys:
     """Draws for one round that no other round repeats: each live round moves `length`."""
 
     keys: Key[Array, "b"]
@@ -122,7 +122,7 @@ class RoundDraws:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PositionDraws:
+class PositionNoise:
     """The Gumbel stream that draft, target and plain decoding share, by absolute position.
 
     `kept` holds the noise of the first positions where both a drafter and the verifier read it.

@@ -1,7 +1,7 @@
-"""The sampling policy: which law a row of logits stands for.
+"""The sampling policy: which distribution a row of logits stands for.
 
 Warpers apply in one order, for plain decoding, drafting and verification alike:
-temperature, top-k, top-p, min-p, then renormalise.
+temperature, top-k, top-p, min-p, then renormalize.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A law over next tokens, computed from logits."""
+    """A distribution over next tokens, computed from logits."""
 
     greedy: bool
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """The normalised log-probabilities, float32, of the law that tokens are drawn from."""
+        """The normalized log-probabilities, float32, of the distribution that tokens are drawn from."""
 
 
 @register_dataclass
@@ -34,8 +34,8 @@ class Greedy:
     greedy = True
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """The one-hot law of the most likely token."""
-        return _one_hot_log(best_token(logits), logits.shape[-1])
+        """The one-hot distribution of the most likely token."""
+        return _one_hot_log(argmax(logits), logits.shape[-1])
 
 
 @register_dataclass
@@ -44,7 +44,7 @@ class Sampling:
     """Temperature, top-k, top-p and min-p, each one value or one a row, each traced.
 
     Attributes:
-      temperature: divides the logits; `0` is the greedy one-hot law, without a division.
+      temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.
       top_k: keep the `top_k` most likely tokens and all that equal the last of them; `None` or
         a value `<= 0` keeps all.
       top_p: keep the smallest set of most likely tokens with at least this mass, and all that
@@ -63,16 +63,16 @@ class Sampling:
     greedy = False
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """Log-probabilities of the warped law: float32, or float64 if the logits are."""
+        """Log-probabilities of the warped distribution: float32, or float64 if the logits are."""
         logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
         temperature = _per_row(self.temperature, logits.dtype)
         # The maximum goes first: a logit divided by a tiny temperature would overflow.
         scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
         scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
         scaled = _keep(scaled, self._threshold(scaled))
-        law = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
-        certain = _one_hot_log(best_token(logits), logits.shape[-1]).astype(law.dtype)
-        return jnp.where(temperature > 0, law, certain)
+        next_log_probs = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
+        certain = _one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
+        return jnp.where(temperature > 0, next_log_probs, certain)
 
     def _threshold(self, scaled):
         """The lowest value that stays, `[b, t, 1]`; the maximum of `scaled` is 0."""

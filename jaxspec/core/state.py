@@ -54,7 +54,7 @@ _MEANINGS = {
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, a chain or a tree of them, and the law that each was really drawn from.
+    """Drafted tokens, a chain or a tree of them, and the distribution that each was really drawn from.
 
     A tree's nodes follow their parents, and siblings stand in the order they were drawn in:
 
@@ -67,9 +67,9 @@ class Proposal:
       valid: which of them are submitted; in a chain a prefix, in a tree never without the
         parent. Whether draft `i` is valid must not depend on draft `i` itself unless drafting
         is deterministic.
-      log_probs: the normalised law that each draft was drawn from, given its ancestors and the
-        siblings before it, or `None` for deterministic guesses (a one-hot law, never
-        materialised).
+      log_probs: the normalized distribution that each draft was drawn from, given its ancestors and the
+        siblings before it, or `None` for deterministic guesses (a one-hot distribution, never
+        materialized).
       parents: each node's parent, -1 for the last committed token; `None` is a chain.
       depth: the most nodes along one path of a tree, static.
       partial: the target's pass over the last committed token and the drafts, where drafting began
@@ -91,8 +91,8 @@ class Proposal:
         partial = None if self.partial is None else self.partial.first(count + 1)
         cut = lambda x: None if x is None else x[:, :count]  # noqa: E731
         depth = None if self.depth is None else min(self.depth, count)
-        laws, parents = cut(self.log_probs), cut(self.parents)
-        return Proposal(self.tokens[:, :count], self.valid[:, :count], laws, parents, depth, partial)
+        all_log_probs, parents = cut(self.log_probs), cut(self.parents)
+        return Proposal(self.tokens[:, :count], self.valid[:, :count], all_log_probs, parents, depth, partial)
 
     def longest(self) -> Int[Array, "b"]:
         """How many drafts each row submits along its longest path."""
@@ -112,7 +112,7 @@ class Verdict:
       path: the kept nodes of a tree in order, of which the first `accepted` count; `None` for a
         chain, whose path is its beginning.
       deviation: of a verifier that is not lossless: the total variation between what it emits
-        and the target's law, at each emitted position; those not given, and `None`, are 0.
+        and the target's distribution, at each emitted position; those not given, and `None`, are 0.
     """
 
     accepted: Int[Array, "b"]
@@ -150,7 +150,7 @@ class GenerationState:
     Attributes:
       tokens: prompt and new tokens, left-aligned; final up to `length`.
       log_probs: the target's log-probability of each token, before warping.
-      warped_log_probs: the same under the sampling policy's law.
+      warped_log_probs: the same under the sampling policy's distribution.
       prompt_length: tokens of the prompt.
       length: committed tokens, the prompt's included.
       limit: the length at which a row has used its `max_new_tokens`.
@@ -202,11 +202,11 @@ class Generation:
       tokens: the new tokens alone, a stop token included.
       length: how many there are.
       log_probs: the target's log-probability of each, before warping.
-      warped_log_probs: its log-probability under the sampling policy's law.
+      warped_log_probs: its log-probability under the sampling policy's distribution.
       stop_reason: a `StopReason` a row.
       status: a `Status` a row.
       stats: counts of rounds, drafted and accepted tokens, a row each.
-      lossless: whether the verifier keeps the target's law exactly.
+      lossless: whether the verifier keeps the target's distribution exactly.
     """
 
     tokens: Int[Array, "b n"]
@@ -223,7 +223,7 @@ class Generation:
         return jnp.sum(self.warped_log_probs if warped else self.log_probs, axis=-1)
 
     def measured_total_variation(self) -> float:
-        """How far a lossy verifier's output was from the target's law: the mean over new tokens.
+        """How far a lossy verifier's output was from the target's distribution: the mean over new tokens.
 
         The verifier says what it measures; 0 for a lossless one, and before the first token.
         """

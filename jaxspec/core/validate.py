@@ -92,10 +92,10 @@ def costs(values: Any, lengths: tuple[int, ...]) -> None:
 
 
 def follows_from_the_text(owner: str, schedule: Any) -> None:
-    """Raises where a schedule wants the law of drafts that have none."""
-    if schedule.reads_law:
+    """Raises where a schedule wants the distribution of drafts that have none."""
+    if schedule.reads_log_probs:
         raise ValueError(
-            f"{type(schedule).__name__} stops by the law that drafts are drawn from, but {owner} copies and draws "
+            f"{type(schedule).__name__} stops by the distribution that drafts are drawn from, but {owner} copies and draws "
             f"nothing; pass {owner}(k=Adaptive(...)), or an integer k"
         )
 
@@ -151,7 +151,7 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
         if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
             raise ValueError(
                 f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
-                "an empty prompt has no law to sample from: pass at least a start token"
+                "an empty prompt has no distribution to sample from: pass at least a start token"
             )
     if is_concrete(tokens, prompt_length):
         ids, lengths = (
@@ -259,9 +259,9 @@ def key_needed(key: Any, policy: Policy) -> None:
 
 
 def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
-    """Raises where a verifier changes the law and the caller has not agreed."""
+    """Raises where a verifier changes the distribution and the caller has not agreed."""
     if not lossless and not lossy:
-        raise ValueError(f"{name} does not keep the target's law; pass lossy=True to accept that")
+        raise ValueError(f"{name} does not keep the target's distribution; pass lossy=True to accept that")
 
 
 def traced_status(

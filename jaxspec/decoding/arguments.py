@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
 from jaxspec.core import validate
-from jaxspec.core.model import Anywhere, Model, placement_of
+from jaxspec.core.model import Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.drafters.base import Drafter, NoDrafter
-from jaxspec.sharding.params import check_devices, shard_players
+from jaxspec.sharding.params import check_devices, shard_models
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DRAFTS_BESIDE
 from jaxspec.verifiers.base import Verifier
@@ -44,7 +44,7 @@ class Request:
     keys: Key[Array, "b"]
     sampling: Policy | None
 
-    def apart(self) -> tuple[Self, Policy | None]:
+    def split_policy(self) -> tuple[Self, Policy | None]:
         """What has one value a row, and the policy where that is not known of it: only of `Sampling` it is."""
         if isinstance(self.sampling, Sampling):
             return self, None
@@ -122,10 +122,10 @@ def prepare(
         sampling=_per_row(sampling, batch),
     )
     if mesh is not None:
-        target, drafter = shard_players((target, drafter), mesh)
+        target, drafter = shard_models((target, drafter), mesh)
     check_devices((target, drafter))
     placement = placement_of(target)
-    if mesh is not None and isinstance(placement, Anywhere):
+    if mesh is not None and isinstance(placement, Unsharded):
         placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
     placement.check_same(
         {
@@ -135,7 +135,7 @@ def prepare(
             "prompts, lengths, keys, sampling parameters, budgets and stop tokens": (request, max_new, returned),
         }
     )
-    rows, shared = request.apart()
+    rows, shared = request.split_policy()
     rows = placement.rows(rows)
     request = rows if shared is None else dataclasses.replace(rows, sampling=shared)
     return Prepared(target, drafter, verifier, request, max_new, returned, placement)

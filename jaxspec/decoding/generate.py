@@ -12,7 +12,7 @@ Invariants:
 5. A finished row is frozen: it emits nothing and changes no other row.
 6. What a row emits depends on its key, its prompt and its policy; never on its neighbours, its
    place in the batch or the padding. Under `Adaptive` rows agree on how many tokens they draft;
-   then that holds of its law, and of its tokens for greedy policies and coupled verification.
+   then that holds of its distribution, and of its tokens for greedy policies and coupled verification.
 7. Whether a drafted token is submitted does not depend on that token (deterministic drafters
    are exempt: there it is a function of the text).
 8. No value leaves the device inside the loop.
@@ -40,7 +40,7 @@ from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.sharding.auto_axes import under_automatic_axes
-from jaxspec.sharding.placement import whole
+from jaxspec.sharding.placement import to_host
 from jaxspec.verifiers.base import Verifier
 
 
@@ -59,7 +59,7 @@ def generate(
     lossy: bool = False,
     mesh: Mesh | None = None,
 ) -> Generation:
-    """Continues each prompt; the output follows the target's law whatever the drafter guesses.
+    """Continues each prompt; the output follows the target's distribution whatever the drafter guesses.
 
     Works as it is, inside the caller's `jax.jit` and `lax.scan`, and under `jax.vmap` (a mapped
     axis is folded into the batch). On a mesh over several processes (`jaxspec.sharding.join`) each of
@@ -67,7 +67,7 @@ def generate(
     but not the parameters' values, is checked, outside of `jax.jit`, by one exchange of 32 bytes.
 
     Args:
-      target: the model whose law is kept.
+      target: the model whose distribution is kept.
       drafter: guesses tokens; `None` is plain decoding.
       prompt: `[b, t]` token ids, shorter rows padded on the right.
       prompt_length: how many tokens of each row count, one integer or `[b]`; `None` is all.
@@ -80,7 +80,7 @@ def generate(
       max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
       stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
-      lossy: must be True for a verifier that does not keep the target's law.
+      lossy: must be True for a verifier that does not keep the target's distribution.
       mesh: splits models and rows over devices by `jaxspec.sharding.default_rules` (axes
         `data` and `model`, either may be absent). It moves the models at every call: to do that
         once, or by other rules, pass models that `jaxspec.shard` has placed. Needless then.
@@ -113,7 +113,7 @@ def generate(
         lossy=lossy,
         mesh=mesh,
     )
-    request, shared = prepared.request.apart()
+    request, shared = prepared.request.split_policy()
     run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new, placement=prepared.placement))
     players = (prepared.target, prepared.drafter, prepared.verifier, shared)
     return _cut(under_automatic_axes(run, players, request), prepared.width)
@@ -131,7 +131,7 @@ def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) 
     _known(options, "init", leave_out=("verifier", "lossy", "mesh"))
     prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
     state = _jit_init(prepared.target, prepared.drafter, prepared.request, max_new=prepared.max_new)
-    return dataclasses.replace(state, done=prepared.placement.everywhere(state.done))
+    return dataclasses.replace(state, done=prepared.placement.replicate(state.done))
 
 
 def step(
@@ -157,7 +157,7 @@ def step(
     validate.same_draft_length(drafter.k, state.stats.drafted_at.shape[1])
     state, info = run_round(target, drafter, verifier, state)
     placement = placement_of(target)
-    return dataclasses.replace(state, done=placement.everywhere(state.done)), placement.everywhere(info)
+    return dataclasses.replace(state, done=placement.replicate(state.done)), placement.replicate(info)
 
 
 def jit_step(*, donate: bool = False):
@@ -182,10 +182,10 @@ def finish(state: GenerationState, *, lossless: bool | None = None) -> Generatio
             raise ValueError(
                 "the state is traced, so it cannot say whether all verifiers were lossless; pass lossless="
             )
-        lossless = not np.any(whole(state.stats.lossy_rounds))
+        lossless = not np.any(to_host(state.stats.lossy_rounds))
     k = state.stats.drafted_at.shape[1]
-    result = whole(_collect(state, state.tokens.shape[1] - k - 1, lossless))
-    most = whole(state.limit - state.prompt_length)
+    result = to_host(_collect(state, state.tokens.shape[1] - k - 1, lossless))
+    most = to_host(state.limit - state.prompt_length)
     return _cut(result, int(np.max(most))) if validate.is_concrete(most) else result
 
 
@@ -203,12 +203,12 @@ def _stream(prepared: Prepared) -> Iterator[list[np.ndarray]]:
     target = prepared.target
     state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
     advance = jit_step(donate=True)
-    everywhere = prepared.placement.everywhere  # each host reads all rows
-    while not np.all(everywhere(state.done)):
+    replicate = prepared.placement.replicate  # each host reads all rows
+    while not np.all(replicate(state.done)):
         state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
-        tokens, count = jax.device_get(everywhere((info.tokens, info.count)))
+        tokens, count = jax.device_get(replicate((info.tokens, info.count)))
         yield [row[:n] for row, n in zip(tokens, count, strict=True)]
-    result = everywhere(_collect(state, prepared.max_new, prepared.verifier.lossless))
+    result = replicate(_collect(state, prepared.max_new, prepared.verifier.lossless))
     return _cut(result, prepared.width)
 
 
@@ -246,7 +246,7 @@ def _generate(players, request: Request, *, max_new: int, placement: Any) -> Gen
             lambda state: run_round(target, drafter, verifier, state)[0],
             state,
         )
-    return placement.everywhere(_collect(state, max_new, verifier.lossless))
+    return placement.replicate(_collect(state, max_new, verifier.lossless))
 
 
 def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) -> GenerationState:

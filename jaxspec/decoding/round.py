@@ -2,7 +2,7 @@
 
 before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
 propose            . . . . . x y z    three drafts
-verify     feed            [e x y z]  one pass gives the law after each
+verify     feed            [e x y z]  one pass gives the distribution after each
 verdict    x kept, y rejected, w drawn in its place
 commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
 
@@ -20,14 +20,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
 from jaxspec.core.tree import depths, verification_mask
 from jaxspec.drafters.base import Drafter
-from jaxspec.verifiers.base import Draws, Verifier, leading
+from jaxspec.verifiers.base import Rng, Verifier, count_leading
 
 
 @register_dataclass
@@ -51,15 +51,15 @@ def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
-    draws = verifier.draws(state.keys, state.length)
+    rng = verifier.rng(state.keys, state.length)
     # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
-        draws = draws.shared(drafter.k + 1, target.vocab_size)
+        rng = rng.shared(drafter.k + 1, target.vocab_size)
     with jax.named_scope("propose"):
-        proposal, drafter_state = drafter.propose(draws, state.drafter_state, _context(target, state))
+        proposal, drafter_state = drafter.propose(rng, state.drafter_state, _context(target, state))
     proposal = _of_live_rows(proposal, state.done)
     state = dataclasses.replace(state, drafter_state=drafter_state)
-    score = functools.partial(_score, target, drafter, verifier, draws)
+    score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
         return score(proposal, drafter.lengths, state)
     # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Drafts come
@@ -90,12 +90,12 @@ def _context(target: Model, state: GenerationState) -> Context:
 
 
 def _score(
-    target, drafter, verifier, draws, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
+    target, drafter, verifier, rng, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Verifies a proposal, by the shortest of these passes that holds it, and commits what is kept of it."""
     context = _context(target, state)
     with jax.named_scope("verify"):
-        verified = _verify(lengths, drafter, verifier, draws, proposal, context)
+        verified = _verify(lengths, drafter, verifier, rng, proposal, context)
     with jax.named_scope("commit"):
         drafter_state = drafter.observe(state.drafter_state, context, verified.verdict, verified.hidden)
         return _commit(state, drafter.k, proposal, verified, drafter_state)
@@ -110,7 +110,7 @@ def _verify(
     lengths: tuple[int, ...],
     drafter: Drafter,
     verifier: Verifier,
-    draws: Draws,
+    rng: Rng,
     proposal: Proposal,
     context: Context,
 ) -> _Verified:
@@ -122,7 +122,7 @@ def _verify(
     most = min(lengths[-1], drafter.k)
 
     def branch(n: int):
-        return lambda: _verify_drafts(most, drafter, verifier, draws, proposal.first(n), context)
+        return lambda: _verify_drafts(most, drafter, verifier, rng, proposal.first(n), context)
 
     if len(lengths) == 1:
         return branch(lengths[0])()
@@ -132,14 +132,14 @@ def _verify(
     return jax.lax.switch(index, [branch(n) for n in lengths])
 
 
-def _verify_drafts(most: int, drafter, verifier, draws, proposal: Proposal, context: Context) -> _Verified:
+def _verify_drafts(most: int, drafter, verifier, rng, proposal: Proposal, context: Context) -> _Verified:
     output = _target_pass(drafter, proposal, context)
-    verdict, law = _verdict(verifier, draws, proposal, output.logits, context.sampling)
+    verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)
-    normaliser = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
-    log_probs = _at(output.logits, rows, tokens) - normaliser
-    warped = jnp.zeros_like(log_probs) if law is None else _at(law, rows, tokens)
+    normalizer = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
+    log_probs = _at(output.logits, rows, tokens) - normalizer
+    warped = jnp.zeros_like(log_probs) if next_log_probs is None else _at(next_log_probs, rows, tokens)
     pad = functools.partial(_widen, to=most + 1)
     entries, hidden = output.entries, output.hidden
     if proposal.parents is not None:
@@ -153,7 +153,7 @@ def _verify_drafts(most: int, drafter, verifier, draws, proposal: Proposal, cont
         pad(tokens),
         pad(log_probs),
         pad(warped),
-        leading(jnp.isfinite(normaliser)),
+        count_leading(jnp.isfinite(normalizer)),
         entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
     )
@@ -192,14 +192,14 @@ def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
 
 
 def _verdict(
-    verifier: Verifier, draws: Draws, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
+    verifier: Verifier, rng: Rng, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
 ) -> tuple[Verdict, Float[Array, "b n v"] | None]:
-    """The verdict, and the law it was drawn from (`None`: one-hot, for a greedy policy)."""
+    """The verdict, and the distribution it was drawn from (`None`: one-hot, for a greedy policy)."""
     if policy.greedy:
-        tokens = best_token(logits)
+        tokens = argmax(logits)
         return verifier.verify_greedy(proposal, tokens), None
-    law = policy.log_probs(logits)
-    return verifier.verify(draws, proposal, law), law
+    next_log_probs = policy.log_probs(logits)
+    return verifier.verify(rng, proposal, next_log_probs), next_log_probs
 
 
 def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
@@ -229,7 +229,7 @@ def _commit(
     position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
     stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
     stops = stops & (position < usable[:, None])
-    before_stop = leading(~stops)
+    before_stop = count_leading(~stops)
     stopped = ~state.done & jnp.any(stops, axis=1)
     count = jnp.where(stopped, before_stop + 1, usable)
     count = jnp.where(state.done, 0, count)

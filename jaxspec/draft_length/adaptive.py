@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 
 LEAST, MOST = 0.02, 0.98
 # How many rounds the prior counts as, the newest round among them.
@@ -47,7 +47,7 @@ class AdaptiveState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Adaptive(Schedule):
+class Adaptive(DraftLength):
     """Drafts as many tokens as pay most: expected tokens a round over what the round costs. It cannot lose much.
 
     With the running acceptance `a_1, a_2, ...` of each position (updated by rounds that reached
@@ -85,7 +85,7 @@ class Adaptive(Schedule):
     hundredths of a step, and more of a step of many rows.
 
     How much a row drafts depends on the rows beside it then, and so do the tokens that it draws at
-    temperatures above 0, but for coupled verification; never their law. Where rows decided alone,
+    temperatures above 0, but for coupled verification; never their distribution. Where rows decided alone,
     eight of them took 1.4 times as long as plain decoding on a CPU: each that drafted made the
     others wait.
 
@@ -142,7 +142,7 @@ class Adaptive(Schedule):
             beside=zero,
         )
 
-    def limit(self, state, able):
+    def longest(self, state, able):
         tries = state.due & (state.choice < len(self.lengths) - 1)
         wanted = state.choice + tries.astype(jnp.int32)
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]

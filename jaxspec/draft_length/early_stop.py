@@ -10,12 +10,12 @@ from jaxtyping import Float
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ConfidenceStop(Schedule):
+class ConfidenceStop(DraftLength):
     """Drafts nothing after a token whose draft probability was below `threshold`; that token stays.
 
     The assisted-generation rule of Hugging Face Transformers (`assistant_confidence_threshold`).
@@ -31,7 +31,7 @@ class ConfidenceStop(Schedule):
     lengths: tuple[int, ...] | int = dataclasses.field(default=8, metadata={"static": True})
     threshold: float | Array = 0.4
 
-    reads_law: ClassVar[bool] = True
+    reads_log_probs: ClassVar[bool] = True
 
     def __post_init__(self):
         # A round drafts at least one token, so there is no branch for none.
@@ -40,13 +40,13 @@ class ConfidenceStop(Schedule):
     def check(self) -> None:
         validate.threshold("ConfidenceStop", self.threshold)
 
-    def goes_on(self, state, log_prob):
+    def continue_(self, state, log_prob):
         return log_prob >= jnp.log(self.threshold)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CumulativeConfidence(Schedule):
+class CumulativeConfidence(DraftLength):
     """Submits drafts for as long as the chance that all of them are accepted is at least `threshold`.
 
     The chance is the product of the drafter's own estimates, one a draft, each made before the draft is drawn (DSpark,
@@ -69,8 +69,8 @@ class CumulativeConfidence(Schedule):
     def check(self) -> None:
         validate.threshold("CumulativeConfidence", self.threshold)
 
-    def trusts(self, state, survival):
-        return survival >= self.threshold
+    def should_verify(self, state, cum_accept_prob):
+        return cum_accept_prob >= self.threshold
 
 
 @register_dataclass
@@ -84,7 +84,7 @@ class EntropyStopState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EntropyStop(Schedule):
+class EntropyStop(DraftLength):
     """AdaEDL: drafts while the draft's entropy `H` promises that the draft will be accepted.
 
     A draft is submitted while `1 - sqrt(kappa * H) >= threshold`, for it and for all before it.
@@ -115,7 +115,7 @@ class EntropyStop(Schedule):
     decay: float = dataclasses.field(default=0.5, metadata={"static": True})
     smoothing: float = dataclasses.field(default=0.9, metadata={"static": True})
 
-    reads_law: ClassVar[bool] = True
+    reads_log_probs: ClassVar[bool] = True
 
     def __post_init__(self):
         object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
@@ -129,12 +129,12 @@ class EntropyStop(Schedule):
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         return EntropyStopState(fill(self.threshold), fill(self.goal))
 
-    def limit(self, state, able):
+    def longest(self, state, able):
         del able
         return jnp.full(state.threshold.shape, self.lengths[-1], jnp.int32)
 
-    def submits(self, state, law):
-        entropy = -jnp.sum(jnp.where(law > -jnp.inf, jnp.exp(law) * law, 0.0), axis=-1)
+    def should_draft(self, state, log_probs):
+        entropy = -jnp.sum(jnp.where(log_probs > -jnp.inf, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
         return 1.0 - jnp.sqrt(self.kappa * jnp.maximum(entropy, 0.0)) >= state.threshold
 
     def observe(self, state, submitted, accepted, live):

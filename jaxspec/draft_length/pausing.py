@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Bool
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 
 
 @register_dataclass
@@ -22,19 +22,19 @@ class PausingState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Pausing(Schedule):
+class Pausing(DraftLength):
     """`schedule`, but for rows that are paused: those draft nothing, and rest."""
 
-    schedule: Schedule
+    schedule: DraftLength
 
     @property
     def lengths(self) -> tuple[int, ...]:
         return self.schedule.lengths
 
     @property
-    def reads_law(self) -> bool:
+    def reads_log_probs(self) -> bool:
         """As of `schedule`."""
-        return self.schedule.reads_law
+        return self.schedule.reads_log_probs
 
     @property
     def reads_confidence(self) -> bool:
@@ -47,17 +47,17 @@ class Pausing(Schedule):
     def init(self, batch):
         return PausingState(self.schedule.init(batch), jnp.zeros(batch, jnp.bool_))
 
-    def limit(self, state: PausingState, able):
-        return jnp.where(state.paused, 0, self.schedule.limit(state.schedule, able & ~state.paused))
+    def longest(self, state: PausingState, able):
+        return jnp.where(state.paused, 0, self.schedule.longest(state.schedule, able & ~state.paused))
 
-    def trusts(self, state: PausingState, survival):
-        return self.schedule.trusts(state.schedule, survival)
+    def should_verify(self, state: PausingState, cum_accept_prob):
+        return self.schedule.should_verify(state.schedule, cum_accept_prob)
 
-    def submits(self, state: PausingState, law):
-        return self.schedule.submits(state.schedule, law)
+    def should_draft(self, state: PausingState, log_probs):
+        return self.schedule.should_draft(state.schedule, log_probs)
 
-    def goes_on(self, state: PausingState, log_prob):
-        return self.schedule.goes_on(state.schedule, log_prob)
+    def continue_(self, state: PausingState, log_prob):
+        return self.schedule.continue_(state.schedule, log_prob)
 
     def observe(self, state: PausingState, submitted, accepted, live):
         own = self.schedule.observe(state.schedule, submitted, accepted, live & ~state.paused)

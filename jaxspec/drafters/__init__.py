@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from jaxspec.drafters.children import MostLikely as MostLikely
     from jaxspec.drafters.children import WithoutReplacement as WithoutReplacement
     from jaxspec.drafters.children import WithReplacement as WithReplacement
-    from jaxspec.drafters.cross_vocabulary import IntersectionDrafter as IntersectionDrafter
+    from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter as CrossVocabularyDrafter
     from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
     from jaxspec.drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
-    from jaxspec.drafters.hybrid import Compose as Compose
+    from jaxspec.drafters.hybrid import HybridDrafter as HybridDrafter
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
@@ -32,8 +32,8 @@ __getattr__, __dir__ = lazy(
         "tree": ("TreeDrafter",),
         "children": ("MostLikely", "WithReplacement", "WithoutReplacement"),
         "dynamic_tree": ("DynamicTreeDrafter",),
-        "hybrid": ("Compose",),
-        "cross_vocabulary": ("IntersectionDrafter",),
+        "hybrid": ("HybridDrafter",),
+        "cross_vocabulary": ("CrossVocabularyDrafter",),
         "token_map": ("TokenMap",),
         "early_exit": ("EarlyExitDrafter",),
     },

@@ -6,12 +6,12 @@ from typing import Any
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.cost_file import saved_costs
 from jaxspec.drafters.costs import estimate_costs, rising
-from jaxspec.drafters.hybrid import Compose
-from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.drafters.hybrid import HybridDrafter
+from jaxspec.heads.dflash.drafter import DFlashDrafter
 from jaxspec.heads.medusa.drafter import MedusaDrafter
 
 # The most that are drafted where nobody says how many.
@@ -31,7 +31,7 @@ class Wish:
       most: then at most so many; `None` is `MOST`, or what the heads can guess.
     """
 
-    k: int | Schedule | None = None
+    k: int | DraftLength | None = None
     adaptive: bool = False
     most: int | None = None
 
@@ -43,7 +43,7 @@ class Wish:
           ValueError, TypeError: it is none of them.
         """
         if not isinstance(k, str):
-            if k is not None and not isinstance(k, Schedule):
+            if k is not None and not isinstance(k, DraftLength):
                 validate.draft_length(k)
             return cls(k)
         word, colon, most = k.partition(":")
@@ -63,13 +63,13 @@ def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
     alone.
 
     Args:
-      drafter: one that takes a schedule, or a `Compose` of two.
+      drafter: one that takes a schedule, or a `HybridDrafter` of two.
       target: the model to draft for.
       most: the most drafts; `None` is 8, or what the drafter's heads can guess.
       batch: how many rows costs are for. With fewer rows it drafts less than would pay, with more it may lose more
         than `Adaptive` says.
     """
-    if isinstance(drafter, Compose):
+    if isinstance(drafter, HybridDrafter):
         # Both allowances add up.
         model = _adapt(drafter.model, target, most, batch, Adaptive.allowance / 2)
         copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance / 2)
@@ -78,7 +78,7 @@ def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
 
 
 def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: int = 1) -> Drafter:
-    """What of it is worth having where nobody chose it: of a `Compose` the copying part alone where many rows rest.
+    """What of it is worth having where nobody chose it: of a `HybridDrafter` the copying part alone where many rows rest.
 
     A pass over several tokens of many rows takes so long on a CPU that a model's drafts hardly save any, and a head
     that rests keeps up with every row all the same.
@@ -89,7 +89,7 @@ def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
       most: the most drafts, as of `adapt`.
       batch: how many rows.
     """
-    if not isinstance(drafter, Compose):
+    if not isinstance(drafter, HybridDrafter):
         return drafter
     lengths, costs, _ = _costs(drafter.model, target, most, batch)
     tokens = [sum(_KEPT**i for i in range(n + 1)) for n in lengths]
@@ -107,7 +107,7 @@ def _costs(
     drafter: Drafter, target: Model, most: int | None, batch: int
 ) -> tuple[tuple[int, ...], tuple[float, ...], float]:
     """Lengths, what a round of each takes, and what a token takes that was missed."""
-    limited = isinstance(drafter, MedusaDrafter | BlockDrafter)
+    limited = isinstance(drafter, MedusaDrafter | DFlashDrafter)
     lengths = validate.draft_lengths(most or (drafter.k if limited else MOST))
     costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
     return lengths, rising(saved_costs(target, drafter, lengths, batch=batch) or costs), lag
@@ -115,7 +115,7 @@ def _costs(
 
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
     """How many tokens a drafter drafts, in words, and where an adaptive one's costs are from."""
-    model = drafter.model if isinstance(drafter, Compose) else drafter
+    model = drafter.model if isinstance(drafter, HybridDrafter) else drafter
     schedule = getattr(model, "schedule", None)
     if not isinstance(schedule, Adaptive):
         return str(drafter.k)

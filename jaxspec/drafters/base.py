@@ -10,7 +10,7 @@ from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 class Drafter(abc.ABC):
@@ -18,10 +18,10 @@ class Drafter(abc.ABC):
 
     Attributes:
       k: drafted tokens a round, static.
-      deterministic: guesses are a function of the text, so their law is one-hot.
+      deterministic: guesses are a function of the text, so their distribution is one-hot.
       capture: which of the target's hidden states `init` and `observe` are given.
       tree: whether proposals branch; `k` is then the most tokens along one path.
-      identically_distributed: whether it drafts several chains, independently and from one law.
+      identically_distributed: whether it drafts several chains, independently and from one distribution.
     """
 
     k: int
@@ -58,10 +58,10 @@ class Drafter(abc.ABC):
         """
 
     @abc.abstractmethod
-    def propose(self, draws: Draws, state: Any, context: Context) -> tuple[Proposal, Any]:
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
         """Drafts tokens after the committed ones: `k` in a chain, `lengths[-1]` in a tree.
 
-        Stochastic drafts are drawn with `draws.draft_noise(offset, vocab_size)`. The state that is returned is of the
+        Stochastic drafts are drawn with `rng.draft_noise(offset, vocab_size)`. The state that is returned is of the
         same shapes and dtypes as that which `observe` returns, if `lengths` begins with 0: a round is then a loop.
         """
 
@@ -86,7 +86,7 @@ class NoDrafter(Drafter):
     def init(self, context, prefilled, slots):
         return ()
 
-    def propose(self, draws, state, context):
+    def propose(self, rng, state, context):
         batch = context.tokens.shape[0]
         empty = jax.numpy.zeros((batch, 0), jax.numpy.int32)
         return Proposal(empty, empty.astype(bool)), state

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.draft_model import Draft, Hidden
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -50,7 +50,7 @@ class Chain:
     draft: Draft
     k: int = dataclasses.field(metadata={"static": True})
     sampling: Policy | None
-    schedule: Schedule
+    schedule: DraftLength
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> ChainState:
         """As of `Drafter`."""
@@ -58,18 +58,18 @@ class Chain:
         kept = self.draft.init(context, prefilled, slots)
         return ChainState(kept, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
 
-    def propose(self, draws: Draws, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
+    def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         """As of `Drafter`."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
-        limit = jnp.where(silent, 0, self.schedule.limit(state.schedule, ~silent))
+        limit = jnp.where(silent, 0, self.schedule.longest(state.schedule, ~silent))
         hidden = self.draft.blank(limit.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
         drafts = _Drafts.none(limit, self.k, vocab_size, hidden, state.kept)
         if self.k > 0:
-            drafts = self._draft(drafts, policy, limit, draws, state.schedule, context)
+            drafts = self._draft(drafts, policy, limit, rng, state.schedule, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
-        proposal = Proposal(drafts.tokens, drafts.valid, drafts.laws)
+        proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)
         return proposal, ChainState(drafts.kept, state.schedule, submitted)
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
@@ -82,7 +82,7 @@ class Chain:
         schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
         return ChainState(kept, schedule, state.submitted)
 
-    def _draft(self, drafts: "_Drafts", policy: Policy, limit, draws: Draws, schedule_state, context: Context):
+    def _draft(self, drafts: "_Drafts", policy: Policy, limit, rng: Rng, schedule_state, context: Context):
         """Drafts until no row goes on. Where none begins, the draft does not run.
 
         Loops that may run zero times stand where conditions would: those copy the cache.
@@ -90,16 +90,20 @@ class Chain:
         draft = self.draft
 
         def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
-            # Tokens are drawn in the draft's own vocabulary; the law that verifiers read is over the target's.
-            law, confidence = _laws(policy, logits)
-            submitted = drafts.going & self.schedule.submits(schedule_state, confidence)
-            place = best_token(logits if law is None else law + _noise(draft, draws, drafts.count, law.shape[-1]))
+            # Tokens are drawn in the draft's own vocabulary; the distribution that verifiers read is over the target's.
+            next_log_probs, confidence = _log_probs(policy, logits)
+            submitted = drafts.going & self.schedule.should_draft(schedule_state, confidence)
+            place = argmax(
+                logits
+                if next_log_probs is None
+                else next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1])
+            )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
-            going = submitted & (drafts.count + 1 < limit) & self.schedule.goes_on(schedule_state, log_prob)
+            going = submitted & (drafts.count + 1 < limit) & self.schedule.continue_(schedule_state, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
-            law = None if law is None else draft.over_vocabulary(law[:, None])[:, 0]
-            return drafts.add(token, submitted, law, going, hidden, kept)
+            next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
+            return drafts.add(token, submitted, next_log_probs, going, hidden, kept)
 
         def first(_, drafts: _Drafts) -> _Drafts:
             window, kept = draft.first(drafts.kept, context)
@@ -129,7 +133,7 @@ class _Drafts:
     count: Int[Array, ""]
     tokens: Int[Array, "b k"]
     valid: Bool[Array, "b k"]
-    laws: Float[Array, "b k v"] | None
+    log_probs: Float[Array, "b k v"] | None
     going: Bool[Array, "b"]
     hidden: Hidden
     kept: Any
@@ -137,32 +141,32 @@ class _Drafts:
     @classmethod
     def none(cls, limit: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, kept: Any) -> "_Drafts":
         shape = (limit.shape[0], k)
-        # Any law will do for drafts that are never drawn, and this one is a law.
-        laws = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
+        # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+        log_probs = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
         tokens = jnp.zeros(shape, jnp.int32)
-        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), laws, limit > 0, hidden, kept)
+        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, limit > 0, hidden, kept)
 
-    def add(self, token, submitted, law, going, hidden: Hidden, kept: Any) -> "_Drafts":
+    def add(self, token, submitted, next_log_probs, going, hidden: Hidden, kept: Any) -> "_Drafts":
         put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new[:, None], self.count, axis=1)  # noqa: E731
-        laws = None if self.laws is None else put(self.laws, law)
+        log_probs = None if self.log_probs is None else put(self.log_probs, next_log_probs)
         tokens, valid = put(self.tokens, token), put(self.valid, submitted)
-        return _Drafts(self.count + 1, tokens, valid, laws, going, hidden, kept)
+        return _Drafts(self.count + 1, tokens, valid, log_probs, going, hidden, kept)
 
 
-def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The law that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
+    """The distribution that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
 
-    A one-hot law says nothing of how sure the model is: a schedule then sees the model's own.
+    A one-hot distribution says nothing of how sure the model is: a schedule then sees the model's own.
     """
     own = jax.nn.log_softmax(logits.astype(jnp.float32))
     if policy.greedy:
         return None, own
-    law = policy.log_probs(logits[:, None])[:, 0]
-    certain = jnp.max(law, axis=-1, keepdims=True) == 0
-    return law, jnp.where(certain, own, law)
+    next_log_probs = policy.log_probs(logits[:, None])[:, 0]
+    certain = jnp.max(next_log_probs, axis=-1, keepdims=True) == 0
+    return next_log_probs, jnp.where(certain, own, next_log_probs)
 
 
-def _noise(draft: Draft, draws: Draws, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:
+def _noise(draft: Draft, rng: Rng, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:
     """What draws one of the draft's `count` tokens."""
     ids = None if count == draft.vocab_size else draft.token_ids(jnp.arange(count, dtype=jnp.int32))
-    return draws.draft_noise(offset, draft.vocab_size, ids)
+    return rng.draft_noise(offset, draft.vocab_size, ids)

@@ -7,25 +7,25 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
-from jaxspec.draft_length.base import Schedule, split
+from jaxspec.draft_length.base import DraftLength, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.draft_model import Draft
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 class ChainDrafter(Drafter):
     """Draws a chain from what `draft` names; a subclass is a dataclass with these fields, and more.
 
     Attributes:
-      k: the most drafted tokens a round, or a `Schedule`.
+      k: the most drafted tokens a round, or a `DraftLength`.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     k: int
     sampling: Policy | None
-    schedule: Schedule | None
+    schedule: DraftLength | None
 
     def __post_init__(self):
         k, schedule = split(self.k, self.schedule)
@@ -53,8 +53,8 @@ class ChainDrafter(Drafter):
     def init(self, context, prefilled, slots):
         return self.chain(context.target).init(context, prefilled, slots)
 
-    def propose(self, draws: Draws, state: Any, context: Context):
-        return self.chain(context.target).propose(draws, state, context)
+    def propose(self, rng: Rng, state: Any, context: Context):
+        return self.chain(context.target).propose(rng, state, context)
 
     def observe(self, state, context: Context, verdict, hidden):
         return self.chain(context.target).observe(state, context, verdict, hidden)

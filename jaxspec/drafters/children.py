@@ -11,14 +11,14 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.sampling import Policy
 from jaxspec.drafters.frontier import likeliest
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 class Draw(abc.ABC):
     """How nodes get their children. Frozen and static.
 
     Attributes:
-      deterministic: children are a function of the text, and no law is reported for them.
+      deterministic: children are a function of the text, and no distribution is reported for them.
     """
 
     deterministic: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class Draw(abc.ABC):
 
     @abc.abstractmethod
     def children(
-        self, draws: Draws, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
+        self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
     ) -> tuple[Int[Array, "b w c"], Bool[Array, "b w c"]]:
         """`count` children for each of `w` nodes, best first, and which of them there are.
 
@@ -37,8 +37,8 @@ class Draw(abc.ABC):
         level or of several, are drawn with independent noise.
         """
 
-    def law(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
-        """The normalised law each node was drawn from, given its parent's and the siblings `before` it.
+    def log_probs(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
+        """The normalized distribution each node was drawn from, given its parent's and the siblings `before` it.
 
         -1 in `before` is no sibling.
         """
@@ -50,7 +50,7 @@ class Draw(abc.ABC):
 class MostLikely(Draw):
     """The likeliest tokens, in order: the child of rank 0 is the draft's own best.
 
-    Deterministic guesses: they need no law, and are accepted with the target's probability of
+    Deterministic guesses: they need no distribution, and are accepted with the target's probability of
     them (EAGLE, Li et al. 2401.15077). They do not follow the noise that `CoupledVerifier`
     shares: there, `WithoutReplacement` is accepted more.
     """
@@ -61,14 +61,14 @@ class MostLikely(Draw):
         del policy
         return logits
 
-    def children(self, draws, level, weights, count):
+    def children(self, rng, level, weights, count):
         best, tokens = likeliest(weights, count)
         return tokens, best > -jnp.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Draw):
-    """Different tokens, each drawn from what the siblings before it left of their parent's law.
+    """Different tokens, each drawn from what the siblings before it left of their parent's distribution.
 
     Drawn at once: the largest log-probabilities with Gumbel noise added, in falling order (Kool
     et al. 1903.06059; RSD, Jeon et al. 2402.14160, section 3). Where fewer tokens have
@@ -76,32 +76,32 @@ class WithoutReplacement(Draw):
     shares, these are the target's likeliest draws.
     """
 
-    def children(self, draws, level, weights, count):
+    def children(self, rng, level, weights, count):
         _, width, vocab = weights.shape
-        noise = jnp.stack([draws.of_draft(slot).draft_noise(level, vocab) for slot in range(width)], axis=1)
+        noise = jnp.stack([rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width)], axis=1)
         best, tokens = likeliest(weights + noise, count)
         return tokens, best > -jnp.inf
 
-    def law(self, parent, before):
+    def log_probs(self, parent, before):
         ids = jnp.arange(parent.shape[-1], dtype=jnp.int32)[None, None]
         left = parent
         for sibling in range(before.shape[-1]):
             left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)
         total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
-        # Of a child that is not there any law will do.
+        # Of a child that is not there any distribution will do.
         return jnp.where(total > -jnp.inf, left - total, parent)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithReplacement(Draw):
-    """Independent draws from the parent's law, so that siblings may be the same token.
+    """Independent draws from the parent's distribution, so that siblings may be the same token.
 
     SpecTr, Sun et al. 2310.15141, section 4. With the noise that `CoupledVerifier` shares they
     always are: pass `WithoutReplacement` there.
     """
 
-    def children(self, draws, level, weights, count):
+    def children(self, rng, level, weights, count):
         batch, width, vocab = weights.shape
-        noise = [draws.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]
+        noise = [rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]
         _, tokens = likeliest(jnp.repeat(weights, count, axis=1) + jnp.stack(noise, axis=1), 1)
         return tokens.reshape(batch, width, count), jnp.ones((batch, width, count), jnp.bool_)

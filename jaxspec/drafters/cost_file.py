@@ -11,7 +11,7 @@ import jax
 from jaxspec.checkpoints import zoo
 from jaxspec.core.model import Model
 from jaxspec.drafters.base import Drafter
-from jaxspec.nn.convert import products_of
+from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
 
 
@@ -27,7 +27,7 @@ def setting_of(target: Model, drafter: Drafter, batch: int) -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {os.cpu_count()} processors",
         "jax": jax.__version__,
         "target": f"{type(target).__name__} {_shapes(target)}",
-        "products": products_of(target) if isinstance(target, LanguageModel) else "xla",
+        "products": kernels_of(target) if isinstance(target, LanguageModel) else "xla",
         "drafter": f"{type(drafter).__name__} {_shapes([getattr(drafter, name, None) for name in ('model', 'head')])}",
         "layers": getattr(drafter, "layers", None),
         "batch": batch,

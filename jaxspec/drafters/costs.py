@@ -9,15 +9,15 @@ import numpy as np
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import CATCH_UP_CHUNK
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.cross_vocabulary import IntersectionDrafter
+from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
-from jaxspec.drafters.lookup import CopyingDrafter
+from jaxspec.drafters.lookup import LookupDrafter
 from jaxspec.drafters.model import ModelDrafter
-from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.dflash.drafter import DFlashDrafter
 from jaxspec.heads.eagle.drafter import EagleDrafter
 from jaxspec.heads.medusa.drafter import MedusaDrafter
 from jaxspec.heads.tandem.drafter import TandemDrafter
-from jaxspec.nn.convert import products_of
+from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel, Network
 
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
@@ -56,7 +56,7 @@ def estimate_costs(
 def _kind(network: Model | Network) -> str:
     if jax.default_backend() != "cpu":
         return "accelerator"
-    products = products_of(network) if isinstance(network, Network) else "xla"
+    products = kernels_of(network) if isinstance(network, Network) else "xla"
     return products if products in _PASSES else "cpu"
 
 
@@ -75,15 +75,15 @@ def _drafting(target: Model, drafter: Drafter, k: int, batch: int) -> tuple[floa
     """What drafting takes once a round, for each draft, and for each token that was missed before."""
     kind = _kind(getattr(drafter, "head", None) or getattr(drafter, "model", target))
     wide = lambda tokens: _pass(kind, tokens, batch)  # noqa: E731
-    if isinstance(drafter, CopyingDrafter):
+    if isinstance(drafter, LookupDrafter):
         return _PASS, 0.0, 0.0
-    if isinstance(drafter, ModelDrafter | IntersectionDrafter):
+    if isinstance(drafter, ModelDrafter | CrossVocabularyDrafter):
         share = _share(target, _read_bytes(drafter.model), _layers(drafter.model))
         return share * (wide(2) - 1), share, share * wide(CATCH_UP_CHUNK) / CATCH_UP_CHUNK
     if isinstance(drafter, EagleDrafter | TandemDrafter):
         share = _share(target, _bytes(drafter.head.params), 1)
         return share * (wide(k + 1) - 1), share, 0.0
-    if isinstance(drafter, MedusaDrafter | BlockDrafter):
+    if isinstance(drafter, MedusaDrafter | DFlashDrafter):
         return _bytes(drafter.head.params) / _read_bytes(target) * wide(k) + _PASS, 0.0, 0.0
     if isinstance(drafter, EarlyExitDrafter):
         table = _table_bytes(target) / _read_bytes(target)

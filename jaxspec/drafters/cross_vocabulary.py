@@ -1,10 +1,10 @@
 """A draft model with another tokenizer, which guesses among the tokens that both have.
 
-Its law over the intersection of the two vocabularies, renormalised, is the law that is reported, so the target's law is
+Its distribution over the intersection of the two vocabularies, renormalized, is the distribution that is reported, so the target's distribution is
 kept as with any draft, at any temperature: TLI, Timor et al. 2502.05202, algorithm 4. Nothing is decoded to a string:
 the whole round stays on the device.
 
-The draft model reads the text token by token as `TokenMap.pieces` spells it, never a string tokenised anew. Tokens are
+The draft model reads the text token by token as `TokenMap.pieces` spells it, never a string tokenized anew. Tokens are
 often cut otherwise than its own tokenizer would cut the whole text, which costs some acceptance; but what it has read
 never changes with what follows, so its cache only grows, and a draft that was kept is read as it was fed:
 
@@ -30,12 +30,12 @@ from jaxspec.core.prefill import CATCH_UP_CHUNK
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
-from jaxspec.draft_length.base import Schedule, split
+from jaxspec.draft_length.base import DraftLength, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.draft_model import ModelDraft, check_is_model
 from jaxspec.drafters.token_map import TokenMap
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -88,7 +88,7 @@ class DraftText:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class IntersectionState:
+class CrossVocabularyState:
     """The draft's text, and what a chain keeps of it."""
 
     text: DraftText
@@ -97,7 +97,7 @@ class IntersectionState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class IntersectionDraft(ModelDraft):
+class CrossVocabularyDraft(ModelDraft):
     """A language model that reads its own vocabulary and guesses in the target's."""
 
     token_map: TokenMap
@@ -133,10 +133,10 @@ class IntersectionDraft(ModelDraft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class IntersectionDrafter(Drafter):
+class CrossVocabularyDrafter(Drafter):
     """Draws up to `k` tokens from a draft model with another tokenizer: token-level intersection.
 
-    Timor et al. 2502.05202, algorithm 4. The draft's law is that of `model` over the tokens that both vocabularies
+    Timor et al. 2502.05202, algorithm 4. The draft's distribution is that of `model` over the tokens that both vocabularies
     have; tokens of the target alone are never drafted, and come from the verifier. The smaller the share of text that
     the intersection covers, the fewer drafts are kept.
 
@@ -148,9 +148,9 @@ class IntersectionDrafter(Drafter):
     Attributes:
       model: any `Model`.
       token_map: of the target's vocabulary and the draft's.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row. It
-        applies to the law over the intersection.
+        applies to the distribution over the intersection.
       schedule: how many of the `k` are drafted; follows from `k`.
       room: how many tokens of the draft's there is room for, as a multiple of the target's. A row whose text takes
         more, or more than the draft model's context, is decoded on without drafts.
@@ -160,7 +160,7 @@ class IntersectionDrafter(Drafter):
     token_map: TokenMap
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
     room: float = dataclasses.field(default=2.0, metadata={"static": True})
 
     def __post_init__(self):
@@ -183,24 +183,24 @@ class IntersectionDrafter(Drafter):
         self._chain.draft.check(type(self).__name__, target)
         self.schedule.check()
 
-    def init(self, context: Context, prefilled, slots: int) -> IntersectionState:
+    def init(self, context: Context, prefilled, slots: int) -> CrossVocabularyState:
         slots = self._slots(slots)
         text = DraftText.begin(self.token_map.start, context.tokens.shape[0], slots)
         text = self._read(text, context)
-        return IntersectionState(text, self._chain.init(_in_draft_tokens(context, text), prefilled, slots))
+        return CrossVocabularyState(text, self._chain.init(_in_draft_tokens(context, text), prefilled, slots))
 
-    def propose(self, draws: Draws, state: IntersectionState, context: Context):
+    def propose(self, rng: Rng, state: CrossVocabularyState, context: Context):
         text = self._read(state.text, context)
-        proposal, chain = self._chain.propose(draws, state.chain, _in_draft_tokens(context, text))
-        return proposal, IntersectionState(text, chain)
+        proposal, chain = self._chain.propose(rng, state.chain, _in_draft_tokens(context, text))
+        return proposal, CrossVocabularyState(text, chain)
 
-    def observe(self, state: IntersectionState, context: Context, verdict, hidden) -> IntersectionState:
+    def observe(self, state: CrossVocabularyState, context: Context, verdict, hidden) -> CrossVocabularyState:
         inner = _in_draft_tokens(context, state.text)
-        return IntersectionState(state.text, self._chain.observe(state.chain, inner, verdict, hidden))
+        return CrossVocabularyState(state.text, self._chain.observe(state.chain, inner, verdict, hidden))
 
     @property
     def _chain(self) -> Chain:
-        return Chain(IntersectionDraft(self.model, self.token_map), self.k, self.sampling, self.schedule)
+        return Chain(CrossVocabularyDraft(self.model, self.token_map), self.k, self.sampling, self.schedule)
 
     def _slots(self, slots: int) -> int:
         """The draft's, of the target's: at least enough for a first token and a round of drafts."""

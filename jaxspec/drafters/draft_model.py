@@ -17,7 +17,7 @@ from jaxspec.core.model import Cache, Model, ModelOutput
 from jaxspec.core.prefill import Prefilled, catch_up, prefill
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, Verdict
-from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.base import take_row
 
 Hidden = tuple[Array, ...]
 
@@ -25,7 +25,7 @@ Hidden = tuple[Array, ...]
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The pass over the end of the text: the law of what follows it.
+    """The pass over the end of the text: the distribution of what follows it.
 
     Attributes:
       logits: of the first draft, over the draft vocabulary.
@@ -44,7 +44,7 @@ class Draft(abc.ABC):
     """A cheap model that reads its own guesses. A frozen pytree.
 
     What it keeps between rounds has a cache in it, which a round fills with drafts. It may know fewer tokens than the
-    target; logits are then over those alone until a law of the target's tokens is asked for.
+    target; logits are then over those alone until a distribution of the target's tokens is asked for.
 
     Attributes:
       vocab_size: the target's.
@@ -161,7 +161,7 @@ class ModelDraft(Draft):
         window = start[:, None] + jnp.arange(2, dtype=jnp.int32)[None]
         cache = kept.truncate(start)
         output = self.model(jnp.take_along_axis(context.tokens, window, axis=1), cache)
-        logits = pick(output.logits, context.length - 1 - start)
+        logits = take_row(output.logits, context.length - 1 - start)
         cache = cache.append(output.entries).truncate(context.length)
         return Window(logits, cache, output.entries, ()), cache
 

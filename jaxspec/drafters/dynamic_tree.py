@@ -25,7 +25,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, likeliest, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -47,15 +47,15 @@ class DynamicTreeDrafter(Drafter):
     """Drafts the tree of the likeliest paths that a draft model finds: EAGLE-2's expand and rerank.
 
     Li et al. 2406.16858, section 4. The tree is a function of the text, and its tokens are
-    certain, so any verifier of trees keeps the target's law. `depth` passes over `top_k` tokens.
+    certain, so any verifier of trees keeps the target's distribution. `depth` passes over `top_k` tokens.
 
     Attributes:
       model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
       top_k: how many nodes of a level are fed, and how many children each gets.
       depth: the most drafts along one path.
       nodes: how many are submitted to verification.
-      sampling: the policy whose law scores paths, one for all rows; `None` is the draft model's
-        own law, as in the paper. A temperature of 0 leaves one chain.
+      sampling: the policy whose distribution scores paths, one for all rows; `None` is the draft model's
+        own distribution, as in the paper. A temperature of 0 leaves one chain.
     """
 
     model: Model
@@ -109,7 +109,7 @@ class DynamicTreeDrafter(Drafter):
     def init(self, context, prefilled, slots):
         return self._draft.init(context, prefilled, slots)
 
-    def propose(self, draws: Draws, state, context: Context):
+    def propose(self, rng: Rng, state, context: Context):
         window, kept = self._draft.first(state, context)
         scores, tokens = self._children(window.logits[:, None])
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None

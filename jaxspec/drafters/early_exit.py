@@ -20,13 +20,13 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import positive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.partial import Partial
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -125,7 +125,7 @@ class EarlyExitDrafter(ChainDrafter):
 
     Attributes:
       layers: how many of the target's layers draft.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
@@ -136,7 +136,7 @@ class EarlyExitDrafter(ChainDrafter):
     layers: int = dataclasses.field(metadata={"static": True})
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
     head: EarlyExitHead | None = None
 
     def __post_init__(self):
@@ -151,8 +151,8 @@ class EarlyExitDrafter(ChainDrafter):
     def draft(self, target: Model) -> Draft:
         return EarlyExitDraft(target, self.layers, self.k, self.head)
 
-    def propose(self, draws: Draws, state: Any, context: Context):
-        proposal, state = super().propose(draws, state, context)
+    def propose(self, rng: Rng, state: Any, context: Context):
+        proposal, state = super().propose(rng, state, context)
         if self.k == 0:
             return proposal, state
         fed, draft = state.kept, self.draft(context.target)

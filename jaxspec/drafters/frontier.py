@@ -1,6 +1,6 @@
 """Growing a tree with a draft model: one batched pass a level, over a cache that is only read.
 
-    window     [d e]            the last two committed tokens: the law of the first level
+    window     [d e]            the last two committed tokens: the distribution of the first level
     level 0    [x y]            the nodes that get children are fed together: x, y
     level 1    [z w]            z follows x and w follows y; each sees its own ancestors
 
@@ -22,7 +22,7 @@ from jaxspec.core.model import Cache
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.drafters.draft_model import Draft, Window
-from jaxspec.verifiers.base import leading
+from jaxspec.verifiers.base import count_leading
 
 # Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
 _PARTS = 256
@@ -79,7 +79,7 @@ class Drafted:
         steps = jnp.arange(len(climb), dtype=jnp.int32)[None]
         path = at(jnp.concatenate(climb, axis=1), verdict.accepted[:, None] - 1 - steps)
         slots = at(self.slots, path)
-        kept = leading((slots >= 0) & (steps < verdict.accepted[:, None]))
+        kept = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
         entries = self.pending.keep_path(jnp.maximum(slots, 0))
         return cache.append(entries).truncate(cache.length + kept)
 

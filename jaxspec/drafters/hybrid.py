@@ -13,12 +13,12 @@ from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.draft_length.pausing import Pausing, PausingState
 from jaxspec.draft_length.shared_account import SharedAccount
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.lookup import CopyingDrafter, Guess, one_hot
-from jaxspec.verifiers.base import Draws, leading
+from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
+from jaxspec.verifiers.base import Rng, count_leading
 
 # What rows start from counts as so many promised drafts that were right, and as so many rounds of the model.
 _PRIOR = 4.0
@@ -49,7 +49,7 @@ class Record:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ComposeState:
+class HybridState:
     """Both drafters' states, the record, and the last round's drafts.
 
     Attributes:
@@ -69,7 +69,7 @@ class ComposeState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Compose(Drafter):
+class HybridDrafter(Drafter):
     """In each row the copied guess where it is expected to be accepted further, else a model's drafts.
 
     The hybrid of suffix decoding (Oliaro et al. 2411.04975, section 4): with the guess's own estimate `E` of its
@@ -79,7 +79,7 @@ class Compose(Drafter):
         (1 + E) * cost > 1 + A
 
     The model rests in those rows, and where no row needs it, it does not run; later it catches up. The choice is
-    made before the model draws anything, from committed text and earlier rounds, so it moves no law; a guess's law is
+    made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's distribution is
     one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
 
     Where both have an `Adaptive` schedule they keep one account (`SharedAccount`): what one gains pays for tries of
@@ -89,7 +89,7 @@ class Compose(Drafter):
 
     Attributes:
       copying: `SuffixDrafter` or `NGramDrafter`.
-      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `BlockDrafter`, `MedusaDrafter` or
+      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `DFlashDrafter`, `MedusaDrafter` or
         `TandemDrafter`.
       cost: the time of a round in which the model drafts over one in which it rests.
       prior: the acceptance of each of the model's drafts that rows start from.
@@ -99,7 +99,7 @@ class Compose(Drafter):
       TypeError, ValueError: the drafters are of other kinds.
     """
 
-    copying: CopyingDrafter
+    copying: LookupDrafter
     model: Drafter
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
     prior: float = dataclasses.field(default=0.7, metadata={"static": True})
@@ -145,7 +145,7 @@ class Compose(Drafter):
         copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
         if self._account is not None:
             copying, model = _with_schedules(copying, model, self._account.open(*_schedules(copying, model)))
-        return ComposeState(
+        return HybridState(
             copying,
             model,
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
@@ -153,19 +153,19 @@ class Compose(Drafter):
             jnp.zeros((batch, self.k), jnp.int32),
         )
 
-    def propose(self, draws: Draws, state: ComposeState, context: Context):
-        guess, copying = self.copying.propose(draws, state.copying, context)
+    def propose(self, rng: Rng, state: HybridState, context: Context):
+        guess, copying = self.copying.propose(rng, state.copying, context)
         copied = self._prefers(state.record, copying.guess)
         _, schedule = schedules = _schedules(copying, state.model)
         if self._account is not None:
             submitted = jnp.where(copied & ~context.done, copying.guess.count, 0)
             schedule = self._account.left(*schedules, submitted, ~context.done)
         resting = dataclasses.replace(state.model, schedule=PausingState(schedule, copied))
-        drafts, model = self._resting.propose(draws, resting, context)
+        drafts, model = self._resting.propose(rng, resting, context)
         proposal = _row_by_row(copied, _wide(guess, self.k), _wide(drafts, self.k))
-        return proposal, ComposeState(copying, model, state.record, copied, proposal.tokens)
+        return proposal, HybridState(copying, model, state.record, copied, proposal.tokens)
 
-    def observe(self, state: ComposeState, context: Context, verdict: Verdict, hidden):
+    def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden):
         # Rows that copied nothing wait for those that did, so their schedule hears of them too.
         guess = state.copying.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
@@ -175,7 +175,7 @@ class Compose(Drafter):
             left, schedules = state.model.schedule.schedule, _schedules(copying, model)
             settled = self._account.settle(left, *schedules, state.model.submitted, ~context.done, state.copied)
             copying, model = _with_schedules(copying, model, settled)
-        return ComposeState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
+        return HybridState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property
     def _resting(self) -> Drafter:
@@ -192,14 +192,14 @@ class Compose(Drafter):
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
 
-    def _learn(self, state: ComposeState, context: Context, verdict: Verdict) -> Record:
+    def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
         """The record after one more round: of guesses, as far as the text has come, whoever drafted it."""
         record, guess = state.record, state.copying.guess
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         emitted = jnp.where(places == verdict.accepted[:, None], verdict.next_token[:, None], emitted)
         seen = jnp.where(context.done, 0, jnp.minimum(guess.count, verdict.accepted + 1))
-        right = jnp.minimum(leading(guess.tokens == emitted[:, : guess.tokens.shape[1]]), seen)
+        right = jnp.minimum(count_leading(guess.tokens == emitted[:, : guess.tokens.shape[1]]), seen)
         keep = jnp.where(seen > 0, 1.0 - self.rate, 1.0)
         drafted = ~context.done & ~state.copied
         weight = jnp.maximum(self.rate, 1.0 / (record.rounds.astype(jnp.float32) + _PRIOR))
@@ -223,32 +223,34 @@ def _with_schedules(copying: Any, model: Any, schedules: tuple[Any, Any]) -> tup
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:
-    """The same drafts with room for `k`; any law will do for those that are never drawn."""
+    """The same drafts with room for `k`; any distribution will do for those that are never drawn."""
     add = k - proposal.tokens.shape[1]
     pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
-    law = proposal.log_probs
-    if law is not None:
-        law = jnp.concatenate([law, one_hot(jnp.zeros((law.shape[0], add), jnp.int32), law.shape[2])], axis=1)
-    return Proposal(pad(proposal.tokens), pad(proposal.valid), law)
+    log_probs = proposal.log_probs
+    if log_probs is not None:
+        log_probs = jnp.concatenate(
+            [log_probs, one_hot(jnp.zeros((log_probs.shape[0], add), jnp.int32), log_probs.shape[2])], axis=1
+        )
+    return Proposal(pad(proposal.tokens), pad(proposal.valid), log_probs)
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
-    """Where `first`, the drafts that are certain; else those that have a law, unless none has one."""
+    """Where `first`, the drafts that are certain; else those that have a distribution, unless none has one."""
     pick = first[:, None]
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)
-    law = drafted.log_probs
-    if law is not None:
-        law = jnp.where(pick[..., None], one_hot(tokens, law.shape[2]), law)
-    return Proposal(tokens, valid, law)
+    log_probs = drafted.log_probs
+    if log_probs is not None:
+        log_probs = jnp.where(pick[..., None], one_hot(tokens, log_probs.shape[2]), log_probs)
+    return Proposal(tokens, valid, log_probs)
 
 
 def _check_kinds(copying: Any, model: Any) -> None:
-    if not isinstance(copying, CopyingDrafter):
+    if not isinstance(copying, LookupDrafter):
         raise TypeError(
             f"Compose needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or NGramDrafter()"
         )
-    if not isinstance(model, Drafter) or model.tree or not isinstance(getattr(model, "schedule", None), Schedule):
+    if not isinstance(model, Drafter) or model.tree or not isinstance(getattr(model, "schedule", None), DraftLength):
         raise TypeError(
             f"Compose needs a drafter of one chain, with a schedule, second, got {_kind(model)}; pass "
             "ModelDrafter(model), EagleDrafter(head), BlockDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"

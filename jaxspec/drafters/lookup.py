@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Proposal
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 
 
@@ -30,12 +30,12 @@ class Guess:
 
     tokens: Int[Array, "b k"]
     count: Int[Array, "b"]
-    survival: Float[Array, "b k"]
+    cum_accept_prob: Float[Array, "b k"]
 
     def expected(self, most: Int[Array, "b"]) -> Float[Array, "b"]:
         """How many of the first `most` drafts of each row are expected to be accepted."""
         meant = self.places < jnp.minimum(self.count, most)[:, None]
-        return jnp.sum(jnp.where(meant, self.survival, 0.0), axis=1)
+        return jnp.sum(jnp.where(meant, self.cum_accept_prob, 0.0), axis=1)
 
     def cut(self, limit: Int[Array, "b"]) -> "Guess":
         """The same with at most `limit` drafts a row."""
@@ -49,21 +49,21 @@ class Guess:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CopyingState:
+class LookupState:
     """The schedule's own state, and the last round's guess, of which `count` drafts were submitted."""
 
     schedule: Any
     guess: Guess
 
 
-class CopyingDrafter(Drafter):
+class LookupDrafter(Drafter):
     """Says in `guess` what it would copy; the rest of a drafter follows.
 
     Attributes:
       schedule: how many of the `k` drafts are submitted.
     """
 
-    schedule: Schedule
+    schedule: DraftLength
 
     deterministic: ClassVar[bool] = True
 
@@ -82,23 +82,23 @@ class CopyingDrafter(Drafter):
         batch = context.tokens.shape[0]
         tokens, none = jnp.zeros((batch, self.k), jnp.int32), jnp.zeros(batch, jnp.int32)
         guess = Guess(tokens, none, tokens.astype(jnp.float32))
-        return CopyingState(self.schedule.init(batch), guess)
+        return LookupState(self.schedule.init(batch), guess)
 
-    def propose(self, draws, state: CopyingState, context):
-        limit = self.schedule.limit(state.schedule, ~context.done)
+    def propose(self, rng, state: LookupState, context):
+        limit = self.schedule.longest(state.schedule, ~context.done)
         search = lambda: self.guess(context.tokens, context.length).cut(limit)  # noqa: E731
         # Where no row may draft, none is searched.
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(limit))  # noqa: E731
         guess = jax.lax.cond(jnp.any(limit > 0), search, idle) if 0 in self.schedule.lengths else search()
         valid = guess.places < guess.count[:, None]
-        return Proposal(guess.tokens, valid), CopyingState(state.schedule, guess)
+        return Proposal(guess.tokens, valid), LookupState(state.schedule, guess)
 
-    def observe(self, state: CopyingState, context, verdict, hidden):
+    def observe(self, state: LookupState, context, verdict, hidden):
         schedule = self.schedule.observe(state.schedule, state.guess.count, verdict.accepted, ~context.done)
         return dataclasses.replace(state, schedule=schedule)
 
 
 def one_hot(tokens: Int[Array, "b k"], vocab_size: int) -> Float[Array, "b k v"]:
-    """The law of certain drafts, written out, for a proposal whose other drafts are drawn."""
+    """The distribution of certain drafts, written out, for a proposal whose other drafts are drawn."""
     ids = jnp.arange(vocab_size, dtype=jnp.int32)[None, None]
     return jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)

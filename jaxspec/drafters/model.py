@@ -8,13 +8,13 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree, positive
-from jaxspec.draft_length.base import Fixed, Schedule, split
+from jaxspec.draft_length.base import DraftLength, Fixed, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.draft_model import ModelDraft
 from jaxspec.drafters.tree import TreeDrafter
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -28,7 +28,7 @@ class ModelDrafter(Drafter):
 
         text        ... c  d  e        e is committed and unfed
         cache       ... c              whatever was accepted, it holds all but the last two
-        window            [d  e]       the second row of logits is the law of draft 0
+        window            [d  e]       the second row of logits is the distribution of draft 0
 
     One that did not run, or whose drafts were not kept, is fed what it missed before.
 
@@ -37,7 +37,7 @@ class ModelDrafter(Drafter):
 
     Attributes:
       model: any `Model`.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row, which is accepted most.
       schedule: how many of the `k` are drafted; follows from `k`.
@@ -49,7 +49,7 @@ class ModelDrafter(Drafter):
     model: Model
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
     num_drafts: int = dataclasses.field(default=1, metadata={"static": True})
     distinct: bool = dataclasses.field(default=True, metadata={"static": True})
 
@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
 
     @property
     def identically_distributed(self) -> bool:
-        """Whether the chains are independent draws of one law."""
+        """Whether the chains are independent draws of one distribution."""
         return self.tree and not self.distinct
 
     @property
@@ -92,8 +92,8 @@ class ModelDrafter(Drafter):
     def init(self, context, prefilled, slots):
         return self._inner.init(context, prefilled, slots)
 
-    def propose(self, draws: Draws, state, context: Context):
-        return self._inner.propose(draws, state, context)
+    def propose(self, rng: Rng, state, context: Context):
+        return self._inner.propose(rng, state, context)
 
     def observe(self, state, context: Context, verdict, hidden):
         return self._inner.observe(state, context, verdict, hidden)

@@ -8,13 +8,13 @@ from jaxtyping import Bool, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule, split
-from jaxspec.drafters.lookup import CopyingDrafter, Guess
+from jaxspec.draft_length.base import DraftLength, split
+from jaxspec.drafters.lookup import Guess, LookupDrafter
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NGramDrafter(CopyingDrafter):
+class NGramDrafter(LookupDrafter):
     """Copies what followed the longest, then latest, earlier occurrence of the text's end.
 
     Searches the row's own tokens on the device (Saxena, prompt lookup decoding, 2023). A match
@@ -31,7 +31,7 @@ class NGramDrafter(CopyingDrafter):
     k: int = dataclasses.field(default=4, metadata={"static": True})
     max_ngram: int = dataclasses.field(default=4, metadata={"static": True})
     min_ngram: int = dataclasses.field(default=2, metadata={"static": True})
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     def __post_init__(self):
         k, schedule = split(self.k, self.schedule)

@@ -15,15 +15,15 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule, split
-from jaxspec.drafters.lookup import CopyingDrafter, Guess
+from jaxspec.draft_length.base import DraftLength, split
+from jaxspec.drafters.lookup import Guess, LookupDrafter
 from jaxspec.drafters.text_store import TextStore
-from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.base import take_row
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SuffixDrafter(CopyingDrafter):
+class SuffixDrafter(LookupDrafter):
     """Copies the most frequent continuation of the text's end, as far as its counts promise.
 
     Suffix decoding (Oliaro et al. 2411.04975, section 3) without its trees: each round looks the end up in the row's
@@ -37,7 +37,7 @@ class SuffixDrafter(CopyingDrafter):
     The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the
     text. Of tokens equally frequent the one after the longest, then latest match. An occurrence that runs into the
     end of the text goes on with what is drafted, that is periodically. Searched on the device, in a time that grows
-    with text and store; a store is one for all rows, and what lies in it moves no law.
+    with text and store; a store is one for all rows, and what lies in it moves no distribution.
 
     Attributes:
       k: the most drafted tokens a round. Give an `Adaptive` schedule in its place to draft as many as pay.
@@ -57,7 +57,7 @@ class SuffixDrafter(CopyingDrafter):
     offset: float = dataclasses.field(default=0.0, metadata={"static": True})
     min_probability: float = dataclasses.field(default=0.1, metadata={"static": True})
     store: TextStore | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     def __post_init__(self):
         k, schedule = split(self.k, self.schedule)
@@ -93,24 +93,24 @@ class SuffixDrafter(CopyingDrafter):
         total = jnp.sum(alive, axis=2, dtype=jnp.int32)
 
         def another(carry, token: Int[Array, "b c"]):
-            alive, total, survival = carry
+            alive, total, cum_accept_prob = carry
             best, votes = _most_frequent(alive, token)
-            survival = survival * votes.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
+            cum_accept_prob = cum_accept_prob * votes.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
             chosen = jnp.take_along_axis(token, best, axis=1)
             alive = alive & (token[:, None] == chosen[..., None]) & (token[:, None] >= 0)
-            return (alive, votes, survival), (chosen, survival)
+            return (alive, votes, cum_accept_prob), (chosen, cum_accept_prob)
 
         start = (alive, total, jnp.ones(matched.shape, jnp.float32))
-        _, (chosen, survival) = jax.lax.scan(another, start, jnp.moveaxis(following, 2, 0))
-        chosen, survival = jnp.moveaxis(chosen, 0, 2), jnp.moveaxis(survival, 0, 2)
+        _, (chosen, cum_accept_prob) = jax.lax.scan(another, start, jnp.moveaxis(following, 2, 0))
+        chosen, cum_accept_prob = jnp.moveaxis(chosen, 0, 2), jnp.moveaxis(cum_accept_prob, 0, 2)
         most = jnp.floor(self.factor * matched.astype(jnp.float32) + self.offset)[..., None]
-        submitted = (survival >= self.min_probability) & (survival > 0)
+        submitted = (cum_accept_prob >= self.min_probability) & (cum_accept_prob > 0)
         submitted = submitted & (jnp.arange(self.k, dtype=jnp.float32)[None, None] < most)
-        score = jnp.sum(jnp.where(submitted, survival, 0.0), axis=2)
+        score = jnp.sum(jnp.where(submitted, cum_accept_prob, 0.0), axis=2)
         # The first of equal scores: the longest match, for they stand in this order.
         best = jnp.argmax(score, axis=1).astype(jnp.int32)
-        count = jnp.sum(pick(submitted, best), axis=1, dtype=jnp.int32)
-        return Guess(jnp.maximum(pick(chosen, best), 0), count, pick(survival, best))
+        count = jnp.sum(take_row(submitted, best), axis=1, dtype=jnp.int32)
+        return Guess(jnp.maximum(take_row(chosen, best), 0), count, take_row(cum_accept_prob, best))
 
 
 def match_lengths(text: Int[Array, "b n"], end: Int[Array, "b m"], considered: Bool[Array, "b n"]) -> Int[Array, "b n"]:
@@ -147,8 +147,8 @@ def _in_the_store(store: TextStore, end, candidates: int, k: int) -> tuple[Int[A
     """The same of the store; -1 follows the end of a text."""
     text = store.in_a_row()
     text = jnp.broadcast_to(text[None], (end.shape[0], *text.shape))
-    goes_on = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
-    matched, at = _longest(match_lengths(text, end, goes_on), candidates)
+    continue_ = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
+    matched, at = _longest(match_lengths(text, end, continue_), candidates)
     steps = 1 + jnp.arange(k, dtype=jnp.int32)[None, None]
     # Behind the last text stands a -1, where all that runs over it ends.
     return matched, _take(text, jnp.minimum(at[..., None] + steps, text.shape[1] - 1))

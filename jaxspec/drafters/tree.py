@@ -21,7 +21,7 @@ from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
@@ -106,19 +106,19 @@ class TreeDrafter(Drafter):
     def init(self, context, prefilled, slots):
         return self._draft.init(context, prefilled, slots)
 
-    def propose(self, draws: Draws, state, context: Context):
+    def propose(self, rng: Rng, state, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
         window, kept = self._draft.first(state, context)
         logits = self._draft.over_vocabulary(window.logits[:, None])
-        found, pending = _choose(draw, policy, draws, jnp.int32(0), logits, plan.first), None
+        found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
 
         if plan.levels:
 
             def expand(level, logits, carry):
                 logits = self._draft.over_vocabulary(logits)
-                found = _choose(draw, policy, draws, level + 1, logits, plan.most)
+                found = _choose(draw, policy, rng, level + 1, logits, plan.most)
                 picked = jnp.asarray(plan.picked)[level]
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
                 return Level(found.tokens[:, picked], parents, carry, found)
@@ -139,7 +139,7 @@ class TreeDrafter(Drafter):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Children:
-    """The children of some nodes, each node's side by side, and the laws they come from.
+    """The children of some nodes, each node's side by side, and the distributions they come from.
 
     `weights` is `None` for deterministic guesses.
     """
@@ -153,9 +153,9 @@ class _Children:
         return jax.tree.map(lambda x, below: jnp.concatenate([x, by_row(below)], axis=1), self, levels)
 
 
-def _choose(draw: Draw, policy: Policy, draws: Draws, level, logits: Float[Array, "b w v"], count: int) -> _Children:
+def _choose(draw: Draw, policy: Policy, rng: Rng, level, logits: Float[Array, "b w v"], count: int) -> _Children:
     weights = draw.weights(policy, logits)
-    tokens, there = draw.children(draws, level, weights, count)
+    tokens, there = draw.children(rng, level, weights, count)
     flat = lambda x: x.reshape(x.shape[0], -1)  # noqa: E731
     return _Children(flat(tokens), flat(there), None if draw.deterministic else weights)
 
@@ -165,11 +165,11 @@ def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
     tokens, there = found.tokens[:, plan.nodes], found.there[:, plan.nodes]
     missing = jnp.asarray(tree.ancestors)[None] & ~there[:, None]
     parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), tokens.shape)
-    law = None
+    next_log_probs = None
     if found.weights is not None:
         before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
-        law = draw.law(found.weights[:, plan.laws], before)
-    return Proposal(tokens, ~jnp.any(missing, axis=-1), law, parents, tree.depth)
+        next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before)
+    return Proposal(tokens, ~jnp.any(missing, axis=-1), next_log_probs, parents, tree.depth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Plan:
       picked: which children of each fed level are fed next.
       slots: the place of each node among all that are fed; -1 if it has no children.
       nodes: each node among all children found.
-      laws: the law that each node comes from, among all found.
+      distributions: the distribution that each node comes from, among all found.
       before: each node's earlier siblings; -1 pads.
     """
 
@@ -200,7 +200,7 @@ class _Plan:
     picked: np.ndarray
     slots: np.ndarray
     nodes: np.ndarray
-    laws: np.ndarray
+    log_probs: np.ndarray
     before: np.ndarray
 
 
@@ -213,7 +213,7 @@ def _plan(tree: Tree) -> _Plan:
     for level, nodes in enumerate(fed):
         slots[nodes] = level * width + np.arange(len(nodes), dtype=np.int32)
     parents, ranks = np.array(tree.parents), np.array(tree.ranks)
-    laws = 1 + slots[parents]
+    log_probs = 1 + slots[parents]
     nodes = np.where(parents < 0, ranks, first + slots[parents] * most + ranks)
     picked = np.zeros((levels + 1, width), np.int32)
     for level, fed_nodes in enumerate(fed):
@@ -224,4 +224,4 @@ def _plan(tree: Tree) -> _Plan:
     before = np.full((tree.size, max(map(len, siblings))), -1, np.int32)
     for node, earlier in enumerate(siblings):
         before[node, : len(earlier)] = earlier
-    return _Plan(first, most, levels, width, picked[0], picked[1:], slots[:-1], nodes, laws, before)
+    return _Plan(first, most, levels, width, picked[0], picked[1:], slots[:-1], nodes, log_probs, before)

@@ -21,7 +21,7 @@ _GEMMA3_NORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class ParamMapping:
     """How one parameter is made.
 
     Attributes:
@@ -29,7 +29,7 @@ class Recipe:
       sources: the tensors it is made of, without the `model.` or `transformer.` in front of their
         names, and the shape that each must have.
       build: the parameter from those tensors.
-      is_norm: whether it belongs to a normalisation: those stay in float32.
+      is_norm: whether it belongs to a normalization: those stay in float32.
     """
 
     path: tuple[str, ...]
@@ -51,7 +51,7 @@ class Recipe:
         return {name: part.reshape(shape) for (name, shape), part in zip(self.sources, parts, strict=True)}
 
 
-def recipes(config: TransformerConfig, model_type: str) -> Iterator[Recipe]:
+def param_mappings(config: TransformerConfig, model_type: str) -> Iterator[ParamMapping]:
     """Every parameter of a decoder of this family."""
     if model_type == "gpt2":
         yield from _gpt2(config)
@@ -59,7 +59,7 @@ def recipes(config: TransformerConfig, model_type: str) -> Iterator[Recipe]:
         yield from _llama(config, is_gemma=model_type == "gemma3_text")
 
 
-def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[Recipe]:
+def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[ParamMapping]:
     # Gemma stores its scales as distances from one.
     norm = functools.partial(norm_mapping, build=_plus_one if is_gemma else same)
     yield plain(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
@@ -76,16 +76,16 @@ def _llama(config: TransformerConfig, *, is_gemma: bool) -> Iterator[Recipe]:
 
 def attention_mappings(
     config: TransformerConfig, path: tuple[str, ...], name: str, norm, width: int
-) -> Iterator[Recipe]:
+) -> Iterator[ParamMapping]:
     """`width` is that of what queries, keys and values are made of."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
     for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
         weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
-        yield Recipe((*path, ours, "kernel"), weights, by_head)
+        yield ParamMapping((*path, ours, "kernel"), weights, by_head)
         if config.qkv_bias:
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
-            yield Recipe((*path, ours, "bias"), biases, by_head)
+            yield ParamMapping((*path, ours, "bias"), biases, by_head)
     if config.query_key_norm:
         yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
         yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
@@ -94,19 +94,19 @@ def attention_mappings(
         yield plain((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
 
 
-def mlp_mappings(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[Recipe]:
+def mlp_mappings(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
     inner, width = config.mlp_width, config.width
     parts = ("gate_proj", "up_proj")
     kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
-    yield Recipe((*path, "gate_up", "kernel"), kernels, _stack)
+    yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack)
     yield plain((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
     if config.mlp_bias:
         biases = tuple((f"{name}.{part}.bias", (inner,)) for part in parts)
-        yield Recipe((*path, "gate_up", "bias"), biases, _stack)
+        yield ParamMapping((*path, "gate_up", "bias"), biases, _stack)
         yield plain((*path, "down", "bias"), f"{name}.down_proj.bias", (width,))
 
 
-def _gpt2(config: TransformerConfig) -> Iterator[Recipe]:
+def _gpt2(config: TransformerConfig) -> Iterator[ParamMapping]:
     """GPT-2 stores its kernels `[in, out]`, and queries, keys and values as one."""
     width, inner = config.width, config.mlp_width
     split = {
@@ -121,31 +121,31 @@ def _gpt2(config: TransformerConfig) -> Iterator[Recipe]:
         yield from _layer_norm((path, "attention_norm"), f"{name}.ln_1", width)
         fused = f"{name}.attn.c_attn"
         for ours, part in split.items():
-            yield Recipe((*attention, ours, "kernel"), ((f"{fused}.weight", (width, 3 * width)),), part)
-            yield Recipe((*attention, ours, "bias"), ((f"{fused}.bias", (3 * width,)),), part)
+            yield ParamMapping((*attention, ours, "kernel"), ((f"{fused}.weight", (width, 3 * width)),), part)
+            yield ParamMapping((*attention, ours, "bias"), ((f"{fused}.bias", (3 * width,)),), part)
         output = f"{name}.attn.c_proj"
         source = (f"{output}.weight", (width, width))
-        yield Recipe((*attention, "output", "kernel"), (source,), np.transpose)
+        yield ParamMapping((*attention, "output", "kernel"), (source,), np.transpose)
         yield plain((*attention, "output", "bias"), f"{output}.bias", (width,))
         yield from _layer_norm((path, "mlp_norm"), f"{name}.ln_2", width)
         for ours, theirs, shape in (("up", "c_fc", (width, inner)), ("down", "c_proj", (inner, width))):
             source = (f"{name}.mlp.{theirs}.weight", shape)
-            yield Recipe((*mlp, ours, "kernel"), (source,), np.transpose)
+            yield ParamMapping((*mlp, ours, "kernel"), (source,), np.transpose)
             yield plain((*mlp, ours, "bias"), f"{name}.mlp.{theirs}.bias", shape[1:])
     yield from _layer_norm(("final_norm",), "ln_f", width)
     if not config.tied_head:
         yield plain(("head",), "lm_head.weight", (config.vocab_size, width))
 
 
-def plain(path: tuple[str, ...], name: str, shape: Shape) -> Recipe:
-    return Recipe(path, ((name, shape),), same)
+def plain(path: tuple[str, ...], name: str, shape: Shape) -> ParamMapping:
+    return ParamMapping(path, ((name, shape),), same)
 
 
-def norm_mapping(path: tuple[str, ...], name: str, width: int, build) -> Recipe:
-    return Recipe(path, ((name, (width,)),), build, is_norm=True)
+def norm_mapping(path: tuple[str, ...], name: str, width: int, build) -> ParamMapping:
+    return ParamMapping(path, ((name, (width,)),), build, is_norm=True)
 
 
-def _layer_norm(path: tuple[str, ...], name: str, width: int) -> Iterator[Recipe]:
+def _layer_norm(path: tuple[str, ...], name: str, width: int) -> Iterator[ParamMapping]:
     yield norm_mapping((*path, "scale"), f"{name}.weight", width, same)
     yield norm_mapping((*path, "bias"), f"{name}.bias", width, same)
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxspec.heads.dflash.drafter import BlockDrafter as BlockDrafter
-    from jaxspec.heads.dflash.head import BlockHead as BlockHead
+    from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
+    from jaxspec.heads.dflash.head import DFlashHead as DFlashHead
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
     from jaxspec.heads.eagle.head import EagleHead as EagleHead
     from jaxspec.heads.files import load_head as load_head
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "dflash.drafter": ("BlockDrafter",),
-        "dflash.head": ("BlockHead",),
+        "dflash.drafter": ("DFlashDrafter",),
+        "dflash.head": ("DFlashHead",),
         "eagle.drafter": ("EagleDrafter",),
         "eagle.head": ("EagleHead",),
         "medusa.drafter": ("MedusaDrafter",),

@@ -12,7 +12,7 @@ from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
 from jaxspec.contrib.exit_head.checkpoint import is_early_exit, read_early_exit
-from jaxspec.heads.dflash.checkpoint import is_block, read_block
+from jaxspec.heads.dflash.checkpoint import is_dflash, read_dflash
 from jaxspec.heads.eagle.checkpoint import is_eagle, read_eagle
 from jaxspec.heads.eagle.mtp_checkpoint import is_mtp, read_mtp
 from jaxspec.heads.medusa.checkpoint import is_medusa, read_medusa
@@ -25,7 +25,7 @@ from jaxspec.sharding.rules import Rules
 _KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
     (lambda config, tensors: is_tandem(config), read_tandem),
     (lambda config, tensors: is_early_exit(config), read_early_exit),
-    (lambda config, tensors: is_block(config), read_block),
+    (lambda config, tensors: is_dflash(config), read_dflash),
     (lambda config, tensors: is_eagle(tensors), read_eagle),
     (lambda config, tensors: is_medusa(config), read_medusa),
     (lambda config, tensors: is_mtp(tensors), read_mtp),
@@ -47,7 +47,7 @@ def load_head(
         * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
         * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, our own;
           or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
-        * a repository on the model hub, `organisation/name`.
+        * a repository on the model hub, `organization/name`.
       target: the model that it was trained for; it lends what the folder has not.
       dtype: of weights and activations; `None` is the target's.
       mesh: splits the head over devices; `None` is as `target` lies, whole on each of its devices.

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from jaxspec.nn.cache import KVCache as KVCache
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
     from jaxspec.nn.config import TransformerConfig as TransformerConfig
-    from jaxspec.nn.convert import native_products as native_products
+    from jaxspec.nn.convert import native_kernels as native_kernels
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
-    from jaxspec.nn.quantize import quantise_cache as quantise_cache
-    from jaxspec.nn.quantize import quantise_weights as quantise_weights
+    from jaxspec.nn.quantize import quantize_cache as quantize_cache
+    from jaxspec.nn.quantize import quantize_weights as quantize_weights
     from jaxspec.nn.transformer import Transformer as Transformer
 
 __getattr__, __dir__ = lazy(
@@ -26,7 +26,7 @@ __getattr__, __dir__ = lazy(
         "cache": ("KVCache", "Entries"),
         "cache_int8": ("Int8KVCache",),
         "adapters": ("from_function", "from_nnx"),
-        "convert": ("native_products",),
-        "quantize": ("quantise_cache", "quantise_weights"),
+        "convert": ("native_kernels",),
+        "quantize": ("quantize_cache", "quantize_weights"),
     },
 )

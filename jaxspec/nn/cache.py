@@ -90,7 +90,7 @@ class KVCache:
         """What `jaxspec.nn.attention.attend` gives over a layer; here that is `otherwise(queries, fresh, self)`."""
         return otherwise(queries, fresh, self)
 
-    def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
+    def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
         """Fresh keys or values as they will be read back: here as they are."""
         return x
 
@@ -110,7 +110,7 @@ class KVCache:
         """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""
         return dataclasses.replace(self, length=length)
 
-    def ends(self, first: int, last: int, room: int) -> Self:
+    def sinks_and_window(self, first: int, last: int, room: int) -> Self:
         """A small cache of each row's first and last tokens, with `room` for more behind them.
 
         Keys carry their position already. With `first=2, last=3, room=2`:

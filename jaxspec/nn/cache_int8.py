@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Int8
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import Entries, KVCache, slots, write
-from jaxspec.ops.int8 import dequantise, quantise
+from jaxspec.ops.int8 import dequantize, quantize
 
 
 @register_dataclass
@@ -17,7 +17,7 @@ from jaxspec.ops.int8 import dequantise, quantise
 class Int8KVCache(KVCache):
     """`KVCache` at a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
 
-    A token's keys and values are rounded before anything attends to them, so the law of a token is the same whether
+    A token's keys and values are rounded before anything attends to them, so the distribution of a token is the same whether
     those before it were fed with it or stood in the cache: what is verified is what plain decoding of this model does.
 
     Attributes:
@@ -44,19 +44,19 @@ class Int8KVCache(KVCache):
 
     def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
         """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
-        read = lambda whole, scale: dequantise(  # noqa: E731
+        read = lambda whole, scale: dequantize(  # noqa: E731
             slots(whole, layer, start, count), slots(scale, layer, start, count)[..., 0]
         ).astype(self.dtype)
         return read(self.keys, self.key_scale), read(self.values, self.value_scale)
 
-    def rounded(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
+    def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
         """Fresh keys or values as they will be read back."""
-        return dequantise(*quantise(x)).astype(x.dtype)
+        return dequantize(*quantize(x)).astype(x.dtype)
 
     def append(self, entries: Entries) -> Self:
         """Writes each row's entries at its own length; needs `length + t <= capacity`."""
-        keys, key_scale = quantise(entries.keys)
-        values, value_scale = quantise(entries.values)
+        keys, key_scale = quantize(entries.keys)
+        values, value_scale = quantize(entries.values)
         return dataclasses.replace(
             self,
             keys=write(self.keys, keys, self.length),

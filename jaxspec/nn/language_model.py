@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Anywhere, ModelOutput
+from jaxspec.core.model import ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.partial import Partial as Partial
 from jaxspec.nn.transformer import Norm, Transformer, embed
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 
 
 class Network:
@@ -59,14 +59,14 @@ class LanguageModel(Network):
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
       placement: how its caches and logits are laid out over a mesh; `jaxspec.shard` sets it.
-      cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantise_cache` sets it), or
-        `NativeKVCache` (`jaxspec.native_products`).
+      cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
+        `NativeKVCache` (`jaxspec.native_kernels`).
     """
 
     module: nn.Module = dataclasses.field(metadata={"static": True})
     params: Any
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
@@ -139,11 +139,11 @@ class LanguageModel(Network):
         """What enters the first layer, learned positions left out: for drafters that share the embedding."""
         return embed(self.module.config, self.params, tokens)
 
-    def normalise(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """The last layer's output (`capture=(num_layers,)`) as the output head takes it."""
         return Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
 
     @property
-    def head(self) -> Float[Array, "v d"] | StoredKernel:
-        """The output head: `jaxspec.ops.matmul.project(normalised, head)` are the logits."""
+    def head(self) -> Float[Array, "v d"] | PackedWeight:
+        """The output head: `jaxspec.ops.matmul.project(normalized, head)` are the logits."""
         return self.params["embedding" if self.module.config.tied_head else "head"]

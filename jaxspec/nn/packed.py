@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxspec.nn.language_model import Network
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 
 _TABLES = ("embedding", "head")
 
@@ -16,7 +16,7 @@ def is_product(path: tuple[Any, ...]) -> bool:
     return name == "kernel" or name in _TABLES
 
 
-def stored_kernels(model: Network) -> list[StoredKernel]:
+def packed_weights(model: Network) -> list[PackedWeight]:
     """All kernels of the model that are no arrays."""
-    leaves = jax.tree.leaves(model.params, is_leaf=lambda x: isinstance(x, StoredKernel))
-    return [x for x in leaves if isinstance(x, StoredKernel)]
+    leaves = jax.tree.leaves(model.params, is_leaf=lambda x: isinstance(x, PackedWeight))
+    return [x for x in leaves if isinstance(x, PackedWeight)]

@@ -87,10 +87,12 @@ def resume(
 
 def _run(module, params, layers: range, x, cache, pending, positions, mask):
     config, entries = module.config, []
-    turns = rotations(positions[:, -x.shape[1] :], config.head_dim, config.ropes)
+    rope_tables = rotations(positions[:, -x.shape[1] :], config.head_dim, config.ropes)
     for layer in layers:
         block = Block(config, layer, module.dtype)
-        x, entry = block.apply({"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask, turns[layer])
+        x, entry = block.apply(
+            {"params": params[f"layer_{layer}"]}, x, cache, pending, positions, mask, rope_tables[layer]
+        )
         entries.append(entry)
     return x, entries_of(entries, x)
 
@@ -108,5 +110,5 @@ def enter(
 def leave(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
     """What final norm and head make of a state."""
     head = params["embedding" if module.config.tied_head else "head"]
-    normalised = Norm(module.config).apply({"params": params["final_norm"]}, x)
-    return project(normalised, head).astype(jnp.float32)
+    normalized = Norm(module.config).apply({"params": params["final_norm"]}, x)
+    return project(normalized, head).astype(jnp.float32)

@@ -11,12 +11,12 @@ import jax
 
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.packed import is_product, stored_kernels
+from jaxspec.nn.packed import is_product, packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.int8 import Int8Kernel
 
 
-def quantise_weights(model: LanguageModel) -> LanguageModel:
+def quantize_weights(model: LanguageModel) -> LanguageModel:
     """The same model with int8 weights, one scale for each output (`Int8Kernel`).
 
     Products' kernels, the embedding and the output head; norms, biases and learned positions stay. Activations keep the
@@ -29,14 +29,14 @@ def quantise_weights(model: LanguageModel) -> LanguageModel:
     Raises:
       TypeError: the model is of another kind, or its weights are int8 already.
     """
-    _check(model, "quantise_weights")
-    if kernels := stored_kernels(model):
-        raise TypeError(f"quantise_weights takes plain float weights, got {type(kernels[0]).__name__}")
+    _check(model, "quantize_weights")
+    if kernels := packed_weights(model):
+        raise TypeError(f"quantize_weights takes plain float weights, got {type(kernels[0]).__name__}")
     params = jax.tree.map_with_path(lambda path, x: _rounded(x) if is_product(path) else x, model.params)
     return dataclasses.replace(model, params=params)
 
 
-def quantise_cache(model: LanguageModel) -> LanguageModel:
+def quantize_cache(model: LanguageModel) -> LanguageModel:
     """The same model whose caches hold int8 keys and values, one scale for each vector (`Int8KVCache`).
 
     Keys and values are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to
@@ -48,7 +48,7 @@ def quantise_cache(model: LanguageModel) -> LanguageModel:
     Raises:
       TypeError: the model is of another kind.
     """
-    _check(model, "quantise_cache")
+    _check(model, "quantize_cache")
     return dataclasses.replace(model, cache_type=Int8KVCache)
 
 

@@ -22,14 +22,14 @@ from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.matmul import project
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import Rotation, apply_rope, rotate, rotations
 
 _init = nn.initializers.normal(0.02)
 
 
 class Norm(nn.Module):
-    """RMS or layer normalisation over the last axis, computed in float32."""
+    """RMS or layer normalization over the last axis, computed in float32."""
 
     config: TransformerConfig
 
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         elif (rope := config.ropes[self.layer]) is not None:
             queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
         # What is fed together must see of each other what it would see one by one.
-        keys, values = cache.rounded(keys), cache.rounded(values)
+        keys, values = cache.fake_quant(keys), cache.fake_quant(values)
         attended = attend(
             queries,
             Fresh(*self._with_pending(pending, keys, values), positions, mask),
@@ -186,12 +186,12 @@ class Transformer(nn.Module):
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
             x = x + table[positions[:, -time:]]
-        turns = rotations(positions[:, -time:], config.head_dim, config.ropes)
+        rope_tables = rotations(positions[:, -time:], config.head_dim, config.ropes)
         captured, entries = {}, []
         for layer in range(config.num_layers):
             captured[layer] = x
             block = Block(config, layer, self.dtype, name=f"layer_{layer}")
-            x, entry = block(x, cache, pending, positions, mask, turns[layer])
+            x, entry = block(x, cache, pending, positions, mask, rope_tables[layer])
             entries.append(entry)
         captured[config.num_layers] = x
         x = Norm(config, name="final_norm")(x)
@@ -208,7 +208,7 @@ def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> 
     return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
 
 
-def _rows(table: Float[Array, "n width"] | StoredKernel, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
+def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
     """The rows of a table, two at least.
 
     A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the

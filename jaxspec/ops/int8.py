@@ -9,13 +9,13 @@ from jax import Array
 from jaxtyping import Float, Int8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, of_two_rows
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, pad_rows
+from jaxspec.ops.packed import PackedWeight
 
 _MOST = 127.0
 
 
-def quantise(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array, "*n"]]:
+def quantize(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array, "*n"]]:
     """Whole numbers and scales of the vectors along the last axis; of zeros, zeros."""
     wide = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=-1) / _MOST
@@ -23,14 +23,14 @@ def quantise(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array,
     return jnp.round(wide / safe[..., None]).astype(jnp.int8), scale
 
 
-def dequantise(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[Array, "*n d"]:
+def dequantize(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[Array, "*n d"]:
     """What they stand for, float32."""
     return values.astype(jnp.float32) * scale[..., None]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Int8Kernel(StoredKernel):
+class Int8Kernel(PackedWeight):
     """A kernel in int8.
 
     Attributes:
@@ -46,7 +46,7 @@ class Int8Kernel(StoredKernel):
     @classmethod
     def of(cls, kernel: Float[Array, "*out in"]) -> "Int8Kernel":
         """The nearest one."""
-        values, scale = quantise(kernel)
+        values, scale = quantize(kernel)
         return cls(values, scale, jnp.dtype(kernel.dtype))
 
     @property
@@ -59,7 +59,7 @@ class Int8Kernel(StoredKernel):
         return self.values.nbytes + self.scale.nbytes
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
-        return dequantise(self.values[rows], self.scale[rows]).astype(self.dtype)
+        return dequantize(self.values[rows], self.scale[rows]).astype(self.dtype)
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
         found = jax.lax.platform_dependent(x, self.values, cpu=_cpu, tpu=_tpu, default=_contract)
@@ -73,7 +73,7 @@ def _contract(x: Array, values: Array) -> Array:
 
 
 def _tpu(x: Array, values: Array) -> Array:
-    return of_two_rows(_contract, x, values)
+    return pad_rows(_contract, x, values)
 
 
 def _cpu(x: Array, values: Array) -> Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 
 # Above this many rows the product is bound by arithmetic and the library's matrix product wins.
 MOST_FUSED_ROWS = 48
@@ -24,7 +24,7 @@ MOST_FUSED_ROWS = 48
 _VECTOR_FIRST = jax.__version_info__ < (0, 11)
 
 
-def project(x: Array, kernel: Array | StoredKernel) -> Array:
+def project(x: Array, kernel: Array | PackedWeight) -> Array:
     """Contracts the last axis of `x` with that of `kernel`.
 
     Args:
@@ -34,7 +34,7 @@ def project(x: Array, kernel: Array | StoredKernel) -> Array:
     Returns:
       `[b, t, *out]` in the dtype of `x`.
     """
-    if isinstance(kernel, StoredKernel):
+    if isinstance(kernel, PackedWeight):
         return kernel.product(x)
     return jax.lax.platform_dependent(
         x,
@@ -80,10 +80,10 @@ _contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backwar
 
 
 def _project_tpu(x: Array, kernel: Array) -> Array:
-    return of_two_rows(contract, x, kernel)
+    return pad_rows(contract, x, kernel)
 
 
-def of_two_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+def pad_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
     """At least: the compiler's estimate for one row is two (v5p) to six (v5e) times that for two."""
     batch, time = x.shape[:2]
     if batch * time > 1:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.matmul import contract
 from jaxspec.ops.native.build import PRODUCT
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 
 # Above this many rows arithmetic decides, and XLA's matrix product is as good. It would widen bfloat16 first.
 _MOST_ROWS = 96
@@ -19,7 +19,7 @@ _MOST_ROWS = 96
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NativeKernel(StoredKernel):
+class NativeKernel(PackedWeight):
     """A kernel for float32 activations on one CPU device; `register` must have run. No gradient goes through it.
 
     Attributes:

@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float
 
 
-class StoredKernel(abc.ABC):
+class PackedWeight(abc.ABC):
     """Stands in `params` where an array `[*out, in]` stood; a pytree whose first leaf has that shape.
 
     Flax compares that leaf's shape with the parameter's.

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from jaxspec.sharding.params import parameter_sharding as parameter_sharding
     from jaxspec.sharding.params import placed as placed
     from jaxspec.sharding.params import shard as shard
-    from jaxspec.sharding.params import shard_players as shard_players
+    from jaxspec.sharding.params import shard_models as shard_models
     from jaxspec.sharding.params import shard_stack as shard_stack
     from jaxspec.sharding.placement import Placement as Placement
     from jaxspec.sharding.placement import put as put
-    from jaxspec.sharding.placement import whole as whole
+    from jaxspec.sharding.placement import to_host as to_host
     from jaxspec.sharding.rules import DATA_AND_TENSOR as DATA_AND_TENSOR
     from jaxspec.sharding.rules import DRAFTS_BESIDE as DRAFTS_BESIDE
     from jaxspec.sharding.rules import FULLY_SHARDED as FULLY_SHARDED
@@ -35,10 +35,10 @@ __getattr__, __dir__ = lazy(
             "parameter_sharding",
             "placed",
             "shard",
-            "shard_players",
+            "shard_models",
             "shard_stack",
         ),
-        "placement": ("Placement", "put", "whole"),
+        "placement": ("Placement", "put", "to_host"),
         "rules": (
             "DATA_AND_TENSOR",
             "DRAFTS_BESIDE",

@@ -10,9 +10,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey
 
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.nn.language_model import LanguageModel, Network
-from jaxspec.ops.packed import StoredKernel
+from jaxspec.ops.packed import PackedWeight
 from jaxspec.sharding.placement import Placement, automatic, put
 from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
 from jaxspec.sharding.stack import ModelStack
@@ -74,7 +74,7 @@ def shard(model: Placed, mesh: Mesh, rules: Rules | None = None) -> Placed:
             f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
             "shardings with jax.device_put"
         )
-    if any(isinstance(x, StoredKernel) and not x.splits for x in jax.tree.leaves(model.params, is_leaf=_is_stored)):
+    if any(isinstance(x, PackedWeight) and not x.splits for x in jax.tree.leaves(model.params, is_leaf=_is_stored)):
         raise TypeError("shard takes a model whose products XLA splits; pass the one that native_products was given")
     placement = Placement.on(mesh, default_rules(mesh) if rules is None else rules)
     params = jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), model.params)
@@ -87,7 +87,7 @@ def placed(model: Placed, placement: Placement) -> Placed:
     return dataclasses.replace(model, placement=placement)
 
 
-def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
+def shard_models(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
     """Every model and head in a pytree (a drafter, say) that has no placement yet, given one.
 
     The models of a `ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
@@ -106,7 +106,7 @@ def shard_players(players: Players, mesh: Mesh, rules: Rules | None = None) -> P
     def place(node):
         if not isinstance(node, kinds):
             return node
-        if isinstance(node.placement, Anywhere):
+        if isinstance(node.placement, Unsharded):
             own = default_rules(mesh) if rules is None else rules
             return shard_stack(node, mesh, own) if isinstance(node, ModelStack) else shard(node, mesh, own)
         if node.placement.mesh != automatic(mesh):
@@ -125,7 +125,7 @@ def check_devices(players: Any) -> None:
     kinds = (Network, ModelStack)
     nodes = jax.tree.leaves(players, is_leaf=lambda node: isinstance(node, kinds))
     meshes = [
-        node.placement.mesh for node in nodes if isinstance(node, kinds) and not isinstance(node.placement, Anywhere)
+        node.placement.mesh for node in nodes if isinstance(node, kinds) and not isinstance(node.placement, Unsharded)
     ]
     for mesh in meshes[1:]:
         if list(mesh.devices.flat) != list(meshes[0].devices.flat):
@@ -194,7 +194,7 @@ def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> N
 
 
 def _is_stored(x: Any) -> bool:
-    return isinstance(x, StoredKernel)
+    return isinstance(x, PackedWeight)
 
 
 def _warn(model: Network, placement: Placement) -> None:

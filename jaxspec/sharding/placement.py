@@ -55,7 +55,7 @@ class Placement:
         """Arrays that have the batch first, their rows split."""
         return jax.tree.map(lambda x: self.constrain(x, ("batch", *(None,) * (x.ndim - 1))), tree)
 
-    def everywhere(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """The same arrays, whole on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
 
@@ -82,7 +82,7 @@ def put(x: Any, sharding: NamedSharding) -> Any:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def whole(tree: Any) -> Any:
+def to_host(tree: Any) -> Any:
     """Arrays that lie on a mesh, whole on each of its devices; others, and traced ones, as they are."""
 
     def gather(x):

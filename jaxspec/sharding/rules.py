@@ -26,7 +26,7 @@ class Rules:
 
     Attributes:
       batch: rows, of everything that the loop carries.
-      vocab: token ids: embedding, output head, logits, laws and noise.
+      vocab: token ids: embedding, output head, logits, distributions and noise.
       kv_heads: key-value heads with their queries: attention weights and the cache.
       queries: the queries of one key-value head, where there are more devices than such heads.
       mlp: the inner width of the feed-forward block.
@@ -191,7 +191,7 @@ FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
 # Every device has the whole model: for a small draft beside a large target.
 REPLICATED = Rules(batch="data")
 # Several drafts at once, each on its own part of the mesh, and the target over all of it. `model`
-# stands first: a draft's law is then cut further where it lies, and its pieces swapped along `draft`.
+# stands first: a draft's distribution is then cut further where it lies, and its pieces swapped along `draft`.
 DRAFTS_BESIDE = Rules(
     batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
 )

@@ -13,7 +13,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.decoding.arguments import default_verifier
 from jaxspec.decoding.generate import generate
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapting import Wish
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
@@ -35,7 +35,7 @@ class SpeculativeDecoder:
       >>> result.text, result.mean_acceptance_length
 
     Attributes:
-      target: the model whose law is kept.
+      target: the model whose distribution is kept.
       drafter: what guesses.
       verifier: the rule by which guesses are kept.
       tokenizer: the target's.
@@ -46,7 +46,7 @@ class SpeculativeDecoder:
         target: Model | str | os.PathLike[str],
         draft: Model | Network | Drafter | str | os.PathLike[str] | None = None,
         *,
-        k: int | Schedule | str | None = None,
+        k: int | DraftLength | str | None = None,
         num_drafts: int = 1,
         verifier: Verifier | None = None,
         tokenizer: Tokenizer | None = None,
@@ -66,7 +66,7 @@ class SpeculativeDecoder:
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
             seed gives the same text with any draft, and without one.
           tokenizer: `None` is the target's own; a model that has none needs one.
-          lossy: must be True for a verifier that does not keep the target's law.
+          lossy: must be True for a verifier that does not keep the target's distribution.
 
         Raises:
           TypeError, ValueError: for arguments that do not fit each other.
@@ -199,7 +199,7 @@ def _as_drafter(
     draft: Any,
     target: Model,
     target_name: Any,
-    k: int | Schedule | str | None,
+    k: int | DraftLength | str | None,
     num_drafts: int,
     tokenizer: Tokenizer | None,
 ) -> Drafter:

@@ -55,7 +55,7 @@ class TextResult:
       seed: repeats the call; `None` for greedy decoding.
       stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
       timing: of the call, which all its prompts share.
-      lossless: whether the verifier keeps the target's law exactly.
+      lossless: whether the verifier keeps the target's distribution exactly.
     """
 
     text: str
@@ -69,7 +69,7 @@ class TextResult:
     lossless: bool = True
 
     def measured_total_variation(self) -> float:
-        """How far a lossy verifier was from the target's law, as `Generation` says it."""
+        """How far a lossy verifier was from the target's distribution, as `Generation` says it."""
         return self.stats.measured_total_variation()
 
     @property

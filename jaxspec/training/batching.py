@@ -32,7 +32,7 @@ class Batch:
 def at_places(x: Shaped[Array, "b t *d"], places: Int[Array, "b a"]) -> Shaped[Array, "b a *d"]:
     """What each row has at its places, all of which it must have.
 
-    A promise, because to check it takes a pass over what is taken, such as whole laws.
+    A promise, because to check it takes a pass over what is taken, such as whole distributions.
     """
     index = places.reshape(*places.shape, *(1,) * (x.ndim - 2))
     return jnp.take_along_axis(x, index, axis=1, mode="promise_in_bounds")
@@ -50,7 +50,7 @@ def widths_for(longest: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-class Schedule:
+class BatchSchedule:
     """The batches of all epochs; every sequence stands in one batch of each epoch.
 
     Attributes:
@@ -136,8 +136,8 @@ class Schedule:
 
     def _lay_out(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """The shuffled members of each width, and the order of the batches."""
-        draws = np.random.default_rng([self._seed, epoch, _SHUFFLE])
-        shuffled = [draws.permutation(members) for members in self._members]
+        rng = np.random.default_rng([self._seed, epoch, _SHUFFLE])
+        shuffled = [rng.permutation(members) for members in self._members]
         return shuffled, np.random.default_rng([self._seed, epoch, _ORDER]).permutation(len(self._slots))
 
 

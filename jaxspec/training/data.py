@@ -15,7 +15,7 @@ from tqdm import tqdm
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
-from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalise
+from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalize
 from jaxspec.training.files import alone
 from jaxspec.training.manifest import (
     VERSION,
@@ -141,7 +141,7 @@ def _begin(
         **making,
         "conversations": len(chosen),
         "categories": sorted({conversation.category for _, conversation in chosen}),
-        "counts": {field: _counts(chosen, field) for field in ("category", "source", "licence")},
+        "counts": {field: _counts(chosen, field) for field in ("category", "source", "license")},
         "turns": {"file": TURNS_FILE, "sha256": sha256(hashes)},
         "left_out": left_out,
         "shards": [],
@@ -207,7 +207,7 @@ def _pack(dialogues: list[Dialogue], categories: list[str], dtype) -> Sequences:
 
 
 def _conversation_hash(conversation: Conversation) -> int:
-    text = "\n".join(map(normalise, conversation.turns))
+    text = "\n".join(map(normalize, conversation.turns))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 

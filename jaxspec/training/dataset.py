@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from jaxspec.training.batching import Schedule, widths_for
+from jaxspec.training.batching import BatchSchedule, widths_for
 from jaxspec.training.manifest import Sequences, read_manifest, sha256
 
 
@@ -149,14 +149,16 @@ class Dataset:
 
     def batches(
         self, *, batch_tokens: int, seed: int = 0, devices: int = 1, widths: Sequence[int] | None = None
-    ) -> Schedule:
-        """The batches to train with; `Schedule` describes the arguments. `widths=None` takes sequences of any length.
+    ) -> BatchSchedule:
+        """The batches to train with; `BatchSchedule` describes the arguments. `widths=None` takes sequences of any length.
 
         Raises:
           ValueError: for arguments that do not fit.
         """
         widths = widths_for(int(self.lengths.max(initial=0))) if widths is None else widths
-        return Schedule(self.lengths, self.read, batch_tokens=batch_tokens, seed=seed, devices=devices, widths=widths)
+        return BatchSchedule(
+            self.lengths, self.read, batch_tokens=batch_tokens, seed=seed, devices=devices, widths=widths
+        )
 
     def _only(self, mask: np.ndarray) -> "Dataset":
         return dataclasses.replace(self, chosen=self.chosen[mask])

@@ -1,6 +1,6 @@
 """Keeping evaluation questions out of training data.
 
-Texts are compared after normalisation: Unicode's NFKC, lower case, and each run of white space as
+Texts are compared after normalization: Unicode's NFKC, lower case, and each run of white space as
 one space. Whole turns are compared by hash, so that a list of hashes can be kept beside a trained
 model and shows nothing of the questions; longer overlaps by runs of 13 words (the n-gram overlap of
 Brown et al. 2005.14165, appendix C).
@@ -21,14 +21,14 @@ RUN = 13
 _WORD = re.compile(r"\w+")
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The text in the form in which turns are compared."""
     return " ".join(unicodedata.normalize("NFKC", text).lower().split())
 
 
 def turn_hash(text: str) -> str:
-    """SHA-256 of the normalised text, in hexadecimal."""
-    return hashlib.sha256(normalise(text).encode()).hexdigest()
+    """SHA-256 of the normalized text, in hexadecimal."""
+    return hashlib.sha256(normalize(text).encode()).hexdigest()
 
 
 class Exclusion:
@@ -64,7 +64,7 @@ def contaminated(path: str | os.PathLike[str], hashes: Iterable[str]) -> list[st
 
     Args:
       path: the set's folder, or its list of hashes itself, compressed or not.
-      hashes: of normalised turns (`turn_hash`), or their first digits.
+      hashes: of normalized turns (`turn_hash`), or their first digits.
 
     Returns:
       Those of `hashes` that are in the set, in order.
@@ -104,5 +104,5 @@ def read_hashes(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:
-    words = _WORD.findall(normalise(text))
+    words = _WORD.findall(normalize(text))
     return {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}

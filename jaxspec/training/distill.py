@@ -8,7 +8,7 @@ rarely. So the embedding is not learned token by token: it is the target's outpu
 which begins as the principal components of the head, moves all tokens at once, and is written out when the model is
 saved. For SmolLM2-135M and the defaults that is 83 thousand trained numbers in place of 7 million.
 
-Laws over the whole vocabulary are most of the cost, so both are taken over candidates: the tokens that are frequent in
+Distributions over the whole vocabulary are most of the cost, so both are taken over candidates: the tokens that are frequent in
 the answers, and others drawn anew for each batch, each of which stands for as many as it was drawn from. The draft so
 learns to keep out of the rest, though most batches do not look at most of it.
 """
@@ -44,7 +44,7 @@ _FRESH = 0.02  # the spread of an embedding that is not trained yet
 
 @dataclasses.dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """A small Llama whose law is drawn towards the target's, saved as any model is.
+    """A small Llama whose distribution is drawn towards the target's, saved as any model is.
 
     About `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
     (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
@@ -55,7 +55,7 @@ class DistillRecipe(Recipe):
       layers: how many.
       heads: of attention; each has keys and values of its own.
       mlp_width: inner width of the feed-forward blocks.
-      divergence: of the draft's law from the target's.
+      divergence: of the draft's distribution from the target's.
       hard: the weight in the loss, from 0 to 1, of the cross-entropy with the text's own tokens.
       on_policy: the share of batches whose answers the draft writes itself, at temperature 1 (GKD, 2306.13649); the
         others are as the data has them: written by the target, or by anybody.
@@ -114,8 +114,8 @@ class DistillRecipe(Recipe):
         places = _Places.of(batch, self._states(params, target, batch, written), features.last, written)
 
         def total(chunk: _Places, rows: Array) -> dict[str, Array]:
-            wanted, _ = candidates.law(target.normalise(chunk.target[None])[0], candidates.of_target)
-            guessed, mass = candidates.law(chunk.draft, rows)
+            wanted, _ = candidates.log_probs(target.normalize(chunk.target[None])[0], candidates.of_target)
+            guessed, mass = candidates.log_probs(chunk.draft, rows)
             # The text's own token need not be a candidate.
             own = jnp.sum(chunk.draft.astype(jnp.float32) * chunk.written.astype(jnp.float32), axis=-1) - mass
             away = (1 - self.hard) * self.divergence(wanted, guessed) - self.hard * own
@@ -147,7 +147,7 @@ class DistillRecipe(Recipe):
         model = LanguageModel(module, params["layers"] | {"embedding": table})
         tokens = jnp.arange(batch.tokens.size, dtype=jnp.int32).reshape(batch.tokens.shape)
         output = model(tokens, model.init_cache(tokens.shape[0], 0), capture=(self.layers,))
-        return model.normalise(output.hidden[0])
+        return model.normalize(output.hidden[0])
 
     def _module(self, vocab_size: int, target: LanguageModel, dtype) -> Transformer:
         config = TransformerConfig(
@@ -168,7 +168,7 @@ class DistillRecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Tokens that laws are taken over.
+    """Tokens that distributions are taken over.
 
     Attributes:
       weight: the logarithm of how many tokens each stands for.
@@ -195,7 +195,7 @@ class Candidates:
         rows = target.head[ids]
         return cls(weight, rows, _rows(params, rows[None])[0])
 
-    def law(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
+    def log_probs(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
         """Log-probabilities, `[c, n]`, and the logarithm of what the exponentials of logits sum to, `[c]`."""
         logits = project(states[None], rows)[0].astype(jnp.float32) + self.weight[None]
         mass = jax.nn.logsumexp(logits, axis=-1)
@@ -231,7 +231,7 @@ class _Places:
     def sum_over_chunks(self, function, rows: Float[Array, "n width"]) -> dict[str, Array]:
         """The sums of `function(chunk, rows)` over all chunks; those without a place cost nothing.
 
-        Gradients are taken chunk by chunk on the way: laws never stand in memory for all places at once, and none is
+        Gradients are taken chunk by chunk on the way: distributions never stand in memory for all places at once, and none is
         computed twice. The sum of losses is then given these gradients by a term that is 0 itself.
         """
 
@@ -268,7 +268,7 @@ def _rows(params: Any, head: Float[Array, "b t d"]) -> Float[Array, "b t width"]
 def _principal(head: Array, token_counts: np.ndarray, width: int) -> dict[str, Array]:
     """What keeps most of the head's rows, frequent tokens before rare ones, and makes them as long as fresh ones are.
 
-    Its own rows are of length 1, as a fresh kernel's are about: the optimiser's steps then suit both.
+    Its own rows are of length 1, as a fresh kernel's are about: the optimizer's steps then suit both.
     """
     rows = np.asarray(head, np.float32)
     weights = np.sqrt(token_counts.astype(np.float32) + 1)[:, None]

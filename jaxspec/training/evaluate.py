@@ -61,7 +61,7 @@ def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0
     """Decodes every prompt greedily and at temperature 1.
 
     Args:
-      target: whose law is kept.
+      target: whose distribution is kept.
       drafter: what guesses.
       prompts: what to continue.
       seed: of the draws at temperature 1.

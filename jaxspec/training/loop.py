@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxspec.core.model import placement_of
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
-from jaxspec.sharding.placement import Placement, whole
+from jaxspec.sharding.placement import Placement, to_host
 from jaxspec.sharding.rules import Rules, as_tuple, pieces
 from jaxspec.training.batching import Batch
 from jaxspec.training.checkpoints import Checkpoints
@@ -101,7 +101,7 @@ def train(
       out: the run's folder: `checkpoints/`, `metrics.jsonl`, `run.json`, and at the end `head/` with the drafter,
         `training.json` and, where matplotlib is installed, `loss.svg`.
       mesh: splits the rows of batches over its axis `data`, and the target by `rules`.
-      rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimiser are split too.
+      rules: how; `None` is by the axes `data` and `model`. With `FULLY_SHARDED` parameters and optimizer are split too.
       validation: prompts to measure the true mean acceptance length on.
       aside: batches of conversations that are not in `data`. What some drafters need to know of themselves is measured
         on them at the end: how often each of Medusa's guesses is right, for trees, and a confidence head's scales.
@@ -130,7 +130,7 @@ def train(
     if not counts.any():
         raise ValueError(
             "the data hold no answers to learn; make them with `jaxspec data --max-new-tokens 128`, or learn prompts "
-            "too, with `--whole-texts` or dataclasses.replace(data, whole_texts=True)"
+            "too, with `--to_host-texts` or dataclasses.replace(data, whole_texts=True)"
         )
     devices = row_devices(placement)
     batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
@@ -153,7 +153,7 @@ def train(
         task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
         with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
             state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
-        params = whole(state.params)
+        params = to_host(state.params)
         _put(out / "head", lambda path: recipe.save(params, target, counts, path))
         if aside is not None:
             _measure(recipe, target, aside, out / "head")
@@ -192,7 +192,7 @@ class _Task:
 
     def measure(self, params: Any) -> dict[str, Any]:
         """The true acceptance, for the curve."""
-        params = rounded(whole(params), self.target)
+        params = rounded(to_host(params), self.target)
         target = self.recipe.target(params, self.target)
         drafter = self.recipe.drafter(params, target, self.token_counts)
         measured = evaluate(target, drafter, self.validation, seed=self.options.seed)

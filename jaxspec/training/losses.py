@@ -1,8 +1,8 @@
-"""How far a draft's law is from the target's: what training drives down.
+"""How far a draft's distribution is from the target's: what training drives down.
 
-Laws are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's sum to 1; the target's
+Distributions are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's sum to 1; the target's
 need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so. A token that a
-law never gives has log-probability -inf.
+distribution never gives has log-probability -inf.
 
 The divergences are those of DistillSpec (Zhou et al. 2310.08461, section 3), and the likelihood of acceptance.
 """
@@ -21,7 +21,7 @@ _LOWEST = -30.0
 
 
 class Divergence(abc.ABC):
-    """How far a draft's law is from the target's, position by position; least where they are the same."""
+    """How far a draft's distribution is from the target's, position by position; least where they are the same."""
 
     @abc.abstractmethod
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -78,7 +78,7 @@ class JensenShannon(Divergence):
 class TotalVariation(Divergence):
     """`1 - sum min(target, draft)`: the probability that a draft is rejected.
 
-    Its gradient vanishes where the laws have little in common: begin with another, or mix.
+    Its gradient vanishes where the distributions have little in common: begin with another, or mix.
     """
 
     def __call__(self, target, draft):
@@ -94,7 +94,7 @@ class LikelihoodOfAcceptance(Divergence):
 
 
 def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-    """`sum min(target, draft)`: the probability that a draft drawn from its law is accepted (2211.17192, section 3)."""
+    """`sum min(target, draft)`: the probability that a draft drawn from its distribution is accepted (2211.17192, section 3)."""
     return _sum_exp(jnp.minimum(target, draft))
 
 
@@ -138,11 +138,11 @@ def name_of(divergence: Divergence) -> str:
     return f"{name}:{divergence.beta}" if isinstance(divergence, JensenShannon) else name
 
 
-def _expected(law, first, second):
-    """`sum law (first - second)`, over the tokens that the law gives and both others know; no gradient is NaN."""
-    alive = (law > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
+def _expected(next_log_probs, first, second):
+    """`sum log_probs (first - second)`, over the tokens that the distribution gives and both others know; no gradient is NaN."""
+    alive = (next_log_probs > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
     first, second = (jnp.where(alive, x, 0.0) for x in (first, second))
-    return jnp.sum(jnp.exp(jnp.where(alive, law, -jnp.inf)) * (first - second), axis=-1)
+    return jnp.sum(jnp.exp(jnp.where(alive, next_log_probs, -jnp.inf)) * (first - second), axis=-1)
 
 
 def _floored(log_probs):

@@ -21,7 +21,7 @@ class Conversation:
       system: the system message, or `None`.
       category: what kind of question it is.
       source: where it comes from.
-      licence: under which licence.
+      license: under which license.
       references: good answers to the first turns, empty where there is none; texts are measured against them, and no
         model sees them.
     """
@@ -31,7 +31,7 @@ class Conversation:
     system: str | None = None
     category: str = UNSTATED
     source: str = UNSTATED
-    licence: str = UNSTATED
+    license: str = UNSTATED
     references: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def texts(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
       * `"turns"`: the user's messages in turn, and beside them `"answers"`, one a turn, if they are given;
       * `"messages"`: dictionaries with `role` and `content`: at most one of the system first, then user and assistant
         in turn. What the assistant says is used as it is.
-    `"category"`, `"source"` and `"licence"` are strings; `"reference"` is a good answer, or one for each of the first
+    `"category"`, `"source"` and `"license"` are strings; `"reference"` is a good answer, or one for each of the first
     turns, a string or a list of its parts; other keys are ignored.
 
     Raises:
@@ -80,7 +80,7 @@ def _parse(fields: Any) -> Conversation:
         raise ValueError(f"expected one of {', '.join(_FORMS)}, got {' and '.join(forms) or sorted(fields)}")
     if "answers" in fields and forms != ["turns"]:
         raise ValueError(f"answers stand beside turns, got {forms[0]}; put them into messages, or pass turns")
-    labels = {name: _string(fields[name], name) for name in ("category", "source", "licence") if name in fields}
+    labels = {name: _string(fields[name], name) for name in ("category", "source", "license") if name in fields}
     labels["references"] = _references(fields.get("reference"))
     if forms == ["prompt"]:
         return Conversation((_said(fields["prompt"], "prompt"),), **labels)

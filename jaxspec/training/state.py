@@ -27,12 +27,12 @@ class TrainState:
     Attributes:
       step: updates so far.
       params: the recipe's: float32, and integers that are never trained.
-      optimiser: AdamW's own.
+      optimizer: AdamW's own.
     """
 
     step: Int[Array, ""]
     params: Any
-    optimiser: Any
+    optimizer: Any
 
     @classmethod
     def initial(cls, params: Any, options: TrainingOptions) -> "TrainState":
@@ -45,7 +45,7 @@ class TrainState:
             if x.dtype != jnp.float32 and not jnp.issubdtype(x.dtype, jnp.integer):
                 raise TypeError(f"a recipe's parameters must be float32, got {x.dtype} at {jax.tree_util.keystr(path)}")
         params = jax.tree.map(jnp.array, params)
-        return cls(jnp.zeros((), jnp.int32), params, optimiser(options).init(split(params)[0]))
+        return cls(jnp.zeros((), jnp.int32), params, optimizer(options).init(split(params)[0]))
 
 
 @register_dataclass
@@ -80,7 +80,7 @@ def learning_rate(options: TrainingOptions) -> optax.Schedule:
 
 
 @functools.cache
-def optimiser(options: TrainingOptions) -> optax.GradientTransformation:
+def optimizer(options: TrainingOptions) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 1711.05101) on gradients cut to a length."""
     matrices = functools.partial(jax.tree.map, lambda x: x.ndim >= 2)
     return optax.chain(
@@ -112,11 +112,11 @@ def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[Tra
     trained, constants = split(state.params)
     # optax mixes integers and floats, which a caller may have forbidden.
     with jax.numpy_dtype_promotion("standard"):
-        changes, next_optimiser = optimiser(options).update(gradients, state.optimiser, trained)
+        changes, next_optimizer = optimizer(options).update(gradients, state.optimizer, trained)
     reported |= {"gradient_norm": optax.tree.norm(gradients)}
     reported |= {name: getattr(sums, name) for name in COUNTS}
     params = join(optax.apply_updates(trained, changes), constants)
-    return TrainState(state.step + 1, params, next_optimiser), reported
+    return TrainState(state.step + 1, params, next_optimizer), reported
 
 
 def split(params: Any) -> tuple[Any, Any]:

@@ -10,10 +10,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import PositionDraws, RoundDraws
+from jaxspec.core.random import PositionNoise, RoundKeys
 from jaxspec.core.state import Proposal, Verdict
 
-Draws = RoundDraws | PositionDraws
+Rng = RoundKeys | PositionNoise
 
 
 @register_dataclass
@@ -21,12 +21,12 @@ Draws = RoundDraws | PositionDraws
 class Verifier(abc.ABC):
     """Decides how many drafts to keep and which token follows them.
 
-    A verifier knows no model and no cache. It is split in two so that it can be proven: a `law`
+    A verifier knows no model and no cache. It is split in two so that it can be proven: a `log_probs`
     (each file says which) is arithmetic without randomness, which tests integrate exactly, and
     `verify` only draws from it.
 
     Attributes:
-      lossless: whether what is emitted follows the target's law exactly. A verifier that is not
+      lossless: whether what is emitted follows the target's distribution exactly. A verifier that is not
         runs only if the caller writes `lossy=True`.
       trees: whether it takes proposals that branch.
     """
@@ -42,32 +42,32 @@ class Verifier(abc.ABC):
                 "tree or several chains; pass TreeVerifier(), MultiDraftVerifier() or CoupledVerifier()"
             )
 
-    def draws(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Draws:
+    def rng(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Rng:
         """The random draws of a round, for the drafter and for `verify`."""
-        return RoundDraws(keys, length)
+        return RoundKeys(keys, length)
 
     @abc.abstractmethod
-    def verify(self, draws: Draws, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
+    def verify(self, rng: Rng, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         """Draws the verdict at a policy with randomness.
 
         Args:
-          draws: what `draws` returned.
+          draws: what `rng` returned.
           proposal: `n` drafted tokens a row.
-          target_log_probs: the target's warped law: row 0 after the committed text, row `i + 1`
+          target_log_probs: the target's warped distribution: row 0 after the committed text, row `i + 1`
             after draft `i`.
         """
 
     def verify_greedy(self, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-        """The verdict where every law is one-hot: the longest path of drafts that match."""
+        """The verdict where every distribution is one-hot: the longest path of drafts that match."""
         return match_path(proposal, target_tokens)
 
 
 def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
     """Keeps drafts while they equal the target's own tokens, then emits the target's."""
     if proposal.parents is not None:
-        return walk_tree(proposal, lambda level, row: pick(target_tokens, row))
-    accepted = leading(proposal.valid & (proposal.tokens == target_tokens[:, :-1]))
-    return Verdict(accepted, pick(target_tokens, accepted))
+        return walk_tree(proposal, lambda level, row: take_row(target_tokens, row))
+    accepted = count_leading(proposal.valid & (proposal.tokens == target_tokens[:, :-1]))
+    return Verdict(accepted, take_row(target_tokens, accepted))
 
 
 def walk_tree(proposal: Proposal, token_at: Callable[[int, Array], Array]) -> Verdict:
@@ -77,19 +77,19 @@ def walk_tree(proposal: Proposal, token_at: Callable[[int, Array], Array]) -> Ve
     stands for; `level` counts the accepted drafts where the walk has not ended.
     """
     at = first_row(*proposal.tokens.shape)
-    token = token_at(0, first_of(at))
+    token = token_at(0, first_true(at))
     accepted, path = jnp.zeros_like(token), []
     for level in range(1, proposal.depth + 1):
         found = candidates(proposal, at) & (proposal.tokens == token[:, None])
         further = jnp.any(found, axis=1)
-        path.append(first_of(found))
+        path.append(first_true(found))
         at = go_on(at, found)
         accepted = accepted + further.astype(jnp.int32)
-        token = jnp.where(further, token_at(level, first_of(at)), token)
+        token = jnp.where(further, token_at(level, first_true(at)), token)
     return Verdict(accepted, token, jnp.stack(path, axis=1))
 
 
-def first_of(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
+def first_true(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
     """The first that is set; 0 if none is."""
     return jnp.argmax(flags, axis=1).astype(jnp.int32)
 
@@ -98,7 +98,7 @@ def first_row(batch: int, count: int) -> Bool[Array, "b n_plus_1"]:
     """The rows of logits that stand for the accepted text, before anything is accepted.
 
     There may be several later: drafts that were drawn independently can be the same tokens, and
-    then they have one law, and all their children are candidates.
+    then they have one distribution, and all their children are candidates.
     """
     return jnp.zeros((batch, count + 1), jnp.bool_).at[:, 0].set(True)
 
@@ -117,12 +117,12 @@ def go_on(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[A
     return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)
 
 
-def leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
+def count_leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
     """How many flags are set before the first that is not."""
     return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 
 
-def pick(values: Array, index: Int[Array, "b"]) -> Array:
+def take_row(values: Array, index: Int[Array, "b"]) -> Array:
     """`values[b, index[b]]` for each row: `[b, n, ...]` to `[b, ...]`."""
     index = index.reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.take_along_axis(values, index, axis=1)[:, 0]

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, pick
+from jaxspec.verifiers.base import Verifier, take_row
 from jaxspec.verifiers.rejection import TokenVerifier, log_residual
 
 
@@ -21,22 +21,22 @@ class BlockVerifier(Verifier):
 
     The first `i` drafts together are kept with probability `P_i = min(1, P_{i-1} target / draft)`,
     so a draft that the target likes less is made good by later ones that it likes more. Lossless
-    for any draft law; never fewer accepted drafts in expectation than `TokenVerifier`, at the same
+    for any draft distribution; never fewer accepted drafts in expectation than `TokenVerifier`, at the same
     cost for the models. Deterministic drafts gain nothing and follow the token rule. Sun et al.
     2403.10444, algorithm 2.
     """
 
-    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
         if proposal.log_probs is None:
-            return TokenVerifier().verify(draws, proposal, target_log_probs)
+            return TokenVerifier().verify(rng, proposal, target_log_probs)
         n = proposal.tokens.shape[1]
         # Strict: a uniform is never 0, so a prefix the target excludes is never accepted.
-        kept = proposal.valid & (jnp.log(draws.uniforms(n)) < log_thresholds(proposal, target_log_probs))
+        kept = proposal.valid & (jnp.log(rng.uniforms(n)) < log_thresholds(proposal, target_log_probs))
         numbers = jnp.arange(1, n + 1, dtype=jnp.int32)[None]
         # The longest, whatever became of those before: this is where it is not the token rule.
         accepted = jnp.max(jnp.where(kept, numbers, 0), axis=1, initial=0)
-        law = next_law(proposal, target_log_probs, accepted)
-        next_token = best_token(law + draws.next_noise(law.shape[-1]))
+        log_probs = next_log_probs(proposal, target_log_probs, accepted)
+        next_token = argmax(log_probs + rng.next_noise(log_probs.shape[-1]))
         return Verdict(accepted, next_token)
 
 
@@ -67,26 +67,26 @@ def log_thresholds(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_
     mass = jnp.pad(mass, ((0, 0), (0, n - mass.shape[1])))
     total = mass - jnp.expm1(ratio)
     between = jnp.where(total > 0, jnp.log(mass) - jnp.log(total), 0.0)
-    # Where the next law is NaN, the target's or the drafter's, the block ends before it.
+    # Where the next distribution is NaN, the target's or the drafter's, the block ends before it.
     between = jnp.where(jnp.isnan(mass), ratio, between)
     submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)[:, None]
     return jnp.where(jnp.arange(1, n + 1, dtype=jnp.int32)[None] == submitted, ratio, between)
 
 
-def next_law(
+def next_log_probs(
     proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
 ) -> Float[Array, "b v"]:
-    """The log-law, up to a constant, of the token that follows `accepted` drafts.
+    """The log-probabilities, up to a constant, of the token that follows `accepted` drafts.
 
-    The target's law where every submitted draft was accepted, else `max(P_i target - draft, 0)`
+    The target's distribution where every submitted draft was accepted, else `max(P_i target - draft, 0)`
     after the `i` that were. An empty residual (equal up to rounding) falls back to the target.
     """
-    target = pick(target_log_probs, accepted)
+    target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
     if n == 0:
         return target
-    ratio = pick(log_prefix_ratio(proposal, target_log_probs), accepted)
-    residual = log_residual(target + ratio[:, None], pick(proposal.log_probs, jnp.minimum(accepted, n - 1)))
+    ratio = take_row(log_prefix_ratio(proposal, target_log_probs), accepted)
+    residual = log_residual(target + ratio[:, None], take_row(proposal.log_probs, jnp.minimum(accepted, n - 1)))
     submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
     cut = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)
     return jnp.where(cut[:, None], residual, target)

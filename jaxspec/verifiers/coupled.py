@@ -6,11 +6,11 @@ from typing import ClassVar
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import PositionDraws
+from jaxspec.core.random import PositionNoise
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, match_path, pick, walk_tree
+from jaxspec.verifiers.base import Verifier, match_path, take_row, walk_tree
 
 
 @register_dataclass
@@ -25,18 +25,18 @@ class CoupledVerifier(Verifier):
 
     trees: ClassVar[bool] = True
 
-    def draws(self, keys, length) -> PositionDraws:
-        return PositionDraws(keys, length)
+    def rng(self, keys, length) -> PositionNoise:
+        return PositionNoise(keys, length)
 
-    def verify(self, draws: PositionDraws, proposal: Proposal, target_log_probs) -> Verdict:
+    def verify(self, rng: PositionNoise, proposal: Proposal, target_log_probs) -> Verdict:
         _, rows, vocab = target_log_probs.shape
         if proposal.parents is None:
-            return match_path(proposal, coupled_tokens(target_log_probs, draws.token_noise(rows, vocab)))
-        noise = draws.token_noise(proposal.depth + 1, vocab)
-        draw = lambda level, row: coupled_tokens(pick(target_log_probs, row), noise[:, level])  # noqa: E731
+            return match_path(proposal, coupled_tokens(target_log_probs, rng.token_noise(rows, vocab)))
+        noise = rng.token_noise(proposal.depth + 1, vocab)
+        draw = lambda level, row: coupled_tokens(take_row(target_log_probs, row), noise[:, level])  # noqa: E731
         return walk_tree(proposal, draw)
 
 
 def coupled_tokens(log_probs: Float[Array, "*b v"], noise: Float[Array, "*b v"]) -> Int[Array, "*b"]:
-    """Each position's draw from its law with its noise (the Gumbel-max trick)."""
-    return best_token(log_probs + noise)
+    """Each position's draw from its distribution with its noise (the Gumbel-max trick)."""
+    return argmax(log_probs + noise)

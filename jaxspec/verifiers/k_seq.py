@@ -1,4 +1,4 @@
-"""K-SEQ: several independent candidates of one law, each accepted by the same lowered ratio."""
+"""K-SEQ: several independent candidates of one distribution, each accepted by the same lowered ratio."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import first_of, pick
+from jaxspec.verifiers.base import first_true, take_row
 from jaxspec.verifiers.rejection import log_residual
-from jaxspec.verifiers.tree_walk import Descent, Walk, earlier
+from jaxspec.verifiers.tree_walk import TreeWalk, WalkResult, earlier
 
 
 @register_dataclass
@@ -19,29 +19,29 @@ from jaxspec.verifiers.tree_walk import Descent, Walk, earlier
 class KSequence:
     """Accept each of `m` candidates with `min(1, target / (rho * draft))`, else draw the residual.
 
-    `rho` is the least factor that keeps the target's law: the root of
+    `rho` is the least factor that keeps the target's distribution: the root of
 
         1 - (1 - beta)^m = rho * beta,    beta = sum over v of min(draft(v), target(v) / rho)
 
-    found by bisection for each row and place. Candidates must be independent draws of one law;
+    found by bisection for each row and place. Candidates must be independent draws of one distribution;
     those that agree with the accepted text compete for the next place, and are independent
     still. Sun et al. 2310.15141, algorithm 2 (K-SEQ) and section 5 (sequences).
     """
 
     def check(self, drafter) -> None:
-        """Raises `ValueError` unless `drafter` draws its chains independently from one law."""
+        """Raises `ValueError` unless `drafter` draws its chains independently from one distribution."""
         if drafter.tree and not drafter.identically_distributed:
             raise ValueError(
-                f"KSequence needs independent drafts of one law, got {type(drafter).__name__}, whose drafts are not; "
+                f"KSequence needs independent drafts of one distribution, got {type(drafter).__name__}, whose drafts are not; "
                 "pass ModelDrafter(model, num_drafts=m, distinct=False), or verify with "
                 "MultiDraftVerifier(RecursiveRejection())"
             )
 
     def descend(
         self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
-    ) -> Descent:
+    ) -> WalkResult:
         """The walk down the tree that `uniforms`, one a node, lead to."""
-        walk, place = Walk.start(tree), _Place.none(tree, target_log_probs)
+        walk, place = TreeWalk.start(tree), _Place.none(tree, target_log_probs)
         thresholds, tested = jnp.zeros_like(uniforms), jnp.zeros(uniforms.shape, jnp.bool_)
         for _ in range(tree.depth):
             found = walk.candidates(tree) & walk.going[:, None]
@@ -52,7 +52,7 @@ class KSequence:
             thresholds = jnp.where(looked_at, jnp.exp(log_accept), thresholds)
             tested = tested | looked_at
             walk = walk.advance(tree, kept & looked_at)
-        return walk.descent(_next_law(walk, place, tree, target_log_probs), thresholds, tested)
+        return walk.descent(_next_log_probs(walk, place, tree, target_log_probs), thresholds, tested)
 
 
 @register_dataclass
@@ -70,14 +70,14 @@ class _Place:
         zero = jnp.zeros(tree.tokens.shape[0], jnp.int32)
         return cls(zero, zero, zero, zero.astype(target_log_probs.dtype))
 
-    def entered(self, tree: Proposal, target_log_probs, walk: Walk, found) -> "_Place":
+    def entered(self, tree: Proposal, target_log_probs, walk: TreeWalk, found) -> "_Place":
         """Where the walk stands now; where it has ended, it stays."""
         here = walk.going
         count = jnp.sum(found, axis=1, dtype=jnp.int32)
-        row, node = jnp.where(here, walk.row(), self.row), jnp.where(here, first_of(found), self.node)
+        row, node = jnp.where(here, walk.row(), self.row), jnp.where(here, first_true(found), self.node)
         log_rho = jax.lax.cond(
             jnp.any(count > 1),
-            lambda: log_factor(pick(target_log_probs, row), pick(tree.log_probs, node), count),
+            lambda: log_factor(take_row(target_log_probs, row), take_row(tree.log_probs, node), count),
             lambda: jnp.zeros_like(self.log_rho),
         )
         return _Place(row, node, jnp.where(here, count, self.count), jnp.where(here, log_rho, self.log_rho))
@@ -85,27 +85,27 @@ class _Place:
     def log_acceptance(self, tree: Proposal, target_log_probs) -> Float[Array, "b n"]:
         """With which log-probability each node would be accepted here."""
         batch = jnp.arange(tree.tokens.shape[0], dtype=jnp.int32)[:, None]
-        at = lambda laws, index: laws[batch, index[:, None], tree.tokens]  # noqa: E731
+        at = lambda log_probs, index: log_probs[batch, index[:, None], tree.tokens]  # noqa: E731
         ratio = at(target_log_probs, self.row) - at(tree.log_probs, self.node)
         return jnp.minimum(ratio - self.log_rho[:, None], 0.0)
 
 
-def _next_law(walk: Walk, place: _Place, tree: Proposal, target_log_probs) -> Float[Array, "b v"]:
-    """The residual where the last place refused all, else the target's law after the accepted text."""
-    target, draft = pick(target_log_probs, place.row), pick(tree.log_probs, place.node)
+def _next_log_probs(walk: TreeWalk, place: _Place, tree: Proposal, target_log_probs) -> Float[Array, "b v"]:
+    """The residual where the last place refused all, else the target's distribution after the accepted text."""
+    target, draft = take_row(target_log_probs, place.row), take_row(tree.log_probs, place.node)
     log_rho = place.log_rho[:, None]
     accepted = jnp.minimum(draft, target - log_rho)
     count = place.count[:, None].astype(target.dtype)
     residual = log_residual(target, accepted + _log_share(_log_total(accepted), count))
     refused = ~walk.going & (place.count > 0) & (jnp.max(residual, axis=1) > -jnp.inf)
-    return jnp.where(refused[:, None], residual, walk.law(target_log_probs))
+    return jnp.where(refused[:, None], residual, walk.log_probs(target_log_probs))
 
 
 def log_factor(target: Float[Array, "b v"], draft: Float[Array, "b v"], count: Int[Array, "b"]) -> Float[Array, "b"]:
     """`log rho` for `count` candidates, from above, so that no residual is negative."""
     target, draft = jnp.exp(target), jnp.exp(draft)
     count = jnp.maximum(count, 1)[:, None].astype(target.dtype)
-    # Where the laws are equal both sides touch at 1, and rounding would hide it.
+    # Where the distributions are equal both sides touch at 1, and rounding would hide it.
     rounding = 1 + 8 * jnp.finfo(target.dtype).eps
 
     def enough(rho):
@@ -128,8 +128,8 @@ def _halvings(dtype) -> int:
     return jnp.finfo(dtype).nmant + 2
 
 
-def _log_total(law: Float[Array, "b v"]) -> Float[Array, "b one"]:
-    return jnp.minimum(jax.nn.logsumexp(law, axis=1, keepdims=True), 0.0)
+def _log_total(next_log_probs: Float[Array, "b v"]) -> Float[Array, "b one"]:
+    return jnp.minimum(jax.nn.logsumexp(next_log_probs, axis=1, keepdims=True), 0.0)
 
 
 def _log_share(log_beta: Float[Array, "b one"], count: Float[Array, "b one"]) -> Float[Array, "b one"]:

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import first_of, pick
+from jaxspec.verifiers.base import first_true, take_row
 from jaxspec.verifiers.rejection import log_residual
-from jaxspec.verifiers.tree_walk import Descent, Walk
+from jaxspec.verifiers.tree_walk import TreeWalk, WalkResult
 
 
 @register_dataclass
@@ -19,8 +19,8 @@ from jaxspec.verifiers.tree_walk import Descent, Walk
 class RecursiveRejection:
     """Candidate after candidate: accept with `min(1, wanted / draft)`, else want the residual.
 
-    What is wanted at first is the target's law; after a candidate is refused, the normalised
-    positive part of `wanted - draft`, where `draft` is the law that this candidate was drawn
+    What is wanted at first is the target's distribution; after a candidate is refused, the normalized
+    positive part of `wanted - draft`, where `draft` is the distribution that this candidate was drawn
     from given those before it. So candidates may be drawn with replacement (Miao et al.
     2305.09781, multi-step speculative sampling), without (Jeon et al. 2402.14160, algorithm 2;
     in the order of Gumbel top-k), or by different models.
@@ -31,7 +31,7 @@ class RecursiveRejection:
 
     def descend(
         self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
-    ) -> Descent:
+    ) -> WalkResult:
         """The walk down the tree that `uniforms`, one a node, lead to."""
         state = jax.lax.while_loop(
             lambda state: jnp.any(state.walk.going),
@@ -44,30 +44,30 @@ class RecursiveRejection:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """A walk, the log-law still wanted where it stands, and what each tested node was accepted with."""
+    """A walk, the log-probabilities still wanted where it stands, and what each tested node was accepted with."""
 
-    walk: Walk
+    walk: TreeWalk
     wanted: Float[Array, "b v"]
     tested: Bool[Array, "b n"]
     thresholds: Float[Array, "b n"]
 
     @classmethod
     def start(cls, tree: Proposal, target_log_probs) -> "_Search":
-        walk = Walk.start(tree)
+        walk = TreeWalk.start(tree)
         walk = dataclasses.replace(walk, going=jnp.any(walk.candidates(tree), axis=1))
         nothing = jnp.zeros(tree.tokens.shape, target_log_probs.dtype)
-        return cls(walk, walk.law(target_log_probs), nothing > 0, nothing)
+        return cls(walk, walk.log_probs(target_log_probs), nothing > 0, nothing)
 
 
 def _try_next(state: _Search, tree: Proposal, target_log_probs, uniforms) -> _Search:
     walk = state.walk
-    node = first_of(walk.candidates(tree) & ~state.tested)
+    node = first_true(walk.candidates(tree) & ~state.tested)
     here = walk.going[:, None] & (jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None] == node[:, None])
-    draft, token = pick(tree.log_probs, node), pick(tree.tokens, node)[:, None]
-    at = lambda law: jnp.take_along_axis(law, token, axis=1)[:, 0]  # noqa: E731
+    draft, token = take_row(tree.log_probs, node), take_row(tree.tokens, node)[:, None]
+    at = lambda log_probs: jnp.take_along_axis(log_probs, token, axis=1)[:, 0]  # noqa: E731
     log_accept = jnp.minimum(at(state.wanted) - at(draft), 0.0)
     # Strict, so that what is not wanted at all is never accepted.
-    accept = walk.going & (jnp.log(pick(uniforms, node)) < log_accept)
+    accept = walk.going & (jnp.log(take_row(uniforms, node)) < log_accept)
     refuse = walk.going & ~accept
     tested = state.tested | here
     walk = walk.move(tree, here & accept[:, None], walk.going)
@@ -78,14 +78,14 @@ def _try_next(state: _Search, tree: Proposal, target_log_probs, uniforms) -> _Se
         lambda: state.wanted,
     )
     wanted = jax.lax.cond(
-        jnp.any(accept), lambda: jnp.where(accept[:, None], walk.law(target_log_probs), wanted), lambda: wanted
+        jnp.any(accept), lambda: jnp.where(accept[:, None], walk.log_probs(target_log_probs), wanted), lambda: wanted
     )
     thresholds = jnp.where(here, jnp.exp(log_accept)[:, None], state.thresholds)
     return _Search(walk, wanted, tested, thresholds)
 
 
 def _still_wanted(wanted: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Float[Array, "b v"]:
-    """The normalised residual; where it is empty (equal up to rounding), what was wanted before."""
+    """The normalized residual; where it is empty (equal up to rounding), what was wanted before."""
     residual = log_residual(wanted, draft)
     total = jax.nn.logsumexp(residual, axis=1, keepdims=True)
     return jnp.where(total > -jnp.inf, residual - total, wanted)

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, leading, pick
+from jaxspec.verifiers.base import Verifier, count_leading, take_row
 
 
 @register_dataclass
@@ -18,18 +18,18 @@ from jaxspec.verifiers.base import Verifier, leading, pick
 class TokenVerifier(Verifier):
     """Speculative sampling: accept draft `x` with probability `min(1, target(x) / draft(x))`.
 
-    The first rejected draft is replaced by a token of the residual law `max(target - draft, 0)`,
-    normalised; after full acceptance a bonus token follows the target's law. Lossless for any
-    draft law. Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318, algorithm 2.
+    The first rejected draft is replaced by a token of the residual distribution `max(target - draft, 0)`,
+    normalized; after full acceptance a bonus token follows the target's distribution. Lossless for any
+    draft distribution. Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318, algorithm 2.
     """
 
-    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
-        uniforms = draws.uniforms(proposal.tokens.shape[1])
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
+        uniforms = rng.uniforms(proposal.tokens.shape[1])
         # Strict: a uniform is never 0, so a token the target excludes is never accepted.
         kept = jnp.log(uniforms) < log_acceptance(proposal, target_log_probs)
-        accepted = leading(proposal.valid & kept)
-        law = next_law(proposal, target_log_probs, accepted)
-        next_token = best_token(law + draws.next_noise(law.shape[-1]))
+        accepted = count_leading(proposal.valid & kept)
+        log_probs = next_log_probs(proposal, target_log_probs, accepted)
+        next_token = argmax(log_probs + rng.next_noise(log_probs.shape[-1]))
         return Verdict(accepted, next_token)
 
 
@@ -43,25 +43,25 @@ def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_
     return jnp.minimum(target - draft, 0.0)
 
 
-def next_law(
+def next_log_probs(
     proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
 ) -> Float[Array, "b v"]:
-    """The log-law, up to a constant, of the token that follows `accepted` drafts.
+    """The log-probabilities, up to a constant, of the token that follows `accepted` drafts.
 
-    The target's law where every submitted draft was accepted, else the residual at the rejected
+    The target's distribution where every submitted draft was accepted, else the residual at the rejected
     one. An empty residual (draft and target equal up to rounding) falls back to the target.
     """
-    target = pick(target_log_probs, accepted)
+    target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
     if n == 0:
         return target
     rejected_at = jnp.minimum(accepted, n - 1)
     if proposal.log_probs is None:
-        token = pick(proposal.tokens, rejected_at)
+        token = take_row(proposal.tokens, rejected_at)
         ids = jnp.arange(target.shape[-1], dtype=token.dtype)
         residual = jnp.where(ids[None] == token[:, None], -jnp.inf, target)
     else:
-        residual = log_residual(target, pick(proposal.log_probs, rejected_at))
+        residual = log_residual(target, take_row(proposal.log_probs, rejected_at))
     submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
     rejected = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)
     return jnp.where(rejected[:, None], residual, target)

@@ -1,4 +1,4 @@
-"""Verification that accepts more than the target's law allows, and measures by how much."""
+"""Verification that accepts more than the target's distribution allows, and measures by how much."""
 
 import abc
 import dataclasses
@@ -10,12 +10,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.core.validate import is_concrete
-from jaxspec.verifiers.base import Verifier, leading, pick
+from jaxspec.verifiers.base import Verifier, count_leading, take_row
 from jaxspec.verifiers.rejection import log_residual
 
 
@@ -59,7 +59,7 @@ class Choice:
     Attributes:
       accepted: how many nodes it has.
       path: which, in order; beyond `accepted` anything.
-      row: the row of the target's laws after it.
+      row: the row of the target's distributions after it.
       deviation: the total variation at each of its nodes; 0 beyond `accepted`.
     """
 
@@ -71,7 +71,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class RelaxedRule(abc.ABC):
-    """How much more is accepted than the target's law allows. Arithmetic on log-laws alone.
+    """How much more is accepted than the target's distribution allows. Arithmetic on log-probabilities alone.
 
     Attributes:
       trees: whether it chooses in proposals that branch.
@@ -89,11 +89,11 @@ class RelaxedRule(abc.ABC):
 
     @abc.abstractmethod
     def log_acceptance(self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
-        """With which probability drafts are accepted that were certain, given the laws before them."""
+        """With which probability drafts are accepted that were certain, given the distributions before them."""
 
     @abc.abstractmethod
     def log_rest(self, target: Float[Array, "b v"], token: Int[Array, "b"]) -> Float[Array, "b v"]:
-        """The log-law, up to a constant, of the token in place of a certain draft that was refused."""
+        """The log-probabilities, up to a constant, of the token in place of a certain draft that was refused."""
 
     def choose(self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Choice:
         """Which path of a tree is kept.
@@ -109,15 +109,15 @@ class RelaxedRule(abc.ABC):
 class RelaxedVerifier(Verifier):
     """Accepts drafts that exact verification would refuse. Lossy: needs `lossy=True`.
 
-    A draft `x` of the law `draft` is accepted with a probability that the rule sets. In place of
-    the first one refused comes a token of `max(target - accepted, 0)`, normalised, where
+    A draft `x` of the distribution `draft` is accepted with a probability that the rule sets. In place of
+    the first one refused comes a token of `max(target - accepted, 0)`, normalized, where
     `accepted(x)` is how likely `x` is to be drafted and accepted: no other choice deviates less.
     (For certain drafts the rule chooses, and none deviates more.) After full acceptance a bonus
-    token follows the target's law.
+    token follows the target's distribution.
 
     What is measured, on the device and at every position that was decided, those of refused
-    drafts included, is the total variation between the target's law and the law that the rule
-    really emits there. For drafts with a law, their own draw integrated over, it is
+    drafts included, is the total variation between the target's distribution and the distribution that the rule
+    really emits there. For drafts with a distribution, their own draw integrated over, it is
 
         deviation = sum over v of max(accepted(v) - target(v), 0)
 
@@ -126,7 +126,7 @@ class RelaxedVerifier(Verifier):
     average no less than with their draw integrated over. A bonus token deviates by 0.
     `Verdict.deviation` has the positions of a round, and `Generation.measured_total_variation()`
     is the mean over new tokens. The expected sum over a text bounds the total variation of the
-    whole text's law. It costs a pass over `[b, k, v]` for drafts with a law and next to nothing
+    whole text's distribution. It costs a pass over `[b, k, v]` for drafts with a distribution and next to nothing
     for certain ones.
 
     With a greedy policy, only the target's most likely tokens are known and drafts must equal
@@ -156,63 +156,65 @@ class RelaxedVerifier(Verifier):
         if drafter.tree and not self.rule.trees:
             raise ValueError(_no_trees(self.rule, f"{type(drafter).__name__}, which drafts a tree or several chains"))
 
-    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
         if proposal.parents is not None:
             choice = self.rule.choose(proposal, target_log_probs)
-            token = _drawn(draws, pick(target_log_probs, choice.row))
+            token = _drawn(rng, take_row(target_log_probs, choice.row))
             return Verdict(choice.accepted, token, choice.path, choice.deviation)
-        log_uniforms = jnp.log(draws.uniforms(proposal.tokens.shape[1]))
-        law = chain_law(self.rule, proposal, target_log_probs)
+        log_uniforms = jnp.log(rng.uniforms(proposal.tokens.shape[1]))
+        log_probs = chain_log_probs(self.rule, proposal, target_log_probs)
         # Strict: a uniform is never 0, so a token that is accepted with probability 0 never is.
-        accepted = leading(proposal.valid & (log_uniforms < law.log_acceptance))
-        token = _drawn(draws, next_law(self.rule, proposal, target_log_probs, accepted))
-        deviation = jnp.where(decided(proposal, accepted), law.deviation, 0.0)
+        accepted = count_leading(proposal.valid & (log_uniforms < log_probs.log_acceptance))
+        token = _drawn(rng, next_log_probs(self.rule, proposal, target_log_probs, accepted))
+        deviation = jnp.where(decided(proposal, accepted), log_probs.deviation, 0.0)
         return Verdict(accepted, token, deviation=deviation)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ChainLaw:
+class ChainLogProbs:
     """What a rule does at each draft of a chain, given that those before it were accepted.
 
     Attributes:
       log_acceptance: the log-probability that the draft is accepted.
-      deviation: the total variation between the law emitted at its place and the target's.
+      deviation: the total variation between the distribution emitted at its place and the target's.
     """
 
     log_acceptance: Float[Array, "b n"]
     deviation: Float[Array, "b n"]
 
 
-def chain_law(rule: RelaxedRule, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> ChainLaw:
+def chain_log_probs(
+    rule: RelaxedRule, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]
+) -> ChainLogProbs:
     """The rule's acceptance of each draft and its deviation there; see `RelaxedVerifier`."""
     target = target_log_probs[:, :-1]
     if proposal.log_probs is None:
         log_acceptance = rule.log_acceptance(target, proposal.tokens)
         excess = jnp.exp(log_acceptance) - jnp.exp(at_tokens(target, proposal.tokens))
-        return ChainLaw(log_acceptance, jnp.maximum(excess, 0.0))
+        return ChainLogProbs(log_acceptance, jnp.maximum(excess, 0.0))
     accepted = rule.log_accepted(target, proposal.log_probs)
     log_acceptance = at_tokens(accepted, proposal.tokens) - at_tokens(proposal.log_probs, proposal.tokens)
     excess = jnp.where(accepted > target, jnp.exp(accepted) - jnp.exp(target), 0.0)
-    return ChainLaw(log_acceptance, jnp.sum(excess, axis=-1))
+    return ChainLogProbs(log_acceptance, jnp.sum(excess, axis=-1))
 
 
-def next_law(
+def next_log_probs(
     rule: RelaxedRule, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
 ) -> Float[Array, "b v"]:
-    """The log-law, up to a constant, of the token that follows `accepted` drafts of a chain.
+    """The log-probabilities, up to a constant, of the token that follows `accepted` drafts of a chain.
 
-    The target's law where every submitted draft was accepted, and where nothing of it is left.
+    The target's distribution where every submitted draft was accepted, and where nothing of it is left.
     """
-    target = pick(target_log_probs, accepted)
+    target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
     if n == 0:
         return target
     refused_at = jnp.minimum(accepted, n - 1)
     if proposal.log_probs is None:
-        rest = rule.log_rest(target, pick(proposal.tokens, refused_at))
+        rest = rule.log_rest(target, take_row(proposal.tokens, refused_at))
     else:
-        draft = pick(proposal.log_probs, refused_at)
+        draft = take_row(proposal.log_probs, refused_at)
         rest = log_residual(target, rule.log_accepted(target[:, None], draft[:, None])[:, 0])
     submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
     refused = (accepted < submitted) & (jnp.max(rest, axis=-1) > -jnp.inf)
@@ -226,18 +228,18 @@ def decided(proposal: Proposal, accepted: Int[Array, "b"]) -> Bool[Array, "b n"]
 
 
 def at_tokens(values: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
-    """Each law's value at its token."""
+    """Each distribution's value at its token."""
     return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
-def without(law: Float[Array, "b v"], tokens: Int[Array, "b c"]) -> Float[Array, "b v"]:
-    """A log-law with some tokens of each row taken out; a token out of range is none."""
-    rows = jnp.arange(law.shape[0], dtype=jnp.int32)[:, None]
-    return law.at[rows, tokens].set(-jnp.inf, mode="drop")
+def without(log_probs: Float[Array, "b v"], tokens: Int[Array, "b c"]) -> Float[Array, "b v"]:
+    """A log-probabilities with some tokens of each row taken out; a token out of range is none."""
+    rows = jnp.arange(log_probs.shape[0], dtype=jnp.int32)[:, None]
+    return log_probs.at[rows, tokens].set(-jnp.inf, mode="drop")
 
 
-def _drawn(draws: RoundDraws, law: Float[Array, "b v"]) -> Int[Array, "b"]:
-    return best_token(law + draws.next_noise(law.shape[-1]))
+def _drawn(rng: RoundKeys, log_probs: Float[Array, "b v"]) -> Int[Array, "b"]:
+    return argmax(log_probs + rng.next_noise(log_probs.shape[-1]))
 
 
 def _no_trees(rule: RelaxedRule, got: str) -> str:

@@ -8,10 +8,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.tree_walk import Descent, Walk, as_tree, drawn, earlier, same_tokens_before
+from jaxspec.verifiers.tree_walk import TreeWalk, WalkResult, as_tree, draw_verdict, earlier, same_tokens_before
 
 
 @register_dataclass
@@ -19,26 +19,28 @@ from jaxspec.verifiers.tree_walk import Descent, Walk, as_tree, drawn, earlier, 
 class TreeVerifier(Verifier):
     """Draw the target's token at each node, and go on while it is one of the drafted children.
 
-    Needs no draft law, so it is lossless for any tree, static or dynamic, drawn or certain. A
+    Needs no draft distribution, so it is lossless for any tree, static or dynamic, drawn or certain. A
     step down succeeds with the target's mass of the drafted children, which is the best there is
     for certain drafts (Miao et al. 2305.09781; EAGLE-2, 2406.16858, verifies like this). For
     drafts that were drawn, `MultiDraftVerifier` accepts more. On a chain it accepts a draft with
     the target's probability of it.
 
     A child is accepted with its probability given that the children before it were not drawn, so
-    only the last token is drawn from a whole law, and the cost does not grow with the tree.
+    only the last token is drawn from a whole distribution, and the cost does not grow with the tree.
     """
 
     trees: ClassVar[bool] = True
 
-    def verify(self, draws: RoundDraws, proposal: Proposal, target_log_probs) -> Verdict:
-        uniforms = draws.uniforms(proposal.tokens.shape[1])
-        return drawn(draws, proposal, descend(as_tree(proposal), target_log_probs, uniforms))
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
+        uniforms = rng.uniforms(proposal.tokens.shape[1])
+        return draw_verdict(rng, proposal, descend(as_tree(proposal), target_log_probs, uniforms))
 
 
-def descend(tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]) -> Descent:
+def descend(
+    tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+) -> WalkResult:
     """The walk down the tree that `uniforms`, one a node, lead to."""
-    walk = Walk.start(tree)
+    walk = TreeWalk.start(tree)
     thresholds, tested = jnp.zeros_like(uniforms), jnp.zeros(uniforms.shape, jnp.bool_)
     for _ in range(tree.depth):
         chances = child_chances(tree, target_log_probs, walk)
@@ -50,15 +52,17 @@ def descend(tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], unif
         looked_at = walk.candidates(tree) & walk.going[:, None] & ~earlier(passed)
         thresholds, tested = jnp.where(looked_at, share, thresholds), tested | looked_at
         walk = walk.advance(tree, passed & looked_at)
-    law = walk.law(target_log_probs)
-    refused = jnp.where(walk.candidates(tree), tree.tokens, law.shape[1])
-    rows = jnp.arange(law.shape[0], dtype=jnp.int32)[:, None]
-    rest = law.at[rows, refused].set(-jnp.inf, mode="drop")
+    log_probs = walk.log_probs(target_log_probs)
+    refused = jnp.where(walk.candidates(tree), tree.tokens, log_probs.shape[1])
+    rows = jnp.arange(log_probs.shape[0], dtype=jnp.int32)[:, None]
+    rest = log_probs.at[rows, refused].set(-jnp.inf, mode="drop")
     empty = jnp.max(rest, axis=1, keepdims=True) == -jnp.inf
-    return walk.descent(jnp.where(empty, law, rest), thresholds, tested)
+    return walk.descent(jnp.where(empty, log_probs, rest), thresholds, tested)
 
 
-def child_chances(tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], walk: Walk) -> Float[Array, "b n"]:
+def child_chances(
+    tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], walk: TreeWalk
+) -> Float[Array, "b n"]:
     """The target's probability of each drafted child of the accepted text; 0 for all other nodes.
 
     Children with the same token share one chance: it is the first one's.

@@ -7,35 +7,35 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import candidates, first_of, first_row, go_on, pick
+from jaxspec.verifiers.base import candidates, first_row, first_true, go_on, take_row
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Descent:
+class WalkResult:
     """Where given uniforms lead, without any other randomness: what tests integrate exactly.
 
     Attributes:
       accepted: how many nodes are kept.
       path: which, in order; beyond `accepted` anything.
-      next_law: the log-law, up to a constant, of the token after them.
+      next_law: the log-probabilities, up to a constant, of the token after them.
       tested: the nodes whose uniform was looked at.
       thresholds: what it was compared with: the chance that the node is accepted there.
     """
 
     accepted: Int[Array, "b"]
     path: Int[Array, "b depth"]
-    next_law: Float[Array, "b v"]
+    next_log_probs: Float[Array, "b v"]
     thresholds: Float[Array, "b n"]
     tested: Bool[Array, "b n"]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Walk:
+class TreeWalk:
     """A walk down a tree that is under way, row by row.
 
     Attributes:
@@ -62,11 +62,11 @@ class Walk:
 
     def row(self) -> Int[Array, "b"]:
         """The row of logits after the accepted text."""
-        return first_of(self.at)
+        return first_true(self.at)
 
-    def law(self, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b v"]:
-        """The target's law after the accepted text."""
-        return pick(target_log_probs, self.row())
+    def log_probs(self, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b v"]:
+        """The target's distribution after the accepted text."""
+        return take_row(target_log_probs, self.row())
 
     def advance(self, tree: Proposal, chosen: Bool[Array, "b n"]) -> Self:
         """Accepts the one node that is chosen in a row; a row without one has ended."""
@@ -76,16 +76,16 @@ class Walk:
     def move(self, tree: Proposal, chosen: Bool[Array, "b n"], going: Bool[Array, "b"]) -> Self:
         """Accepts the one node that is chosen in a row; other rows stay. `going` as told."""
         further = jnp.any(chosen, axis=1)
-        node = first_of(chosen)
-        token = pick(tree.tokens, node)[:, None]
+        node = first_true(chosen)
+        token = take_row(tree.tokens, node)[:, None]
         same = self.candidates(tree) & (tree.tokens == token) & further[:, None]
         here = jnp.arange(self.path.shape[1], dtype=jnp.int32)[None] == self.accepted[:, None]
         path = jnp.where(here & further[:, None], node[:, None], self.path)
-        return Walk(go_on(self.at, same), self.accepted + further.astype(jnp.int32), path, going)
+        return TreeWalk(go_on(self.at, same), self.accepted + further.astype(jnp.int32), path, going)
 
-    def descent(self, next_law: Float[Array, "b v"], thresholds, tested) -> Descent:
+    def descent(self, next_log_probs: Float[Array, "b v"], thresholds, tested) -> WalkResult:
         """The walk as it ended."""
-        return Descent(self.accepted, self.path, next_law, thresholds, tested)
+        return WalkResult(self.accepted, self.path, next_log_probs, thresholds, tested)
 
 
 def as_tree(proposal: Proposal) -> Proposal:
@@ -97,10 +97,10 @@ def as_tree(proposal: Proposal) -> Proposal:
     return dataclasses.replace(proposal, parents=parents, depth=count)
 
 
-def drawn(draws, proposal: Proposal, descent: Descent) -> Verdict:
+def draw_verdict(rng, proposal: Proposal, descent: WalkResult) -> Verdict:
     """The verdict of a descent: its last token drawn."""
-    noise = draws.next_noise(descent.next_law.shape[-1])
-    next_token = best_token(descent.next_law + noise)
+    noise = rng.next_noise(descent.next_log_probs.shape[-1])
+    next_token = argmax(descent.next_log_probs + noise)
     return Verdict(descent.accepted, next_token, None if proposal.parents is None else descent.path)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.state import Proposal
 from jaxspec.core.tree import ancestors
-from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.base import take_row
 from jaxspec.verifiers.relaxed import Choice, RelaxedRule, at_tokens, check_number, register_unchecked
 
 
@@ -19,7 +19,7 @@ class Typical(RelaxedRule):
 
     The draft's probability plays no part, and neither does chance. Of a tree the longest path of
     accepted nodes is kept, of equally long ones the one that is most likely under the target, and
-    the token after it is drawn from the target's law. A token that the target excludes is never
+    the token after it is drawn from the target's distribution. A token that the target excludes is never
     accepted; its most likely token passes if `delta < 1`. Cai et al. 2401.10774 (Medusa), section
     2.3.1. There the first token of a round is kept without a test; here it is the last token of
     the round before, so every round emits at least one.
@@ -85,6 +85,6 @@ def longest_path(tree: Proposal, passed: Bool[Array, "b n"], log_probs: Float[Ar
     longest = whole & (depth == accepted[:, None])
     end = jnp.argmax(jnp.where(longest, total, -jnp.inf), axis=1).astype(jnp.int32)
     levels = jnp.arange(1, tree.depth + 1, dtype=jnp.int32)[None, :, None]
-    path = jnp.argmax(pick(above, end)[:, None] & (depth[:, None] == levels), axis=2).astype(jnp.int32)
+    path = jnp.argmax(take_row(above, end)[:, None] & (depth[:, None] == levels), axis=2).astype(jnp.int32)
     row = jnp.where(accepted > 0, end + 1, 0)
     return Choice(accepted, path, row, jnp.zeros(path.shape, log_probs.dtype))

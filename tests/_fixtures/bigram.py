@@ -27,7 +27,7 @@ class Bigrams(Recipe):
     def loss(self, params, target, batch, features, key):
         (middle,) = features.hidden
         assert middle.shape == features.last.shape
-        logits = project(target.normalise(features.last), target.head).astype(jnp.float32)
+        logits = project(target.normalize(features.last), target.head).astype(jnp.float32)
         wanted = jax.nn.log_softmax(logits[:, :-1])
         guessed = jax.nn.log_softmax(params["table"][batch.tokens[:, :-1]].astype(jnp.float32))
         mean = lambda values: losses.masked_mean(values, batch.answer[:, 1:])

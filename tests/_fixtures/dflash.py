@@ -4,29 +4,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.heads.dflash.head import BlockHead
-from jaxspec.heads.dflash.network import BlockConfig, BlockNetwork
+from jaxspec.heads.dflash.head import DFlashHead
+from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.ops.rope import Rope
 
 
-def config(target, *, vocab, layers=2, block_size=4, features=2, **options) -> BlockConfig:
+def config(target, *, vocab, layers=2, block_size=4, features=2, **options) -> DFlashConfig:
     """A network of `target`'s width with other heads than the target's."""
     options = {"ropes": (Rope(1e4),) * layers, "windows": (None,) * layers} | options
     width, context = target.module.config.width, target.context_length
-    return BlockConfig(
+    return DFlashConfig(
         vocab, layers, width, 4, 2, 4, 20, context, block_size=block_size, num_features=features, **options
     )
 
 
-def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), **options) -> BlockHead:
-    """A head whose laws are far from uniform and from the target's; `scale` is the spread of its weights."""
+def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), **options) -> DFlashHead:
+    """A head whose distributions are far from uniform and from the target's; `scale` is the spread of its weights."""
     ids = np.arange(target.vocab_size) if ids is None else np.asarray(ids)
-    module = BlockNetwork(config(target, vocab=len(ids), features=len(capture), **options))
+    module = DFlashNetwork(config(target, vocab=len(ids), features=len(capture), **options))
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), method="every_parameter"))["params"]
     rng = np.random.default_rng(seed)
     leaf = lambda path, x: rng.normal(size=x.shape) * scale + (1.0 if path[-1].key == "scale" else 0.0)
     params = jax.tree.map_with_path(lambda path, x: jnp.asarray(leaf(path, x), jnp.float32), shapes)
-    return BlockHead.of(module, params, ids, capture, target.vocab_size)
+    return DFlashHead.of(module, params, ids, capture, target.vocab_size)
 
 
 class Reference:
@@ -37,12 +37,12 @@ class Reference:
     `query_norm`, `key`, `key_norm`, `value`, `output`, `mlp_norm`, `gate`, `up`, `down`.
     """
 
-    def __init__(self, config: BlockConfig, ids, weights):
+    def __init__(self, config: DFlashConfig, ids, weights):
         self.config, self.ids = config, list(map(int, ids))
         self.weights = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
 
     @classmethod
-    def of(cls, head: BlockHead):
+    def of(cls, head: DFlashHead):
         params = head.params
         weights = {name: x for name, x in params.items() if not isinstance(x, dict)}
         weights |= {"mix": params["mix"]["kernel"], "layers": []}
@@ -74,17 +74,17 @@ class Reference:
         x = self.norm(weights["final_norm"], x)
         return x if config.first_predicts else x[1:]
 
-    def law(self, known, before):
-        """The law over the draft vocabulary of a draft that follows the token `before`."""
+    def probs(self, known, before):
+        """The distribution over the draft vocabulary of a draft that follows the token `before`."""
         logits = self.weights["head"] @ known
         if self.config.markov_rank:
             logits = logits + self.weights["markov_after"] @ self.row(before)
         weights = np.exp(logits - logits.max())
         return weights / weights.sum()
 
-    def expanded(self, law, vocab):
+    def expanded(self, probs, vocab):
         out = np.zeros(vocab)
-        out[self.ids] = law
+        out[self.ids] = probs
         return out
 
     def row(self, token):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 
 
 class ScheduledContract:
@@ -43,7 +43,7 @@ class ScheduledContract:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Turns(Schedule):
+class Turns(DraftLength):
     """Lengths in turn, of which a row skips one for each accepted draft; all rows rest in every fourth round."""
 
     lengths: tuple[int, ...] = dataclasses.field(default=(0, 1, 3), metadata={"static": True})
@@ -52,7 +52,7 @@ class Turns(Schedule):
     def init(self, batch):
         return jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.int32)
 
-    def limit(self, state, able):
+    def longest(self, state, able):
         rounds, accepted = state
         turn = jnp.asarray(self.turns, jnp.int32)[(rounds + accepted) % len(self.turns)]
         return jnp.where(rounds % 4 == 2, 0, turn)
@@ -97,7 +97,7 @@ def run_together(schedule, would_accept, live=None):
 
     def one(state, now):
         right, live = now
-        limit = jnp.where(live, schedule.limit(state, live), 0)
+        limit = jnp.where(live, schedule.longest(state, live), 0)
         return schedule.observe(state, limit, jnp.minimum(limit, right), live), limit
 
     return jax.lax.scan(one, schedule.init(would_accept.shape[1]), (would_accept, live))[1]

@@ -1,4 +1,4 @@
-"""A peer that needs no other package: it says the prompt backwards, and knows no law."""
+"""A peer that needs no other package: it says the prompt backwards, and knows no distribution."""
 
 import threading
 from pathlib import Path

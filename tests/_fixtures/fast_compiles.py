@@ -1,6 +1,6 @@
 """Tests compile many programs and run each for milliseconds.
 
-Where XLA is told to leave most optimisations out, programs that it fuses in its older way compile in 0.4 of the time.
+Where XLA is told to leave most optimizations out, programs that it fuses in its older way compile in 0.4 of the time.
 """
 
 import functools
@@ -14,7 +14,7 @@ _OPTION = ("xla_cpu_use_fusion_emitters", False)
 
 
 def install() -> None:
-    """From now on programs for the CPU that are not to be optimised are fused in the older way.
+    """From now on programs for the CPU that are not to be optimized are fused in the older way.
 
     JAX has no public setting for the options of all programs; where it has moved the private one, tests are slower.
     """

@@ -115,7 +115,7 @@ def another_vocabulary(folder, mesh):
     target = jaxspec.load(folder / "model", mesh=mesh)
     draft = tiny.wide_transformer(1, vocab=40)
     token_map = token_maps.made([[token % 40] for token in range(64)], {token: token for token in range(40)}, [3], 40)
-    unlike = jaxspec.IntersectionDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), token_map, k=2)
+    unlike = jaxspec.CrossVocabularyDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), token_map, k=2)
     return jaxspec.generate(target, unlike, PROMPT, key=key(), **SAMPLED)
 
 

@@ -18,8 +18,8 @@ TIMEOUT = 10
 def main(coordinator, processes, process, folder, last, *cases):
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
-    folder, process, goes_on = pathlib.Path(folder), int(process), last == "go on"
-    join(coordinator, int(processes), process, timeout=TIMEOUT if goes_on or last == "fail" else 60)
+    folder, process, continue_ = pathlib.Path(folder), int(process), last == "go on"
+    join(coordinator, int(processes), process, timeout=TIMEOUT if continue_ or last == "fail" else 60)
     from tests._fixtures.host_cases import CASES
 
     # Over both axes some devices belong to other processes.

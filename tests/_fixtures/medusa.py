@@ -80,14 +80,14 @@ def _states(target, tokens, layer):
 
 
 def newest_state(target, text) -> np.ndarray:
-    """The state before the last token, normalised, from one pass over all of the text."""
+    """The state before the last token, normalized, from one pass over all of the text."""
     padded = jnp.asarray([[*text, *[0] * (MOST_TEXT - len(text))]], jnp.int32)
     hidden = np.asarray(_states(target, padded, target.module.config.num_layers), np.float64)[len(text) - 2]
     return rms(hidden, np.asarray(target.params["final_norm"]["scale"], np.float64))
 
 
-def laws(target, head: MedusaHead, text) -> np.ndarray | None:
-    """The law of each head after a text, over the target's vocabulary; `None` after one token."""
+def probs(target, head: MedusaHead, text) -> np.ndarray | None:
+    """The distribution of each head after a text, over the target's vocabulary; `None` after one token."""
     if len(text) < 2:
         return None
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), head.params)
@@ -102,6 +102,6 @@ def laws(target, head: MedusaHead, text) -> np.ndarray | None:
         logits = paper_logits(state, blocks, outputs)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     ids = range(target.vocab_size) if head.ids is None else np.asarray(head.ids)
-    law = np.zeros((sizes.num_heads, target.vocab_size))
-    law[:, ids] = weights / weights.sum(-1, keepdims=True)
-    return law
+    probs = np.zeros((sizes.num_heads, target.vocab_size))
+    probs[:, ids] = weights / weights.sum(-1, keepdims=True)
+    return probs

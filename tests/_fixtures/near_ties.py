@@ -22,7 +22,7 @@ class Parting:
     margin: float
 
 
-def partings(plain, other, prompts, lengths, score):
+def divergences(plain, other, prompts, lengths, score):
     """Every row's first difference.
 
     Args:

@@ -11,7 +11,7 @@ from tests._fixtures import tiny
 
 
 def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), layers=2, **options) -> TandemHead:
-    """A head whose laws are far from uniform and from the target's; `scale` is the spread of its weights."""
+    """A head whose distributions are far from uniform and from the target's; `scale` is the spread of its weights."""
     ids = np.arange(target.vocab_size) if ids is None else np.asarray(ids)
     sizes = {"width": 8, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "mlp_width": 12} | options
     config = TandemConfig(
@@ -38,7 +38,7 @@ class Reference:
         self.config, self.ids, self.vocab_size = head.config, np.asarray(head.ids), head.vocab_size
         self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), head.params)
 
-    def law(self, hidden, embedded):
+    def probs(self, hidden, embedded):
         """Of the token after those `embedded`, `[m, d]`; `hidden` are the states `[t, d]` of all before them."""
         params, start = self.params, len(hidden[0])
         normed = [self.norm(params[f"state_norm_{i}"], x) for i, x in enumerate(hidden)]
@@ -51,9 +51,9 @@ class Reference:
             gate, up = (inner @ part.T for part in layer["mlp"]["gate_up"]["kernel"])
             x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp"]["down"]["kernel"].T
         last = self.norm(params["final_norm"], params["lift"]["kernel"] @ x[-1])
-        weights, law = np.exp(params["head"] @ last), np.zeros(self.vocab_size)
-        law[self.ids] = weights / weights.sum()
-        return law
+        weights, probs = np.exp(params["head"] @ last), np.zeros(self.vocab_size)
+        probs[self.ids] = weights / weights.sum()
+        return probs
 
     def norm(self, scale, x):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.norm_eps) * scale["scale"]

@@ -1,6 +1,6 @@
-"""Models small enough to compile in a second, and the law of one of them in plain NumPy.
+"""Models small enough to compile in a second, and the distribution of one of them in plain NumPy.
 
-`transformer` makes the real decoder with a few weights. `HistoryModel` is a model whose law is
+`transformer` makes the real decoder with a few weights. `HistoryModel` is a model whose distribution is
 four lines of arithmetic over the whole text, so that tests can compute it on their own:
 
     logits after x_0 ... x_i  =  a[x_i] + sum over j < i of b[x_j] * cos(i - j)
@@ -30,7 +30,7 @@ def config(*, vocab=VOCAB, layers=1, **options) -> TransformerConfig:
 
 
 def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
-    """A random decoder; `sharpness` scales its weights, so that its laws are far from uniform."""
+    """A random decoder; `sharpness` scales its weights, so that its distributions are far from uniform."""
     module = Transformer(config(**options))
     return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.02 * sharpness))
 
@@ -94,7 +94,7 @@ class TokenCache:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
-    """A law over the whole text without a network. `a` and `b` are `[v, v]`."""
+    """A distribution over the whole text without a network. `a` and `b` are `[v, v]`."""
 
     a: jax.Array
     b: jax.Array
@@ -145,8 +145,8 @@ def nearby(model: HistoryModel, amount: float, seed=9) -> HistoryModel:
     return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape) * amount, x.dtype), model)
 
 
-def history_law(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
-    """The law of the token after `text`, recomputed in float64 from the formula."""
+def history_probs(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
+    """The distribution of the token after `text`, recomputed in float64 from the formula."""
     a, b = np.asarray(model.a, np.float64), np.asarray(model.b, np.float64)
     last = len(text) - 1
     logits = a[text[last]] + sum(b[token] * np.cos(last - j) for j, token in enumerate(text[:last]))
@@ -154,8 +154,8 @@ def history_law(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
     return weights / weights.sum()
 
 
-def transformer_law(model: jaxspec.LanguageModel, text) -> np.ndarray:
-    """The law of the token after `text`, from one pass over all of it."""
+def transformer_probs(model: jaxspec.LanguageModel, text) -> np.ndarray:
+    """The distribution of the token after `text`, from one pass over all of it."""
     padded = jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32)
     return np.asarray(jax.nn.softmax(_score(model, padded)[0, len(text) - 1]))
 

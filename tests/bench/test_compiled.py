@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.optimised
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("case", "bandwidth", "most"),
     [
@@ -45,7 +45,7 @@ def test_the_compiled_loop_wastes_nothing(case, bandwidth, most):
 
 
 @needs_compiler
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_what_does_not_fit_is_said():
     found = report(Case("llama-3.2-1b", "none", k=0, batch=64, context=8192, devices=1))
     assert not found.fits and found.memory > found.available

@@ -10,7 +10,7 @@ from tests._fixtures import dflash as blocks
 from tests._fixtures import tiny
 
 TARGET = tiny.transformer(0)
-DRAFTER = jaxspec.BlockDrafter(blocks.random_head(TARGET), k=2)
+DRAFTER = jaxspec.DFlashDrafter(blocks.random_head(TARGET), k=2)
 
 
 def test_every_round_begins_with_the_state_of_the_first():

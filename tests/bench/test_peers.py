@@ -188,10 +188,10 @@ def test_exact_cases():
     assert Case("x", "x", NGramDrafter(k=2), jaxspec.CoupledVerifier()).is_exact(1.0)
 
 
-def _turn(index, task, ours, theirs, partings=None):
+def _turn(index, task, ours, theirs, divergences=None):
     """Ten tokens each, in these seconds."""
     side = lambda seconds, more: {"repeats": [{"tokens": [10], "seconds": one, **more} for one in seconds]}
-    peer = {"drafted": 8, "accepted": 2} | ({} if partings is None else {"partings": partings})
+    peer = {"drafted": 8, "accepted": 2} | ({} if divergences is None else {"partings": divergences})
     return {
         "kind": "turn", "unit": [1, 0.0, index], "batch": 1, "temperature": 0.0, "task": task, "turn": 0,
         "questions": [index], "cases": {PLAIN: side(ours, {}), "x, k=4": side([one / 2 for one in ours], {})},

@@ -10,14 +10,14 @@ import pytest
 
 import jaxspec
 from jaxspec.bench.bleu import BleuCounts
-from jaxspec.bench.divergences import parting, score_of
+from jaxspec.bench.divergences import divergence, score_of
 from jaxspec.bench.quality import Agreement, assess
 from jaxspec.bench.quality_report import tables, verdicts
 from jaxspec.bench.significance import compare_corpora, compare_perplexity
 from jaxspec.training.prompts import Conversation, read_prompts
 from tests._fixtures import tiny
 
-LAW = np.log([0.4, 0.4 - 2e-4, 0.15, 0.05])
+PROBS = np.log([0.4, 0.4 - 2e-4, 0.15, 0.05])
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_corpora_are_drawn_in_pairs():
 
 
 def test_where_answers_part():
-    score = lambda text: {0: LAW, 1: LAW[::-1]}[len(text)]
-    assert parting([0, 1], [0, 1], score) is None
-    assert parting([0, 1], [1, 1], score) == (0, pytest.approx(5e-4, rel=1e-3))
-    assert parting([0, 3], [0, 0], score) == (1, pytest.approx(math.log(0.4 / 0.05)))
-    assert parting([0, 1], [0], score) == (1, None)
+    score = lambda text: {0: PROBS, 1: PROBS[::-1]}[len(text)]
+    assert divergence([0, 1], [0, 1], score) is None
+    assert divergence([0, 1], [1, 1], score) == (0, pytest.approx(5e-4, rel=1e-3))
+    assert divergence([0, 3], [0, 0], score) == (1, pytest.approx(math.log(0.4 / 0.05)))
+    assert divergence([0, 1], [0], score) == (1, None)
 
 
 def test_both_sides_of_a_tie_are_near_the_best():
     # The two best are a tie, and neither side wrote the second of them.
-    assert parting([0], [3], lambda _: LAW) == (0, pytest.approx(math.log(0.4 / 0.05)))
+    assert divergence([0], [3], lambda _: PROBS) == (0, pytest.approx(math.log(0.4 / 0.05)))
 
 
 @pytest.mark.parametrize("policy", [jaxspec.Greedy(), jaxspec.Sampling(0.8)], ids=["greedy", "coupled"])

@@ -13,9 +13,9 @@ from jaxspec.bench.workload import pass_bytes, weight_bytes
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
-from jaxspec.drafters.hybrid import Compose
-from jaxspec.drafters.lookup import CopyingDrafter
-from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.drafters.hybrid import HybridDrafter
+from jaxspec.drafters.lookup import LookupDrafter
+from jaxspec.heads.dflash.drafter import DFlashDrafter
 from jaxspec.heads.medusa.drafter import MedusaDrafter
 from jaxspec.nn.language_model import LanguageModel
 
@@ -35,7 +35,7 @@ def drafting_by_bytes(target: LanguageModel, drafter: Drafter, rows: int, contex
 
     Args:
       target: the model.
-      drafter: what drafts in every round all it can; of `Compose` the model does.
+      drafter: what drafts in every round all it can; of `HybridDrafter` the model does.
       rows: decoded together: they share the weights, and have caches of their own.
       context: tokens of each row's text.
 
@@ -49,15 +49,15 @@ def drafting_by_bytes(target: LanguageModel, drafter: Drafter, rows: int, contex
 def _read(target: LanguageModel, drafter: Drafter, rows: int, context: int) -> int | None:
     """The bytes that a round's drafts read."""
     match drafter:
-        case NoDrafter() | CopyingDrafter():
+        case NoDrafter() | LookupDrafter():
             return 0
-        case Compose():
+        case HybridDrafter():
             return _read(target, drafter.model, rows, context)
         case SparseCacheDrafter():
             return drafter.k * pass_bytes(target, rows, min(context, drafter.sinks + drafter.window))
         case EarlyExitDrafter():
             return drafter.k * _first_layers(target, drafter.layers, rows, context)
-        case BlockDrafter() | MedusaDrafter():
+        case DFlashDrafter() | MedusaDrafter():
             return _head(drafter.head, rows, context)
     # One model or one head, a pass for each level of drafts.
     model = getattr(drafter, "model", getattr(drafter, "head", None))

@@ -10,12 +10,12 @@ from jaxspec.checkpoints.load import load
 from jaxspec.core.tree import best_tree
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.heads.files import load_head
 from jaxspec.heads.medusa.drafter import MedusaDrafter
 from jaxspec.named import drafter_of, load_drafter
-from jaxspec.nn.convert import native_beside
+from jaxspec.nn.convert import native_like
 from jaxspec.nn.language_model import LanguageModel
 
 K = 4
@@ -46,12 +46,12 @@ def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
     """Every drafter that ships with the model, in chains and in trees, and n-grams."""
     found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
     if zoo.find_drafter(f"{model_name}/distilled"):
-        found["distilled"] = lambda: drafter_of(native_beside(target, load(f"{model_name}/distilled")))
+        found["distilled"] = lambda: drafter_of(native_like(target, load(f"{model_name}/distilled")))
     for kind, others in _TREES.items():
         name = f"{model_name}/{kind}"
         if zoo.find_drafter(name) is None:
             continue
-        head = lambda name=name: native_beside(target, load_head(name, target))  # noqa: E731
+        head = lambda name=name: native_like(target, load_head(name, target))  # noqa: E731
         found[kind] = lambda head=head: drafter_of(head())
         found[f"{kind}, or n-gram"] = lambda head=head: _beside(drafter_of(head()))
         for label, make in others.items():
@@ -68,7 +68,7 @@ def weights_of(model_name: str, name: str) -> str | None:
 
 def _beside(drafter: Drafter) -> Drafter:
     """N-grams where they promise more."""
-    return Compose(NGramDrafter(k=drafter.k), drafter)
+    return HybridDrafter(NGramDrafter(k=drafter.k), drafter)
 
 
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {

@@ -26,7 +26,7 @@ from jaxspec.bench.timing import show
 from jaxspec.bench.workload import PROMPT, show_machine
 from jaxspec.checkpoints.load import load
 from jaxspec.drafters.base import NoDrafter
-from jaxspec.nn.convert import native_if_possible, products_of
+from jaxspec.nn.convert import kernels_of, native_if_possible
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 from tests.benchmarks.drafter_cases import Cases, choose_cases, weights_of
@@ -103,7 +103,7 @@ def count(results: Results, target: LanguageModel, cases: Cases, questions: list
 
 def cost(results: Results, target: LanguageModel, cases: Cases, questions: list[Conversation], repeats: int) -> None:
     """Prints a greedy round's time, one row, and how much of it is not verification."""
-    show("products", products_of(target))
+    show("products", kernels_of(target))
     prompts = None
     for name, make in cases.items():
         if name not in results.costs:

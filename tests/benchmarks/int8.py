@@ -15,7 +15,7 @@ from jaxspec.bench.timing import interleave, show, show_ratio
 from jaxspec.bench.workload import filled_cache, show_machine
 from jaxspec.checkpoints.load import load
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.quantize import quantise_cache, quantise_weights
+from jaxspec.nn.quantize import quantize_cache, quantize_weights
 
 _WIDTH = 256
 _CAPACITY, _USED = 512, 300
@@ -28,7 +28,7 @@ class Quality:
     Attributes:
       perplexity: of the tokens after the first.
       same: the share of places where its likeliest token is the float model's.
-      overlap: the mean of `sum(min(law, float law))`: how often a token drawn from one would be accepted by the other.
+      overlap: the mean of `sum(min(log_probs, float log_probs))`: how often a token drawn from one would be accepted by the other.
     """
 
     perplexity: float
@@ -62,12 +62,12 @@ def run(model_name: str, repeats: int) -> None:
 
 def variants_of(model: LanguageModel) -> dict[str, LanguageModel]:
     """The model itself, with int8 weights, with an int8 cache, and with both."""
-    weights = quantise_weights(model)
+    weights = quantize_weights(model)
     return {
         "float": model,
         "int8 weights": weights,
-        "int8 cache": quantise_cache(model),
-        "int8 weights and cache": quantise_cache(weights),
+        "int8 cache": quantize_cache(model),
+        "int8 weights and cache": quantize_cache(weights),
     }
 
 
@@ -84,13 +84,13 @@ def quality(
 
 @jax.jit
 def _compare(variant, model, text, there) -> Float[Array, "4"]:
-    law, wanted = (
+    probs, wanted = (
         jax.nn.log_softmax(one(text, one.init_cache(1, 0)).logits[:, :-1].astype(jnp.float32))
         for one in (variant, model)
     )
-    loss = -jnp.take_along_axis(law, text[:, 1:, None], axis=-1)[..., 0]
-    same = (jnp.argmax(law, axis=-1) == jnp.argmax(wanted, axis=-1)).astype(jnp.float32)
-    overlap = jnp.sum(jnp.exp(jnp.minimum(law, wanted)), axis=-1)
+    loss = -jnp.take_along_axis(probs, text[:, 1:, None], axis=-1)[..., 0]
+    same = (jnp.argmax(probs, axis=-1) == jnp.argmax(wanted, axis=-1)).astype(jnp.float32)
+    overlap = jnp.sum(jnp.exp(jnp.minimum(probs, wanted)), axis=-1)
     found = jnp.stack([loss, same, overlap, jnp.ones_like(loss)])
     return jnp.sum(jnp.where(there[None, :, 1:], found, 0.0), axis=(1, 2))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxspec.bench.timing import interleave, show
 from jaxspec.bench.workload import filled_cache, show_machine, weight_bytes
 from jaxspec.checkpoints.load import load
-from jaxspec.nn.convert import native_products
+from jaxspec.nn.convert import native_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.native.build import NoCompilerError
 from tests.benchmarks.plain import bandwidth_probe
@@ -25,8 +25,8 @@ def run(model_name: str, repeats: int) -> None:
     ways = {"xla": model}
     try:
         ways |= {
-            "native": native_products(model, weights=jnp.float32),
-            "native, bfloat16 weights": native_products(model, weights=jnp.bfloat16),
+            "native": native_kernels(model, weights=jnp.float32),
+            "native, bfloat16 weights": native_kernels(model, weights=jnp.bfloat16),
         }
     except NoCompilerError as error:
         show("native", str(error).partition("\n")[0])

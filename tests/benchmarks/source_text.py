@@ -9,7 +9,7 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 ABOUT = (
-    "Summarise in five sentences what the code above does.",
+    "Summarize in five sentences what the code above does.",
     "List the functions of the code above, with one sentence on each.",
     "The code above stops in the middle of a file. Continue it.",
     "Which errors can the code above raise? List them with their messages.",

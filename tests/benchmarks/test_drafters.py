@@ -75,9 +75,9 @@ def test_passes_are_counted_in_bytes():
     one_layer = tiny.transformer(2, vocab=text_models.VOCAB, layers=1)
     assert share(jaxspec.NGramDrafter(k=4)) == 0
     assert share(jaxspec.ModelDrafter(one_layer, k=4)) == pytest.approx(4 * shorter / whole)
-    assert share(jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(one_layer, k=4))) == pytest.approx(
-        4 * shorter / whole
-    )
+    assert share(
+        jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(one_layer, k=4))
+    ) == pytest.approx(4 * shorter / whole)
     # The final norm is the target's pass's own.
     assert share(jaxspec.EarlyExitDrafter(1, k=3)) == pytest.approx(3 * (shorter - 4 * 16) / whole)
     sparse = jaxspec.SparseCacheDrafter(sinks=2, window=18, k=2)
@@ -89,7 +89,7 @@ def test_a_block_is_one_pass():
     head = blocks.random_head(TARGET)
     bytes_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     cache = bytes_of(head.init_cache(2, 100))
-    found = drafting_by_bytes(TARGET, jaxspec.BlockDrafter(head, k=3), 2, 100)
+    found = drafting_by_bytes(TARGET, jaxspec.DFlashDrafter(head, k=3), 2, 100)
     assert found == pytest.approx((bytes_of(head.params) + cache) / pass_bytes(TARGET, 2, 100))
 
 

@@ -20,8 +20,8 @@ def test_quality_is_over_the_tokens_that_are_there():
         name: int8.quality(variant, MODEL, jnp.asarray(texts, jnp.int32), there)
         for name, variant in int8.variants_of(MODEL).items()
     }
-    law = jax.nn.log_softmax(MODEL(jnp.asarray(texts, jnp.int32), MODEL.init_cache(2, 0)).logits)
-    losses = [-law[row, i, texts[row, i + 1]] for row in range(2) for i in range(LENGTHS[row] - 1)]
+    probs = jax.nn.log_softmax(MODEL(jnp.asarray(texts, jnp.int32), MODEL.init_cache(2, 0)).logits)
+    losses = [-probs[row, i, texts[row, i + 1]] for row in range(2) for i in range(LENGTHS[row] - 1)]
     np.testing.assert_allclose(found["float"].perplexity, np.exp(np.mean(losses)), rtol=1e-4)
     assert found["float"].same == 1 and abs(found["float"].overlap - 1) < 1e-5
     for name in ("int8 weights", "int8 cache", "int8 weights and cache"):

@@ -37,8 +37,8 @@ def _cases(target, drafter, verifier):
     options = {"sampling": jaxspec.Sampling(1.0), "key": jax.random.key(0)}
     state = jaxspec.init(target, drafter, chat_prompt(target), max_new_tokens=ROUNDS * 8, **options)
     step = jaxspec.jit_step()
-    proposal, law, draws = _inputs(target, drafter, verifier, state)
-    verify = jax.jit(lambda verifier, draws, proposal, law: verifier.verify(draws, proposal, law))
+    proposal, probs, rng = _inputs(target, drafter, verifier, state)
+    verify = jax.jit(lambda verifier, rng, proposal, probs: verifier.verify(rng, proposal, probs))
 
     def rounds():
         ours = state
@@ -46,19 +46,19 @@ def _cases(target, drafter, verifier):
             ours, _ = step(target, drafter, verifier, ours)
         return ours
 
-    return {"round": rounds, "verifier": lambda: [verify(verifier, draws, proposal, law) for _ in range(ROUNDS)]}
+    return {"round": rounds, "verifier": lambda: [verify(verifier, rng, proposal, probs) for _ in range(ROUNDS)]}
 
 
 @jax.jit
 def _inputs(target, drafter, verifier, state):
-    """What `verify` is given in the first round; the law of a tree's row 0 serves all its rows."""
+    """What `verify` is given in the first round; the distribution of a tree's row 0 serves all its rows."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    draws = verifier.draws(state.keys, state.length)
+    rng = verifier.rng(state.keys, state.length)
     if not drafter.deterministic:
-        draws = draws.shared(drafter.k + 1, target.vocab_size)
-    proposal, _ = drafter.propose(draws, state.drafter_state, context)
+        rng = rng.shared(drafter.k + 1, target.vocab_size)
+    proposal, _ = drafter.propose(rng, state.drafter_state, context)
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     logits = target(last, state.cache).logits
     rows = proposal.tokens.shape[1] + 1
-    law = state.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
-    return proposal, law, draws
+    probs = state.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
+    return proposal, probs, rng

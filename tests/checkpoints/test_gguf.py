@@ -21,7 +21,7 @@ def test_gguf_equals_folder(tmp_path, family):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), model.params, expected.params)
 
 
-def test_quantised_tensors_are_expanded(tmp_path):
+def test_quantized_tensors_are_expanded(tmp_path):
     """Every type that the gguf package can write is read back as what it says it is."""
     values = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")

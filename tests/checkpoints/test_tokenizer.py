@@ -9,7 +9,7 @@ import tokenizers
 from jaxspec.checkpoints.gguf_file import read_gguf
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def test_manifests_are_whole():
     }
     for name, entry in entries.items():
         card = (zoo._root() / name / "README.md").read_text()
-        assert entry.sha256 in card and f"{entry.size:,}" in card and "licence" in card
+        assert entry.sha256 in card and f"{entry.size:,}" in card and "license" in card
         assert len(entry.sha256) == 64 and not entry.cached
         assert isinstance(entry.sources[0], Registry) and isinstance(entry.sources[-1], Hub)
     assert len(entries["qwen2.5-coder-1.5b-instruct"].sources[0].packages) == 22

@@ -291,7 +291,7 @@ def test_models():
     records = [json.loads(line) for line in lines.stdout.splitlines()]
     assert table.exit_code == lines.exit_code == 0
     assert [record["name"] for record in records] == [entry.name for entry in list_models()]
-    assert all(record["name"] in table.stdout and record["licence"] for record in records)
+    assert all(record["name"] in table.stdout and record["license"] for record in records)
 
 
 def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):

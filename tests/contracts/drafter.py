@@ -27,7 +27,7 @@ class DrafterContract:
     sees_every_acceptance = True
 
     def guess(self, text: list[int], offset: int) -> Any:
-        """The law of the draft after `text`, whose last `offset` tokens are drafts; or a token.
+        """The distribution of the draft after `text`, whose last `offset` tokens are drafts; or a token.
 
         A deterministic drafter that has no guess returns None.
         """
@@ -96,7 +96,7 @@ class DrafterContract:
         monkeypatch.setattr(type(self.target), "__call__", _traced)
         self.generate(self.drafter, max_new_tokens=17, stop_tokens=NEVER + 3, prompt=PROMPTS[:, ::-1].copy())
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
                 text, drafts = tokens[row, : length[row]].tolist(), proposal.tokens[row].tolist()
@@ -157,11 +157,11 @@ def _init(target, drafter, keys, rows):
 def _probe(target, drafter, state):
     verifier = jaxspec.TokenVerifier()
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    draws = verifier.draws(state.keys, state.length)
+    rng = verifier.rng(state.keys, state.length)
     slots = state.tokens.shape[1]
     prefilled = prefill(target, state.tokens, state.length, target.init_cache(4, slots), drafter.capture)
-    running, _ = drafter.propose(draws, state.drafter_state, context)
-    fresh, _ = drafter.propose(draws, drafter.init(context, prefilled, slots), context)
+    running, _ = drafter.propose(rng, state.drafter_state, context)
+    fresh, _ = drafter.propose(rng, drafter.init(context, prefilled, slots), context)
     return running, fresh, *jaxspec.step(target, drafter, verifier, state)
 
 

@@ -40,7 +40,7 @@ class TreeDrafterContract(DrafterContract):
     most_traces = 2
 
     def expected(self, text: list[int], before: list[int], node: int) -> Any:
-        """The law of a node after `text`, whose siblings `before` it are known; or its token.
+        """The distribution of a node after `text`, whose siblings `before` it are known; or its token.
 
         `None` where there should be no such node.
         """
@@ -77,7 +77,7 @@ class TreeDrafterContract(DrafterContract):
         np.testing.assert_array_equal(found.tokens, plain.tokens)
         assert found.stats.accepted.sum() > 0
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
                 text, parents = tokens[row, : length[row]].tolist(), proposal.parents[row].tolist()
@@ -129,7 +129,7 @@ class TreeDrafterContract(DrafterContract):
 def _before_round(target, state):
     """What a drafter is asked to propose with."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    return TreeVerifier().draws(state.keys, state.length), state.drafter_state, context
+    return TreeVerifier().rng(state.keys, state.length), state.drafter_state, context
 
 
 @jax.jit
@@ -147,11 +147,11 @@ def _init(target, drafter, keys, rows):
 
 @jax.jit
 def _probe(target, drafter, state):
-    draws, drafter_state, context = _before_round(target, state)
+    rng, drafter_state, context = _before_round(target, state)
     slots = state.tokens.shape[1]
     prefilled = prefill(target, state.tokens, state.length, target.init_cache(4, slots), drafter.capture)
-    running, _ = drafter.propose(draws, drafter_state, context)
-    fresh, _ = drafter.propose(draws, drafter.init(context, prefilled, slots), context)
+    running, _ = drafter.propose(rng, drafter_state, context)
+    fresh, _ = drafter.propose(rng, drafter.init(context, prefilled, slots), context)
     return running, fresh, *jaxspec.step(target, drafter, TreeVerifier(), state)
 
 
@@ -163,7 +163,7 @@ def propose(drafter, *, rows=4, sampling=jaxspec.Sampling(), verifier=TreeVerifi
     cache = drafter.model.init_cache(rows, tokens.shape[1])
     cache = cache.append(drafter.model(tokens[:, :7], cache).entries)
     context = Context(drafter.model, cache, tokens, length, jnp.zeros(rows, jnp.bool_), sampling)
-    draws = verifier.draws(jax.random.split(jax.random.key(2), 4)[:rows], length)
+    rng = verifier.rng(jax.random.split(jax.random.key(2), 4)[:rows], length)
     if not drafter.deterministic:
-        draws = draws.shared(drafter.k + 1, vocab)
-    return jax.jit(lambda *args: drafter.propose(*args)[0])(draws, cache, context)
+        rng = rng.shared(drafter.k + 1, vocab)
+    return jax.jit(lambda *args: drafter.propose(*args)[0])(rng, cache, context)

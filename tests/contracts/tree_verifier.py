@@ -1,4 +1,4 @@
-"""What every verifier of trees promises besides: the law is kept exactly, whatever the tree's shape."""
+"""What every verifier of trees promises besides: the distribution is kept exactly, whatever the tree's shape."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ from jaxspec.core.state import Proposal
 from tests.contracts.verifier import VerifierContract
 from tests.oracle.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed, path_to
 from tests.oracle.draws import real_names, several_rounds
-from tests.oracle.rounds import deviation, emitted_law, enumerate_round, mean_accepted
+from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.tables import PAIR_NAMES, pair, total_variation
 
 EXACT = 1e-9
@@ -25,7 +25,7 @@ SHAPES = {
     "binary": (-1, -1, 0, 0, 1, 1),
     "lopsided, three deep": (-1, -1, 0, 2, 2),
 }
-# Trees of six nodes have many drafts: fewer where laws have zeros.
+# Trees of six nodes have many drafts: fewer where distributions have zeros.
 CASES = [
     (shape, name)
     for shape, parents in SHAPES.items()
@@ -41,7 +41,7 @@ class TreeVerifierContract(VerifierContract):
     ways = tuple(DRAWN)
 
     @pytest.mark.parametrize(("shape", "name"), CASES)
-    def test_one_round_keeps_the_law(self, shape, name):
+    def test_one_round_keeps_the_distribution(self, shape, name):
         parents = SHAPES[shape]
         length = depth(parents) + 1
         target, draft = pair(name, 3, length, seed=3)
@@ -49,7 +49,7 @@ class TreeVerifierContract(VerifierContract):
             round_ = enumerate_round(target, DRAWN[way](parents, draft), type(self).rule)
             assert deviation(round_, target, length) < EXACT, way
 
-    def test_one_round_keeps_the_law_over_four_tokens(self):
+    def test_one_round_keeps_the_distribution_over_four_tokens(self):
         target, draft = pair("full support", 4, 3, seed=1)
         for way, parents in itertools.product(self.ways, [(-1, -1, -1), (-1, -1, 0)]):
             round_ = enumerate_round(target, DRAWN[way](parents, draft), type(self).rule)
@@ -66,7 +66,7 @@ class TreeVerifierContract(VerifierContract):
     @pytest.mark.parametrize(
         ("parents", "length"), [((-1,), 3), ((-1, -1), 3), (chain(2), 2), (chains(2, 2), 2), ((-1, -1, 0), 2)]
     )
-    def test_several_rounds_keep_the_law_with_the_real_keys(self, parents, length):
+    def test_several_rounds_keep_the_distribution_with_the_real_keys(self, parents, length):
         verifier = self.verifier
         target, draft = pair("full support", 3, length + depth(parents), seed=2)
         names = functools.cache(
@@ -74,24 +74,24 @@ class TreeVerifierContract(VerifierContract):
         )
         for way in self.ways:
             found = several_rounds(target, DRAWN[way](parents, draft), type(self).rule, length=length, names=names)
-            assert total_variation(found, target.text_law(length)) < EXACT, way
+            assert total_variation(found, target.text_probs(length)) < EXACT, way
 
     def test_each_row_may_have_a_tree_of_its_own(self):
         """A batch of different trees is verified as each of them alone."""
         rng = np.random.default_rng(0)
         trees = np.array([(-1, 0, 1, -1), (-1, -1, -1, -1), (-1, -1, 0, 2), (-1, 0, 0, 1)] * 3)
         rows, count, vocab = *trees.shape, 5
-        laws = np.log(rng.dirichlet(np.ones(vocab), size=(rows, 2 * count + 1)))
-        target, draft = jnp.asarray(laws[:, : count + 1], jnp.float32), jnp.asarray(laws[:, count + 1 :], jnp.float32)
+        probs = np.log(rng.dirichlet(np.ones(vocab), size=(rows, 2 * count + 1)))
+        target, draft = jnp.asarray(probs[:, : count + 1], jnp.float32), jnp.asarray(probs[:, count + 1 :], jnp.float32)
         tokens = jnp.asarray(rng.integers(vocab, size=(rows, count)), jnp.int32)
         valid = jnp.ones((rows, count), jnp.bool_)
         proposal = Proposal(tokens, valid, draft, jnp.asarray(trees, jnp.int32), 3)
-        draws = self.verifier.draws(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 7, jnp.int32))
-        together = _verify(self.verifier, draws, proposal, target)
+        rng = self.verifier.rng(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 7, jnp.int32))
+        together = _verify(self.verifier, rng, proposal, target)
         assert len(set(np.asarray(together.accepted).tolist())) > 1
         for row in range(rows):
             own = depth(tuple(trees[row].tolist()))
-            alone = jax.tree.map(lambda x: x[row : row + 1], (draws, proposal, target))
+            alone = jax.tree.map(lambda x: x[row : row + 1], (rng, proposal, target))
             alone = (alone[0], Proposal(*(getattr(alone[1], f) for f in _FIELDS), own), alone[2])
             verdict = _verify(self.verifier, *alone)
             accepted = int(verdict.accepted[0])
@@ -112,10 +112,10 @@ class TreeVerifierContract(VerifierContract):
         guess = lambda place: (sum(place.prefix) + len(place.siblings)) % 3
         round_ = enumerate_round(target, guessed(parents, guess, 3), self.certain_rule)
         texts = {tuple(round_.drafts.tokens[0, list(path)].tolist()) for path in ([0], [1], [0, 2], [0, 3], [1, 4])}
-        mass = sum(np.prod([target.law(text[:i])[token] for i, token in enumerate(text)]) for text in texts)
+        mass = sum(np.prod([target.log_probs(text[:i])[token] for i, token in enumerate(text)]) for text in texts)
         assert mean_accepted(round_) == pytest.approx(mass, abs=EXACT)
         assert deviation(round_, target, 3) < EXACT
-        assert sum(emitted_law(round_).values()) == pytest.approx(1)
+        assert sum(emitted_probs(round_).values()) == pytest.approx(1)
 
 
 _FIELDS = ("tokens", "valid", "log_probs", "parents")

@@ -25,7 +25,7 @@ class TestContract(DrafterContract):
     drafter = CascadeDrafter(DRAFT, NGRAM, k=3)
 
     def guess(self, text, offset):
-        return tiny.history_law(DRAFT, text)
+        return tiny.history_probs(DRAFT, text)
 
 
 @pytest.mark.slow
@@ -36,8 +36,8 @@ class TestMoreGuessesThanDrafts(TestContract):
 @functools.partial(jax.jit, static_argnames="verifier")
 def propose(drafter, verifier, tokens, length, done, sampling):
     context = Context(None, None, tokens, length, done, sampling)
-    draws = verifier.draws(jax.random.split(jax.random.key(7), tokens.shape[0]), length)
-    return drafter.propose(draws, drafter.init(context, None, SLOTS), context)
+    rng = verifier.rng(jax.random.split(jax.random.key(7), tokens.shape[0]), length)
+    return drafter.propose(rng, drafter.init(context, None, SLOTS), context)
 
 
 def texts():
@@ -84,10 +84,10 @@ def test_passes_are_fewer_and_narrow_where_nothing_is_guessed(monkeypatch):
         context = Context(None, None, tokens, length, jnp.zeros(1, jnp.bool_), jaxspec.Greedy())
         drafter = CascadeDrafter(steady, jaxspec.NGramDrafter(k=4, min_ngram=2), k=6)
         state = drafter.init(context, None, SLOTS)
-        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(0), 1), length)
+        rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 1), length)
         jax.effects_barrier()
         widths.clear()
-        proposal, _ = jax.jit(drafter.propose)(draws, state, context)
+        proposal, _ = jax.jit(drafter.propose)(rng, state, context)
         jax.effects_barrier()
         assert proposal.tokens[0].tolist() == [1, 0, 1, 0, 1, 0]
         assert widths == expected

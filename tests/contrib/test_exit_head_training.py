@@ -1,4 +1,4 @@
-"""Training an early exit: the loss is of the law that the drafter drafts from, and training helps."""
+"""Training an early exit: the loss is of the distribution that the drafter drafts from, and training helps."""
 
 import functools
 
@@ -14,7 +14,7 @@ from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
 from jaxspec.training.options import TrainingOptions
 from tests._fixtures import tiny
-from tests.drafters.test_early_exit import exit_law
+from tests.drafters.test_early_exit import exit_probs
 from tests.heads.medusa.test_training import Written
 
 LAYERS, EXIT = 3, 1
@@ -34,7 +34,7 @@ def random_params(one):
 
 
 @pytest.mark.parametrize("places", [40, 1])
-def test_the_loss_is_of_the_laws_that_are_drafted_from(places):
+def test_the_loss_is_of_the_distributions_that_are_drafted_from(places):
     """All places before answers, or one of each row's, whichever."""
     one = recipe(draft_vocabulary=6, places=places)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 12)), jnp.int32)
@@ -47,7 +47,7 @@ def test_the_loss_is_of_the_laws_that_are_drafted_from(places):
     divergence, accepted = {0: [], 1: []}, {0: [], 1: []}
     for row, place in np.argwhere(answer).tolist():
         text = tokens[row, :place].tolist()
-        wanted, guess = tiny.transformer_law(TARGET, text), exit_law(TARGET, head, text)
+        wanted, guess = tiny.transformer_probs(TARGET, text), exit_probs(TARGET, head, text)
         divergence[row].append(np.sum(wanted[ids] * np.log(wanted[ids] / guess[ids])))
         accepted[row].append(np.minimum(wanted, guess).sum())
     if places == 40:

@@ -1,4 +1,4 @@
-"""`Neighbourhood`: LANTERN's modified law, and its bound on the total variation."""
+"""`Neighbourhood`: LANTERN's modified distribution, and its bound on the total variation."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.contrib.lantern import Neighbourhood, nearest_neighbours
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.relaxed import chain_law, next_law
+from jaxspec.verifiers.relaxed import chain_log_probs, next_log_probs
 
 EXACT = 1e-9
 VOCAB, COUNT = 7, 4
@@ -33,21 +33,21 @@ def neighbourhood(table, target, token, bound):
     return inside
 
 
-def modified_law(table, target, token, bound):
+def modified_probs(table, target, token, bound):
     """The paper's: the token has all the mass of its neighbourhood."""
-    law = target.copy()
+    probs = target.copy()
     for other in neighbourhood(table, target, token, bound):
-        law[token] += target[other]
-        law[other] = 0
-    return law
+        probs[token] += target[other]
+        probs[other] = 0
+    return probs
 
 
 def cases(seed, rows=60):
     rng = np.random.default_rng(seed)
-    laws = rng.dirichlet(np.full(VOCAB, 0.7), size=(rows, 2))
-    laws[rng.random(laws.shape) < 0.15] = 0
-    laws = laws / laws.sum(-1, keepdims=True)
-    return random_table(rng), laws[:, 0], laws[:, 1]
+    probs = rng.dirichlet(np.full(VOCAB, 0.7), size=(rows, 2))
+    probs[rng.random(probs.shape) < 0.15] = 0
+    probs = probs / probs.sum(-1, keepdims=True)
+    return random_table(rng), probs[:, 0], probs[:, 1]
 
 
 @functools.partial(jax.jit, static_argnames="certain")
@@ -56,20 +56,20 @@ def arithmetic(rule, target, draft, certain):
     tokens = jnp.tile(jnp.arange(VOCAB, dtype=jnp.int32), rows // VOCAB)[:, None]
     proposal = Proposal(tokens, jnp.ones((rows, 1), jnp.bool_), None if certain else draft[:, None])
     both = jnp.stack([target, target], axis=1)
-    return chain_law(rule, proposal, both), next_law(rule, proposal, both, jnp.zeros(rows, jnp.int32))
+    return chain_log_probs(rule, proposal, both), next_log_probs(rule, proposal, both, jnp.zeros(rows, jnp.int32))
 
 
 def emitted(rule, targets, drafts):
-    """The law of each position by enumerating every draft, and the deviation that is reported.
+    """The distribution of each position by enumerating every draft, and the deviation that is reported.
 
-    For certain drafts (`None`) one law and one deviation a draft.
+    For certain drafts (`None`) one distribution and one deviation a draft.
     """
-    every = lambda laws: np.repeat(np.log(laws), VOCAB, axis=0)
+    every = lambda probs: np.repeat(np.log(probs), VOCAB, axis=0)
     with jax.enable_x64(True), np.errstate(divide="ignore"):
         certain = drafts is None
-        law, rest = arithmetic(rule, every(targets), every(targets if certain else drafts), certain)
-        accept, rest = np.nan_to_num(np.exp(law.log_acceptance)), np.exp(rest)
-        reported = np.asarray(law.deviation).reshape(-1, VOCAB)
+        probs, rest = arithmetic(rule, every(targets), every(targets if certain else drafts), certain)
+        accept, rest = np.nan_to_num(np.exp(probs.log_acceptance)), np.exp(rest)
+        reported = np.asarray(probs.deviation).reshape(-1, VOCAB)
     rest = rest / rest.sum(1, keepdims=True)
     each = np.tile(np.eye(VOCAB), (len(targets), 1)) * accept + (1 - accept) * rest
     each = each.reshape(-1, VOCAB, VOCAB)
@@ -81,30 +81,30 @@ def distance(one, other):
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.2, 0.5, 1.0])
-def test_certain_drafts_emit_the_modified_law(bound):
+def test_certain_drafts_emit_the_modified_distribution(bound):
     table, targets, _ = cases(seed=0)
-    laws, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, None)
-    expected = [[modified_law(table, target, token, bound) for token in range(VOCAB)] for target in targets]
-    np.testing.assert_allclose(laws, expected, atol=EXACT)
-    np.testing.assert_allclose(reported, distance(laws, targets[:, None]), atol=EXACT)
+    probs, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, None)
+    expected = [[modified_probs(table, target, token, bound) for token in range(VOCAB)] for target in targets]
+    np.testing.assert_allclose(probs, expected, atol=EXACT)
+    np.testing.assert_allclose(reported, distance(probs, targets[:, None]), atol=EXACT)
     assert (reported < bound).all() and (reported > 0).any()
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.2, 0.5, 1.0])
 def test_drawn_drafts_stay_within_the_bound(bound):
     table, targets, drafts = cases(seed=1)
-    laws, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, drafts)
+    probs, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, drafts)
     near = np.array(
         [[target[neighbourhood(table, target, x, bound)].sum() for x in range(VOCAB)] for target in targets]
     )
     unscaled = np.maximum(np.minimum(drafts, targets + near) - targets, 0).sum(1)
-    np.testing.assert_allclose(reported, np.repeat(distance(laws, targets)[:, None], VOCAB, axis=1), atol=EXACT)
+    np.testing.assert_allclose(reported, np.repeat(distance(probs, targets)[:, None], VOCAB, axis=1), atol=EXACT)
     np.testing.assert_allclose(reported[:, 0], np.minimum(unscaled, bound), atol=EXACT)
     assert bound > 0.4 or (unscaled > bound + EXACT).any()
 
 
 def test_unscaled_many_small_neighbourhoods_would_accept_any_draft():
-    """Token `i` of the draft looks like token `i + n` of the target; the laws have nothing in common."""
+    """Token `i` of the draft looks like token `i + n` of the target; the distributions have nothing in common."""
     n, bound = 50, 0.1
     table = jnp.asarray(np.arange(2 * n).reshape(2, n)[::-1].reshape(-1, 1), jnp.int32)
     target = np.concatenate([np.full(n, 1e-6), np.full(n, 1 / n)])
@@ -124,14 +124,14 @@ def test_a_token_that_the_target_excludes_has_no_neighbourhood():
     rule = Neighbourhood(table, 0.9)
     for draft in (None, jnp.log(jnp.array([[[0.8, 0.1, 0.1]]]))):
         proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), draft)
-        assert np.isneginf(chain_law(rule, proposal, target).log_acceptance).all()
+        assert np.isneginf(chain_log_probs(rule, proposal, target).log_acceptance).all()
 
 
 def test_an_empty_table_is_exact():
     rule = Neighbourhood(jnp.zeros((3, 0), jnp.int32), 1.0)
-    laws = jnp.log(jnp.array([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]]))
-    np.testing.assert_array_equal(rule.log_accepted(laws, laws[::-1]), jnp.minimum(laws, laws[::-1]))
-    assert rule.log_acceptance(laws, jnp.zeros((2, 1), jnp.int32)).tolist() == laws[:, :, 0].tolist()
+    probs = jnp.log(jnp.array([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]]))
+    np.testing.assert_array_equal(rule.log_accepted(probs, probs[::-1]), jnp.minimum(probs, probs[::-1]))
+    assert rule.log_acceptance(probs, jnp.zeros((2, 1), jnp.int32)).tolist() == probs[:, :, 0].tolist()
 
 
 def test_a_table_for_another_vocabulary_is_refused():

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.params import abstract_params
 from jaxspec.contrib.layer_skip import exits
 from jaxspec.contrib.layer_skip import training as layer_skip
 from jaxspec.contrib.layer_skip.exits import Gradual, Rotational
-from jaxspec.contrib.layer_skip.passes import run_dropping, run_without
+from jaxspec.contrib.layer_skip.passes import run_dropping
 from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import Transformer
@@ -31,7 +31,7 @@ from tests._fixtures.bigram import Conversations
 
 LAYERS, EXIT = 3, 1
 TARGET = tiny.transformer(1, layers=LAYERS, sharpness=14.0, tied_head=False)
-LAWS = np.random.default_rng(0).dirichlet(np.full(tiny.VOCAB, 0.2), tiny.VOCAB)
+PROBS = np.random.default_rng(0).dirichlet(np.full(tiny.VOCAB, 0.2), tiny.VOCAB)
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
 
 
@@ -52,7 +52,7 @@ class Chains:
         rng = np.random.default_rng([7, step])
         tokens = rng.integers(0, tiny.VOCAB, (self.rows, 1))
         for _ in range(self.width - 1):
-            below = rng.random((self.rows, 1)) > np.cumsum(LAWS, axis=1)[tokens[:, -1], :-1]
+            below = rng.random((self.rows, 1)) > np.cumsum(PROBS, axis=1)[tokens[:, -1], :-1]
             tokens = np.concatenate([tokens, below.sum(axis=1, keepdims=True)], axis=1)
         answer = np.broadcast_to(np.arange(self.width) >= 2, tokens.shape)
         return Batch(tokens.astype(np.int32), np.full(self.rows, self.width, np.int32), answer)
@@ -144,23 +144,17 @@ def test_a_dropped_layer_passes_its_input_on(batch):
     np.testing.assert_array_equal(states[2, 2], states[1, 2])
     np.testing.assert_array_equal(states[:2, 2], all_run[:2, 2])
     assert np.max(np.abs(states[0, 3] - all_run[0, 3])) > 0.1
-    without, _ = run_without(
-        TARGET.module,
-        TARGET.params,
-        (1,),
-        (1,),
-        batch.tokens,
-        TARGET.empty_cache(2, 4, 0),
-        mask=None,
-        positions=None,
-        pending=None,
-    )
+    # A decoder of the other layers alone.
+    others = dataclasses.replace(TARGET.module.config, num_layers=2, ropes=(Rope(1e4),) * 2, windows=(None,) * 2)
+    params = {"layer_1" if name == "layer_2" else name: x for name, x in TARGET.params.items() if name != "layer_1"}
+    shorter = jaxspec.LanguageModel(Transformer(others), params)
+    without = jax.jit(lambda model: model(batch.tokens, model.init_cache(4, 0)).logits)(shorter)
     close(layer_skip._logits(TARGET, states[2])[1], without[1])
 
 
 @pytest.mark.parametrize("chunk", [1024, 20])
 def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatch):
-    """With its gradients, however it is cut in chunks; what is reported, against laws computed one by one."""
+    """With its gradients, however it is cut in chunks; what is reported, against distributions computed one by one."""
     monkeypatch.setattr(layer_skip, "_CHUNK", chunk)
     one = recipe(dropout=0.0, rotation=2, exit_scale=1 + chunk / 1e5)  # another program for each
     params = one.at(one.init(jax.random.key(0), TARGET, None), 3, 9)
@@ -169,8 +163,8 @@ def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatc
 
     def expected(own):
         model = dataclasses.replace(TARGET, params=own)
-        laws = jnp.stack([jax.nn.log_softmax(layer_skip._logits(model, x)) for x in _states(own, batch.tokens)])
-        written = jnp.take_along_axis(laws[:, :, :-1], batch.tokens[None, :, 1:, None], axis=-1)[..., 0]
+        probs = jnp.stack([jax.nn.log_softmax(layer_skip._logits(model, x)) for x in _states(own, batch.tokens)])
+        written = jnp.take_along_axis(probs[:, :, :-1], batch.tokens[None, :, 1:, None], axis=-1)[..., 0]
         each = -jnp.sum(jnp.where(batch.answer[None, :, 1:], written, 0.0), axis=(1, 2)) / 13
         return jnp.sum(each * jnp.asarray(weights / weights.sum(), jnp.float32)), each
 
@@ -182,7 +176,7 @@ def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatc
     early = np.asarray(jax.nn.softmax(jax.jit(_exit_logits)(batch.tokens)))
     text = lambda row, place: batch.tokens[row, :place].tolist()
     accepted = [
-        np.minimum(early[row, place - 1], tiny.transformer_law(TARGET, text(row, place))).sum()
+        np.minimum(early[row, place - 1], tiny.transformer_probs(TARGET, text(row, place))).sum()
         for row, place in np.argwhere(batch.answer).tolist()
     ]
     close(sums.reported["acceptance"] / 13, np.mean(accepted))
@@ -202,8 +196,8 @@ def test_dropped_layers_learn_nothing_and_reports_know_no_dropout(batch):
     for name in ("acceptance", "exit_loss", "last_loss"):
         assert sums.reported[name] == others.reported[name]
     states = jax.jit(_states)(TARGET.params, batch.tokens)
-    law = jax.nn.log_softmax(layer_skip._logits(TARGET, states[-1]))[:, :-1]
-    written = np.take_along_axis(np.asarray(law), np.asarray(batch.tokens)[:, 1:, None], axis=-1)[..., 0]
+    probs = jax.nn.log_softmax(layer_skip._logits(TARGET, states[-1]))[:, :-1]
+    written = np.take_along_axis(np.asarray(probs), np.asarray(batch.tokens)[:, 1:, None], axis=-1)[..., 0]
     close(sums.reported["last_loss"], -np.sum(written[np.asarray(batch.answer)[:, 1:]]))
     assert abs(sums.reported["loss"] - others.reported["loss"]) > 1e-2
 
@@ -228,7 +222,7 @@ def test_training_helps_and_the_model_gets_no_worse(trained):
     before, after = report(one.init(jax.random.key(0), TARGET, None)), report(trained.params)
     assert after["acceptance"] > before["acceptance"] + 0.15
     tokens = np.concatenate([text.tokens for text in texts])
-    best = -np.mean(np.log(LAWS[tokens[:, 1:-1], tokens[:, 2:]]))
+    best = -np.mean(np.log(PROBS[tokens[:, 1:-1], tokens[:, 2:]]))
     assert best < after["last_loss"] < best + 0.1 < before["last_loss"]
     assert after["exit_loss"] < best + 0.2
     # In the real loop it is the trained model that is measured.
@@ -309,7 +303,7 @@ def test_options(tmp_path):
         with pytest.raises(ValueError, match=said):
             recipe(**wrong)
     with pytest.raises(TypeError, match="all weights are trained, got Int8Kernel"):
-        LayerSkipRecipe.of(jaxspec.quantise_weights(TARGET))
+        LayerSkipRecipe.of(jaxspec.quantize_weights(TARGET))
     with pytest.raises(ValueError, match="stays as it is, but LayerSkipRecipe trains it"):
         train(one, TARGET, Chains(), OPTIONS, tmp_path / "run", states=tmp_path / "states")
     assert not list(tmp_path.iterdir())

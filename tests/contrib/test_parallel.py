@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.contrib.parallel import ParallelDrafter
-from jaxspec.sharding.params import shard_players
+from jaxspec.sharding.params import shard_models
 from jaxspec.sharding.rules import Rules
 from jaxspec.verifiers.k_seq import KSequence
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier
@@ -29,7 +29,7 @@ class TestTwoModels(TreeDrafterContract):
     most_traces = 2 * 3
 
     def expected(self, text, before, node):
-        return tiny.history_law((FIRST, SECOND)[node // 3], text)
+        return tiny.history_probs((FIRST, SECOND)[node // 3], text)
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ class TestReplicas(TreeDrafterContract):
     most_traces = 3 * 3
 
     def expected(self, text, before, node):
-        return tiny.history_law(FIRST, text, 1.5)
+        return tiny.history_probs(FIRST, text, 1.5)
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ class TestOnAMesh(TreeDrafterContract):
     """One program for both models: it is traced once for both."""
 
     models = tuple(tiny.transformer(seed) for seed in (1, 2))
-    drafter = shard_players(
+    drafter = shard_models(
         ParallelDrafter(models, k=3),
         jax.make_mesh((2,), ("draft",), axis_types=(jax.sharding.AxisType.Auto,)),
         Rules(drafts="draft"),
@@ -56,14 +56,14 @@ class TestOnAMesh(TreeDrafterContract):
     most_traces = 3
 
     def expected(self, text, before, node):
-        return tiny.transformer_law(self.models[node // 3], text)
+        return tiny.transformer_probs(self.models[node // 3], text)
 
 
 def test_only_replicas_of_one_model_are_alike():
     replicas, models = ParallelDrafter(FIRST, num_drafts=2), ParallelDrafter((FIRST, SECOND))
     assert (replicas.k, replicas.lengths, models.lengths) == (4, (8,), (8,))
     MultiDraftVerifier(KSequence()).check(replicas)
-    with pytest.raises(ValueError, match="KSequence needs independent drafts of one law, got ParallelDrafter"):
+    with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution, got ParallelDrafter"):
         MultiDraftVerifier(KSequence()).check(models)
 
 

@@ -1,4 +1,4 @@
-"""`SparseCacheDrafter`: the law of a target that sees the ends of the text and its own drafts."""
+"""`SparseCacheDrafter`: the distribution of a target that sees the ends of the text and its own drafts."""
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ def logits_of(model, tokens, mask, positions, pending):
     return model(tokens, cache, mask=mask, positions=positions, pending=pending).logits[0]
 
 
-def sparse_law(model, text, offset) -> np.ndarray:
-    """The law after `text`, of which the last `offset` tokens are drafts.
+def sparse_probs(model, text, offset) -> np.ndarray:
+    """The distribution after `text`, of which the last `offset` tokens are drafts.
 
     True keys are picked out of a pass over the whole text, and lie in no cache.
     """
@@ -49,7 +49,7 @@ class SparseCacheContract(DrafterContract):
     target = tiny.transformer(1, layers=2, windows=(4, None))
 
     def guess(self, text, offset):
-        return sparse_law(self.target, text, offset)
+        return sparse_probs(self.target, text, offset)
 
 
 class TestSparseCache(SparseCacheContract):

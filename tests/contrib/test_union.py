@@ -1,4 +1,4 @@
-"""`UnionDrafter`: chains of several drafters, each with its own law, noise and cache."""
+"""`UnionDrafter`: chains of several drafters, each with its own distribution, noise and cache."""
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,9 @@ class TestModelsAndText(TreeDrafterContract):
 
     def expected(self, text, before, node):
         if node < 2:
-            return tiny.history_law(FIRST, text)
+            return tiny.history_probs(FIRST, text)
         if node >= 5:
-            return tiny.history_law(SECOND, text, 2.0)
+            return tiny.history_probs(SECOND, text, 2.0)
         offset = node - 2
         text = text[: len(text) - offset]
         last = search(text, 3, 2)
@@ -94,10 +94,10 @@ def test_drafters_of_one_model_draw_with_noise_of_their_own():
     def propose(union):
         state = jaxspec.init(TARGET, union, prompt, max_new_tokens=4, sampling=jaxspec.Sampling(), key=keys)
         context = Context(TARGET, state.cache, state.tokens, state.length, state.done, state.sampling)
-        return union.propose(TreeVerifier().draws(keys, state.length), state.drafter_state, context)[0].tokens
+        return union.propose(TreeVerifier().rng(keys, state.length), state.drafter_state, context)[0].tokens
 
     tokens = np.asarray(propose(union))
-    chance = (tiny.history_law(FIRST, (PROMPTS[0] % 3).tolist(), 8.0) ** 2).sum()
+    chance = (tiny.history_probs(FIRST, (PROMPTS[0] % 3).tolist(), 8.0) ** 2).sum()
     # Five standard deviations: a false alarm once in 1.7 million runs.
     assert abs((tokens[:, 0] == tokens[:, 1]).mean() - chance) < 5 * np.sqrt(chance * (1 - chance) / 2000)
 

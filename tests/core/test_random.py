@@ -29,8 +29,8 @@ def test_each_position_has_one_key_apart_from_every_round():
     row_key = jax.random.key(7)
     with recorded_keys() as positions:
         for length in ROUNDS:
-            draws = CoupledVerifier().draws(row_key[None], jnp.full(1, length, jnp.int32))
-            draws.token_noise(K, 3)
+            rng = CoupledVerifier().rng(row_key[None], jnp.full(1, length, jnp.int32))
+            rng.token_noise(K, 3)
     rounds = itertools.chain(*(real_names(TokenVerifier(), row_key, n, K).all() for n in ROUNDS))
     assert len(set(positions)) == len(ROUNDS) + K - 1
     assert not set(positions) & set(rounds)

@@ -1,4 +1,4 @@
-"""`Sampling.log_probs` against the textbook: sort, cut, renormalise, one row at a time."""
+"""`Sampling.log_probs` against the textbook: sort, cut, renormalize, one row at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,19 @@ from jaxspec.core.sampling import Greedy, Sampling
 
 
 def reference(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Temperature, top-k, top-p, min-p, then renormalise; what ties with the last kept stays."""
+    """Temperature, top-k, top-p, min-p, then renormalize; what ties with the last kept stays."""
     logits = np.asarray(logits, np.float64)
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
-    law = np.exp((logits - logits.max()) / temperature)
-    if 0 < top_k < len(law):
-        law = np.where(law >= np.sort(law)[-top_k], law, 0)
+    probs = np.exp((logits - logits.max()) / temperature)
+    if 0 < top_k < len(probs):
+        probs = np.where(probs >= np.sort(probs)[-top_k], probs, 0)
     if top_p < 1:
-        ordered = np.sort(law)[::-1]
-        reached = np.searchsorted(np.cumsum(ordered), top_p * law.sum() * (1 - 1e-9))
-        law = np.where(law >= ordered[min(reached, len(law) - 1)], law, 0)
-    law = np.where(law >= min_p * law.max(), law, 0)
-    return law / law.sum()
+        ordered = np.sort(probs)[::-1]
+        reached = np.searchsorted(np.cumsum(ordered), top_p * probs.sum() * (1 - 1e-9))
+        probs = np.where(probs >= ordered[min(reached, len(probs) - 1)], probs, 0)
+    probs = np.where(probs >= min_p * probs.max(), probs, 0)
+    return probs / probs.sum()
 
 
 CASES = [
@@ -71,35 +71,35 @@ def test_rows_have_their_own_values():
         np.testing.assert_allclose(np.exp(found[row]), expected, atol=2e-6)
 
 
-def law(logits, **options):
+def probs(logits, **options):
     return np.exp(Sampling(**options).log_probs(jnp.asarray(logits, jnp.float32)[None, None]))[0, 0]
 
 
 def test_temperature_comes_before_top_p():
-    """Cut after the temperature, a flat law keeps more tokens than the raw one would."""
+    """Cut after the temperature, a flat distribution keeps more tokens than the raw one would."""
     logits = np.log([0.7, 0.2, 0.1])
-    assert (law(logits, top_p=0.6) > 0).tolist() == [True, False, False]
-    assert (law(logits, temperature=4.0, top_p=0.6) > 0).tolist() == [True, True, False]
+    assert (probs(logits, top_p=0.6) > 0).tolist() == [True, False, False]
+    assert (probs(logits, temperature=4.0, top_p=0.6) > 0).tolist() == [True, True, False]
 
 
 def test_top_k_comes_before_top_p():
     """Half of what top-k left, not half of everything."""
     logits = np.log([0.3, 0.25, 0.25 - 1e-3, 0.2 + 1e-3])
-    assert (law(logits, top_k=2, top_p=0.5) > 0).tolist() == [True, False, False, False]
-    assert (law(logits, top_p=0.5) > 0).tolist() == [True, True, False, False]
+    assert (probs(logits, top_k=2, top_p=0.5) > 0).tolist() == [True, False, False, False]
+    assert (probs(logits, top_p=0.5) > 0).tolist() == [True, True, False, False]
 
 
 def test_ties_with_the_last_kept_token_stay():
-    np.testing.assert_allclose(law(np.log([0.4, 0.2, 0.2, 0.2]), top_k=2), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
-    np.testing.assert_allclose(law(np.log([0.4, 0.2, 0.2, 0.2]), top_p=0.5), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
-    np.testing.assert_allclose(law(np.zeros(4), top_k=1), np.full(4, 0.25), atol=1e-6)
+    np.testing.assert_allclose(probs(np.log([0.4, 0.2, 0.2, 0.2]), top_k=2), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
+    np.testing.assert_allclose(probs(np.log([0.4, 0.2, 0.2, 0.2]), top_p=0.5), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
+    np.testing.assert_allclose(probs(np.zeros(4), top_k=1), np.full(4, 0.25), atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.01}, {"temperature": 0.0}])
 def test_padded_columns_stay_excluded(options):
     """Columns of minus infinity have probability zero, and take no place in a cut."""
     logits = np.array([1.0, -np.inf, 2.0, -np.inf, 0.0])
-    found = law(logits, **options)
+    found = probs(logits, **options)
     assert found[1] == found[3] == 0
     np.testing.assert_allclose(found[[0, 2, 4]], reference(logits[[0, 2, 4]], **options), atol=1e-6)
 
@@ -107,11 +107,11 @@ def test_padded_columns_stay_excluded(options):
 def test_one_finite_column_is_certain():
     logits = np.array([-np.inf, 3.0, -np.inf])
     for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 0.1}):
-        np.testing.assert_array_equal(law(logits, **options), [0, 1, 0])
+        np.testing.assert_array_equal(probs(logits, **options), [0, 1, 0])
 
 
 def test_large_logits_do_not_overflow():
-    np.testing.assert_array_equal(law([3e38, -3e38, 0.0], top_p=0.9), [1, 0, 0])
+    np.testing.assert_array_equal(probs([3e38, -3e38, 0.0], top_p=0.9), [1, 0, 0])
 
 
 def test_temperature_zero_is_greedy_with_the_first_of_equals():

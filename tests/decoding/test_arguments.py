@@ -21,7 +21,7 @@ POLICY = jaxspec.Sampling(1.0)
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lossy(jaxspec.TokenVerifier):
-    """A verifier that says of itself that it changes the law."""
+    """A verifier that says of itself that it changes the distribution."""
 
     lossless = False
 

@@ -17,7 +17,7 @@ from tests._fixtures.dflash import random_head
 from tests._fixtures.draft_lengths import Turns
 from tests.heads.eagle.test_drafter import eagle_head
 
-pytestmark = pytest.mark.optimised
+pytestmark = pytest.mark.optimized
 
 TARGET, DRAFT = tiny.transformer(0), tiny.transformer(1)  # whose caches have one shape
 BATCH, CAPACITY = 3, 600
@@ -34,10 +34,10 @@ DRAFTERS = {
 RESTS = Turns(lengths=(0, 1, 2), turns=(2, 0, 1))
 HEADS = {
     "eagle that rests": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=RESTS),
-    "block that rests": jaxspec.BlockDrafter(random_head(TARGET), k=RESTS),
+    "block that rests": jaxspec.DFlashDrafter(random_head(TARGET), k=RESTS),
     "eagle": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=2),
     "eagle tree": DynamicTreeDrafter(eagle_head(target=TARGET, capture=(0, 1)), top_k=2, depth=2, nodes=4),
-    "block": jaxspec.BlockDrafter(random_head(TARGET), k=2),
+    "block": jaxspec.DFlashDrafter(random_head(TARGET), k=2),
 }
 
 

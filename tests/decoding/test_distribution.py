@@ -1,4 +1,4 @@
-"""The joint law of the first tokens through the whole of `generate`, against exact products.
+"""The joint distribution of the first tokens through the whole of `generate`, against exact products.
 
 One ragged batch for every pair of players: two texts of different lengths, two temperatures, top-p,
 and greedy rows between them. Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests
@@ -27,7 +27,7 @@ from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny, token_maps
-from tests.oracle.statistics import FALSE_ALARM, independence, same_law
+from tests.oracle.statistics import FALSE_ALARM, independence, same_distribution
 
 VOCAB, ROWS, LENGTH, TESTS = 4, 40_000, 3, 100
 TARGET = tiny.history_model(2, vocab=VOCAB)
@@ -37,7 +37,7 @@ NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SUFFIX = jaxspec.SuffixDrafter(k=2)
 # Token 2 is none of this draft's, which reads it as two.
 SHARED = {0: 2, 1: 0, 3: 1}
-UNLIKE = jaxspec.IntersectionDrafter(
+UNLIKE = jaxspec.CrossVocabularyDrafter(
     token_maps.nearby(TARGET, SHARED, 5), token_maps.made([[2], [0], [3, 4], [1]], SHARED, [], 5), k=2
 )
 CHAINS = Tree.chains(3, 2)
@@ -55,7 +55,7 @@ PLAYERS = {
     "ngram, default": (NGRAM, None),
     "ngram, tree": (NGRAM, TreeVerifier()),
     "suffix, default": (SUFFIX, None),
-    "suffix or model, block": (jaxspec.Compose(SUFFIX, MODEL), BlockVerifier()),
+    "suffix or model, block": (jaxspec.HybridDrafter(SUFFIX, MODEL), BlockVerifier()),
     "cascade, token": (jaxspec.CascadeDrafter(DRAFT, SUFFIX, k=2), TokenVerifier()),
     "three drafts, K-SEQ": (
         TreeDrafter(DRAFT, CHAINS, draw=WithReplacement()),
@@ -115,20 +115,20 @@ POLICY = jaxspec.Sampling(
 )
 
 
-def law_of(target, text, temperature, top_p) -> np.ndarray:
-    """The warped law after a text, by sorting."""
-    law = tiny.history_law(target, text, temperature)
-    order = np.argsort(-law)
-    kept = order[: int(np.searchsorted(np.cumsum(law[order]), top_p)) + 1]
-    return np.where(np.isin(np.arange(VOCAB), kept), law, 0) / law[kept].sum()
+def probs_of(target, text, temperature, top_p) -> np.ndarray:
+    """The warped distribution after a text, by sorting."""
+    probs = tiny.history_probs(target, text, temperature)
+    order = np.argsort(-probs)
+    kept = order[: int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1]
+    return np.where(np.isin(np.arange(VOCAB), kept), probs, 0) / probs[kept].sum()
 
 
-def joint_law(target, text=LONG, temperature=0.7, top_p=1.0) -> np.ndarray:
-    law = [
-        np.prod([law_of(target, text + new[:i], temperature, top_p)[new[i]] for i in range(LENGTH)])
+def joint_probs(target, text=LONG, temperature=0.7, top_p=1.0) -> np.ndarray:
+    probs = [
+        np.prod([probs_of(target, text + new[:i], temperature, top_p)[new[i]] for i in range(LENGTH)])
         for new in itertools.product(range(VOCAB), repeat=LENGTH)
     ]
-    return np.array(law)
+    return np.array(probs)
 
 
 def counts(tokens) -> np.ndarray:
@@ -152,14 +152,14 @@ def generate(target, drafter, verifier, *, sampling=POLICY, texts=TEXTS, lengths
 @pytest.mark.parametrize(
     "players", [pytest.param(name, marks=[pytest.mark.slow] if name in MORE else []) for name in PLAYERS]
 )
-def test_the_joint_law_of_three_tokens(players):
+def test_the_joint_distribution_of_three_tokens(players):
     result = generate(TARGET, *PLAYERS[players])
     tokens = np.asarray(result.tokens)
-    same_law(joint_law(TARGET), counts(tokens[FIRST]), tests=TESTS)
-    same_law(joint_law(TARGET, SHORT, 1.3, 0.8), counts(tokens[SECOND]), tests=TESTS)
+    same_distribution(joint_probs(TARGET), counts(tokens[FIRST]), tests=TESTS)
+    same_distribution(joint_probs(TARGET, SHORT, 1.3, 0.8), counts(tokens[SECOND]), tests=TESTS)
     text = list(SHORT)
     for place in range(LENGTH):
-        text.append(int(np.argmax(tiny.history_law(TARGET, text))))
+        text.append(int(np.argmax(tiny.history_probs(TARGET, text))))
         assert (tokens[COLD, place] == text[-1]).all()
     assert 0 < result.stats.acceptance_rate() < 1
     assert result.lossless and result.measured_total_variation() == 0
@@ -167,18 +167,18 @@ def test_the_joint_law_of_three_tokens(players):
 
 @pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TraversalVerifier()])
 def test_a_draft_whose_support_the_target_excludes(verifier):
-    """Nothing is ever accepted, and the law is right."""
+    """Nothing is ever accepted, and the distribution is right."""
     low, high = jnp.array([0, 0, -jnp.inf, -jnp.inf]), jnp.array([-jnp.inf, -jnp.inf, 0, 0])
     target = tiny.HistoryModel(TARGET.a + low[None], TARGET.b)
     draft = jaxspec.ModelDrafter(tiny.HistoryModel(TARGET.a + high[None], TARGET.b), k=2)
     long = {"texts": TEXTS[FIRST], "lengths": LENGTHS[FIRST], "sampling": jaxspec.Sampling(0.7)}
     result = generate(target, draft, verifier, **long)
     assert result.stats.accepted.sum() == 0
-    same_law(joint_law(target), counts(result.tokens), tests=TESTS)
+    same_distribution(joint_probs(target), counts(result.tokens), tests=TESTS)
 
 
 def flat(seed):
-    """A model with one law for every token."""
+    """A model with one distribution for every token."""
     a = tiny.history_model(seed, vocab=VOCAB).a[:1]
     return tiny.HistoryModel(jnp.broadcast_to(a, (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB)))
 
@@ -200,7 +200,7 @@ def flat(seed):
     ],
 )
 def test_rounds_and_rows_are_independent(drafter, verifier):
-    """Where every token has one law, the firsts of two rounds, and of two rows, are independent."""
+    """Where every token has one distribution, the firsts of two rounds, and of two rows, are independent."""
     target, prompt = flat(0), jnp.zeros((ROWS, 1), jnp.int32)
     start = jax.jit(
         lambda: jaxspec.init(
@@ -215,5 +215,5 @@ def test_rounds_and_rows_are_independent(drafter, verifier):
         table = np.zeros((a.max() + 1, b.max() + 1))
         np.add.at(table, (a, b), 1)
         assert independence(table) > FALSE_ALARM / TESTS
-    law = tiny.history_law(target, [0])
-    same_law(law, np.bincount(twos, minlength=VOCAB), tests=TESTS)
+    probs = tiny.history_probs(target, [0])
+    same_distribution(probs, np.bincount(twos, minlength=VOCAB), tests=TESTS)

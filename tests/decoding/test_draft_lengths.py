@@ -17,7 +17,7 @@ from jaxspec.draft_length.base import Fixed
 from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
 from jaxspec.verifiers.block import BlockVerifier
 from tests._fixtures import tiny
-from tests.oracle.statistics import same_law
+from tests.oracle.statistics import same_distribution
 
 VOCAB, ROWS, LENGTH, K = 3, 60_000, 4, 3
 TARGET = tiny.history_model(2, vocab=VOCAB)
@@ -45,12 +45,12 @@ def generate(drafter, *, rows=ROWS, length=LENGTH, seed=0, **options):
     )
 
 
-def joint_law() -> np.ndarray:
-    law = [
-        np.prod([tiny.history_law(TARGET, TEXT + text[:i])[text[i]] for i in range(LENGTH)])
+def joint_probs() -> np.ndarray:
+    probs = [
+        np.prod([tiny.history_probs(TARGET, TEXT + text[:i])[text[i]] for i in range(LENGTH)])
         for text in itertools.product(range(VOCAB), repeat=LENGTH)
     ]
-    return np.array(law)
+    return np.array(probs)
 
 
 PLAYERS = {
@@ -65,10 +65,10 @@ MORE = ("entropy", "ngram, adaptive")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in PLAYERS]
 )
-def test_the_joint_law_of_four_tokens(name):
+def test_the_joint_distribution_of_four_tokens(name):
     result = generate(DRAFTERS[name], verifier=PLAYERS[name])
     counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)
-    same_law(joint_law(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(PLAYERS))
+    same_distribution(joint_probs(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(PLAYERS))
     assert 0 < result.stats.acceptance_rate() < 1
     # Rounds of the same text drafted different numbers of tokens.
     assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import leading, match_path, pick
+from jaxspec.verifiers.base import count_leading, match_path, take_row
 from tests._fixtures import tiny
 
 VOCAB, K = 6, 3
@@ -70,10 +70,10 @@ def test_drafts_beyond_the_budget_are_cut_and_not_counted(budget):
 
 def test_leading_and_pick():
     flags = jnp.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], jnp.bool_)
-    assert leading(flags).tolist() == [2, 0, 4]
-    assert leading(flags[:, :0]).tolist() == [0, 0, 0]
+    assert count_leading(flags).tolist() == [2, 0, 4]
+    assert count_leading(flags[:, :0]).tolist() == [0, 0, 0]
     values = jnp.arange(12, dtype=jnp.int32).reshape(3, 4)
-    assert pick(values, jnp.array([3, 0, 1], jnp.int32)).tolist() == [3, 4, 9]
+    assert take_row(values, jnp.array([3, 0, 1], jnp.int32)).tolist() == [3, 4, 9]
 
 
 def test_a_withdrawn_draft_stops_the_prefix():

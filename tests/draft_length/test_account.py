@@ -73,7 +73,7 @@ def _against_an_adversary(schedule):
 
     def one(carry, _):
         state, bad = carry
-        limit = schedule.limit(state, jnp.ones(1, jnp.bool_))
+        limit = schedule.longest(state, jnp.ones(1, jnp.bool_))
         bad = jnp.where((limit == LENGTHS[-1]) & (state.balance > 11), 40, jnp.maximum(bad - 1, 0))
         right = jnp.where(bad > 0, 0, limit)
         state = schedule.observe(state, limit, right, jnp.ones(right.shape, jnp.bool_))

@@ -170,7 +170,7 @@ def watch_rounds(draft, schedule, rounds):
     for _ in range(rounds):
         jax.effects_barrier()
         PASSES.clear()
-        limit = schedule.limit(state.drafter_state.schedule, ~state.done).tolist()
+        limit = schedule.longest(state.drafter_state.schedule, ~state.done).tolist()
         state, info = step(state)
         jax.effects_barrier()
         found.append((limit, info.accepted.tolist(), PASSES.copy()))
@@ -224,7 +224,7 @@ def test_new_costs_do_not_trace_again(monkeypatch):
     assert dear.stats.drafted.sum() < cheap.stats.drafted.sum()
 
 
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_the_loop_copies_no_cache():
     target, draft = tiny.transformer(0), tiny.transformer(1, layers=2)
     drafter = jaxspec.ModelDrafter(draft, k=Adaptive((1.0, 1.3), (0, 2)))

@@ -10,10 +10,10 @@ import pytest
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Context
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.draft_length.base import Fixed, Schedule
+from jaxspec.draft_length.base import DraftLength, Fixed
 from jaxspec.draft_length.early_stop import ConfidenceStop, CumulativeConfidence, EntropyStop
 from tests._fixtures import tiny
 
@@ -31,7 +31,7 @@ SCHEDULES = {
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Altered(RoundDraws):
+class Altered(RoundKeys):
     """The same draws, but for the draft at `at`, which gets other noise."""
 
     at: jax.Array = dataclasses.field(default=-1, kw_only=True)
@@ -48,8 +48,8 @@ def propose(drafter, at=-1, choice=None, sampling=jaxspec.Sampling()):  # noqa: 
     state = drafter.init(context, None, 16)
     if choice is not None:
         state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, choice=choice))
-    draws = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTH, at=at)
-    return drafter.propose(draws, state, context)[0]
+    rng = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTH, at=at)
+    return drafter.propose(rng, state, context)[0]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -67,31 +67,31 @@ def test_no_draft_decides_whether_it_is_submitted(name):
         np.testing.assert_array_equal(before.tokens[:, :at], after.tokens[:, :at])
         assert (before.tokens[submitted, at] != after.tokens[submitted, at]).any()
         later += (before.valid != after.valid).sum()
-    assert (later > 0) == SCHEDULES[name].reads_law
+    assert (later > 0) == SCHEDULES[name].reads_log_probs
     assert len({int(n) for n in before.valid.sum(1)}) > 1 or name == "fixed"
 
 
-@pytest.mark.parametrize("schedule", [Schedule, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
+@pytest.mark.parametrize("schedule", [DraftLength, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
 def test_the_calls_show_no_schedule_the_draft_it_decides_about(schedule):
     parameters = lambda name: list(inspect.signature(getattr(schedule, name)).parameters)  # noqa: E731
     assert parameters("limit") == ["self", "state", "able"]
     assert parameters("trusts") == ["self", "state", "survival"]
-    assert parameters("submits") == ["self", "state", "law"]
+    assert parameters("submits") == ["self", "state", "distribution"]
     assert parameters("goes_on") == ["self", "state", "log_prob"]
     assert parameters("observe") == ["self", "state", "submitted", "accepted", "live"]
 
 
 @pytest.mark.parametrize("sampling", [jaxspec.Sampling(), jaxspec.Sampling(0.0), jaxspec.Greedy()], ids=repr)
 def test_stops_against_their_formulas(sampling):
-    """Where the policy is certain, the draft model's own law decides."""
+    """Where the policy is certain, the draft model's own distribution decides."""
     drafts = np.asarray(propose(jaxspec.ModelDrafter(DRAFT, k=K), sampling=sampling).tokens)
     text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]], *drafts[row, :i]]  # noqa: E731
-    laws = np.array([[tiny.history_law(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
-    sure = np.take_along_axis(laws, drafts[..., None], axis=2)[..., 0] >= 0.5
+    probs = np.array([[tiny.history_probs(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
+    sure = np.take_along_axis(probs, drafts[..., None], axis=2)[..., 0] >= 0.5
     expected = leading(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
     found = propose(jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(K, 0.5)), sampling=sampling)
     np.testing.assert_array_equal(found.valid, expected)
-    entropy = -(laws * np.log(laws)).sum(-1)
+    entropy = -(probs * np.log(probs)).sum(-1)
     found = propose(jaxspec.ModelDrafter(DRAFT, k=EntropyStop(K, 0.55)), sampling=sampling)
     np.testing.assert_array_equal(found.valid, leading(1 - np.sqrt(0.2 * entropy) >= 0.55))
     assert 0 < found.valid.sum() < found.valid.size > expected.sum()
@@ -119,7 +119,7 @@ def test_the_entropy_threshold_moves_as_in_draft_and_verify():
 
 
 @pytest.mark.parametrize("policy", [jaxspec.Sampling(), jaxspec.Greedy()], ids=repr)
-def test_what_was_not_drawn_is_still_a_law(policy):
+def test_what_was_not_drawn_is_still_a_distribution(policy):
     found = propose(jaxspec.ModelDrafter(DRAFT, k=EntropyStop(K, threshold=1.0)), sampling=policy)
     assert not found.valid.any() and not found.tokens.any()
     if not policy.greedy:
@@ -158,7 +158,7 @@ def test_lengths_of_an_integer():
     [
         (lambda: jaxspec.ModelDrafter(DRAFT, k=Fixed), TypeError, "k must be a static integer, got"),
         (lambda: jaxspec.NGramDrafter(k="adaptive"), TypeError, "k must be a static integer, got str"),
-        (lambda: jaxspec.NGramDrafter(k=EntropyStop(4)), ValueError, "EntropyStop stops by the law"),
+        (lambda: jaxspec.NGramDrafter(k=EntropyStop(4)), ValueError, "EntropyStop stops by the distribution"),
         (lambda: jaxspec.NGramDrafter(k=ConfidenceStop(4)), ValueError, "pass NGramDrafter.k=Adaptive"),
         (lambda: Fixed(-1), ValueError, "k must be at least 0"),
         (lambda: EntropyStop((0, 4, 4)), ValueError, "lengths must rise, got .0, 4, 4.; pass .0, 4."),

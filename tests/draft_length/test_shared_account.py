@@ -13,7 +13,7 @@ from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.pausing import Pausing, PausingState
 from jaxspec.draft_length.shared_account import SharedAccount
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import right_drafts
 
@@ -36,16 +36,16 @@ class Apart(SharedAccount):
 
 @jax.jit
 def _batch(account, found, copied_right, drafted_right, live):
-    """Rounds of one batch, as `Compose` runs them: `[t, b]` limits of both, what was kept, and both balances."""
+    """Rounds of one batch, as `HybridDrafter` runs them: `[t, b]` limits of both, what was kept, and both balances."""
     first, second = account.first, Pausing(account.second)
 
     def one(carry, now):
         copying, model = carry
         found, copied_right, drafted_right, live = now
-        copies = jnp.where(found & live, first.limit(copying, live), 0)
+        copies = jnp.where(found & live, first.longest(copying, live), 0)
         copied = copies > 0
         model = account.left(copying, model, copies, live)
-        drafts = jnp.where(live, second.limit(PausingState(model, copied), live), 0)
+        drafts = jnp.where(live, second.longest(PausingState(model, copied), live), 0)
         accepted = jnp.where(copied, jnp.minimum(copies, copied_right), jnp.minimum(drafts, drafted_right))
         heard = second.observe(PausingState(model, copied), drafts, accepted, live).schedule
         after = account.settle(model, first.observe(copying, copies, accepted, live), heard, drafts, live, copied)
@@ -160,7 +160,7 @@ def test_rounds_of_a_compose_settle_by_the_formula():
     """Round by round of three rows, some of which copy while others draft."""
     target = tiny.history_model(0, scale=2.0)
     lengths, copies, head = (0, 1, 2), (1.0, 1.05, 1.11), (1.0, 1.12, 1.23)
-    drafter = Compose(
+    drafter = HybridDrafter(
         jaxspec.NGramDrafter(k=Adaptive(copies, lengths, allowance=0.01), min_ngram=1, max_ngram=2),
         jaxspec.ModelDrafter(tiny.nearby(target, 0.3), k=Adaptive(head, lengths, allowance=0.03)),
     )
@@ -187,7 +187,7 @@ def test_rounds_of_a_compose_settle_by_the_formula():
 
 def test_a_schedule_without_an_account_leaves_the_other_its_own():
     target = tiny.history_model(0, scale=2.0)
-    drafter = Compose(jaxspec.NGramDrafter(k=COPYING), jaxspec.ModelDrafter(target, k=8))
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=COPYING), jaxspec.ModelDrafter(target, k=8))
     state = jaxspec.init(target, drafter, jnp.asarray([[1, 2, 1, 2]], jnp.int32), max_new_tokens=9)
     assert state.drafter_state.copying.schedule.balance.tolist() == [Adaptive.advance]
 
@@ -195,7 +195,7 @@ def test_a_schedule_without_an_account_leaves_the_other_its_own():
 def test_rows_that_copy_without_an_account_do_not_stop_the_others():
     """One row copies all it writes, for long; the other's drafts are all kept, and dear."""
     target = tiny.history_model(0, scale=2.0)
-    drafter = Compose(
+    drafter = HybridDrafter(
         jaxspec.NGramDrafter(k=2, min_ngram=1, max_ngram=1),
         jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2), lag=0.01)),
     )
@@ -208,7 +208,7 @@ def test_rows_that_copy_without_an_account_do_not_stop_the_others():
     for _ in range(200):
         state = drafter.observe(state, _context(), verdict, ())
     schedule, found = drafter.model.schedule, state.model.schedule.schedule
-    assert schedule.limit(found, jnp.ones(2, jnp.bool_)).tolist() == [2, 2]
+    assert schedule.longest(found, jnp.ones(2, jnp.bool_)).tolist() == [2, 2]
     # It ran in each round, and read what the row that copied had missed.
     assert found.missed.tolist() == [3, 0]
 
@@ -237,7 +237,7 @@ def test_ended_rows_of_a_compose_spend_nothing():
     """A row that has ended finds something to copy; the model of the other has all that may be lost."""
     target = tiny.history_model(0, scale=2.0)
     copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 3.0), (0, 2), advance=2.0), min_ngram=1, max_ngram=1)
-    drafter = Compose(copying, jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2))), cost=1e6)
+    drafter = HybridDrafter(copying, jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2))), cost=1e6)
     for ended, left in ((False, 2.0 - 2.0), (True, 2.0)):
         here = dataclasses.replace(_context(), done=jnp.array([ended, False]))
         state = drafter.init(here, None, 400)
@@ -247,8 +247,8 @@ def test_ended_rows_of_a_compose_spend_nothing():
             copying=dataclasses.replace(state.copying, schedule=rich[0]),
             model=dataclasses.replace(state.model, schedule=PausingState(rich[1], state.model.schedule.paused)),
         )
-        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(0), 2), here.length)
-        after = drafter.propose(draws, state, here)[1]
+        rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 2), here.length)
+        after = drafter.propose(rng, state, here)[1]
         assert after.copied.tolist() == [True, False]
         np.testing.assert_allclose(after.model.schedule.schedule.balance, [left] * 2, atol=1e-6)
 

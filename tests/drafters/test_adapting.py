@@ -79,7 +79,7 @@ def test_each_kind_gets_costs_that_rise(make, target):
 
 
 def test_two_drafters_share_what_may_be_lost():
-    both = adapt(jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
+    both = adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
     schedules = [both.copying.schedule, both.model.schedule]
     assert [one.lengths for one in schedules] == [LENGTHS] * 2 and both.k == 8
     assert [one.advance for one in schedules] == [Adaptive.advance] * 2
@@ -90,7 +90,7 @@ def test_two_drafters_share_what_may_be_lost():
 
 def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
     """With three fifths of its drafts kept, as the formula says; by measured costs where there are some."""
-    both = jaxspec.Compose(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD))
+    both = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD))
     # Rounds of two drafts give 1.96 tokens, of four 2.3056.
     tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}
     monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: (tables[batch], 0.0))
@@ -137,7 +137,7 @@ def test_by_name_drafts_adapt_and_the_tokens_are_those_of_plain_decoding():
     named = jaxspec.load_drafter("ngram", TARGET)
     assert isinstance(named.schedule, Adaptive) and named.lengths == LENGTHS
     head = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 1.2, 1.3), (0, 2, 4)))
-    for drafter in (named, jaxspec.Compose(jaxspec.NGramDrafter(k=Adaptive((1.0, 1.1), (0, 4))), head)):
+    for drafter in (named, jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=Adaptive((1.0, 1.1), (0, 4))), head)):
         found = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=40)
         np.testing.assert_array_equal(found.tokens, plain.tokens)
         assert found.stats.drafted.sum() > 0

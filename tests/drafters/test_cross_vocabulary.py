@@ -1,4 +1,4 @@
-"""`IntersectionDrafter`: the law it reports, what its model reads, and rows that it has no room for."""
+"""`CrossVocabularyDrafter`: the distribution it reports, what its model reads, and rows that it has no room for."""
 
 import dataclasses
 import functools
@@ -30,25 +30,27 @@ def read(text) -> list[int]:
     return START + [piece for token in text for piece in PIECES[token]]
 
 
-def restricted(law) -> np.ndarray:
+def restricted(probs) -> np.ndarray:
     found = np.zeros(len(PIECES))
-    found[list(SHARED)] = law[list(SHARED.values())]
+    found[list(SHARED)] = probs[list(SHARED.values())]
     return found / found.sum()
 
 
 class TestIntersection(DrafterContract):
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
+    drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
 
     def guess(self, text, offset):
-        return restricted(tiny.history_law(DRAFT, read(text)))
+        return restricted(tiny.history_probs(DRAFT, read(text)))
 
 
 @pytest.mark.slow
 class TestColderIntersection(DrafterContract):
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0, sampling=jaxspec.Sampling(temperature=0.5))
+    drafter = jaxspec.CrossVocabularyDrafter(
+        DRAFT, TOKEN_MAP, k=2, room=3.0, sampling=jaxspec.Sampling(temperature=0.5)
+    )
 
     def guess(self, text, offset):
-        return restricted(tiny.history_law(DRAFT, read(text), temperature=0.5))
+        return restricted(tiny.history_probs(DRAFT, read(text), temperature=0.5))
 
 
 @pytest.mark.slow
@@ -56,7 +58,7 @@ class TestPauses(PausesContract, TestIntersection):
     """The draft model rests and catches up by more than a window."""
 
     k = Turns()
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=k, room=3.0)
+    drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=k, room=3.0)
     sees_every_acceptance = False
 
 
@@ -91,7 +93,7 @@ def test_the_text_is_read_once_however_it_comes(most):
 def test_the_cache_keeps_the_text_and_the_drafts_that_were_kept():
     """It is longer than the target's, and nothing in it is fed again."""
     prompt, length = jnp.asarray([[10, 5, 10], [8, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32)
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
+    drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
     options = {"prompt_length": length, "max_new_tokens": 60, "sampling": jaxspec.Sampling(), "key": jax.random.key(0)}
     state = jax.jit(lambda: jaxspec.init(TARGET, drafter, prompt, **options))()
     accepted = set()
@@ -113,7 +115,7 @@ def test_rows_without_room_go_on_without_drafts():
     """Short and long rows side by side; what does not fit changes no other row, nor a token."""
     prompt = jnp.asarray([[10] * 14, [10] + [0] * 13], jnp.int32)
     options = {"prompt_length": jnp.array([14, 1], jnp.int32), "max_new_tokens": 20}
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=2, room=1.0)
+    drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=1.0)
     plain = jaxspec.generate(TARGET, None, prompt, **options)
     found = jaxspec.generate(TARGET, drafter, prompt, **options)
     np.testing.assert_array_equal(found.tokens, plain.tokens)
@@ -124,7 +126,7 @@ def test_rows_without_room_go_on_without_drafts():
 
 def test_coupled_output_is_that_of_plain_decoding():
     prompt, options = jnp.asarray([[3, 1, 4]], jnp.int32), {"max_new_tokens": 20, "key": jax.random.key(3)}
-    drafter = jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, k=3)
+    drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=3)
     plain = jaxspec.generate(TARGET, None, prompt, sampling=jaxspec.Sampling(), **options)
     found = jaxspec.generate(
         TARGET, drafter, prompt, sampling=jaxspec.Sampling(), verifier=jaxspec.CoupledVerifier(), **options
@@ -146,7 +148,7 @@ def test_a_draft_that_knows_the_text_is_kept_wherever_tokens_are_shared(swapped)
     known = [np.asarray(token_map.start), *(pieces[index, : count[index]] for index in ids)]
     draft = text_models.recite_ids(np.concatenate(known).tolist())
     target = text_models.recite_ids(ids)
-    drafter = jaxspec.IntersectionDrafter(draft, token_map, k=3, room=4.0)
+    drafter = jaxspec.CrossVocabularyDrafter(draft, token_map, k=3, room=4.0)
     first = len(own.encode(prompt))
     found = jaxspec.generate(target, drafter, jnp.asarray([ids[:first]]), max_new_tokens=len(new))
     assert found.tokens[0].tolist() == new
@@ -161,9 +163,9 @@ def test_a_draft_that_knows_the_text_is_kept_wherever_tokens_are_shared(swapped)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: jaxspec.IntersectionDrafter(3, TOKEN_MAP), TypeError, "needs a Model, got int"),
-        (lambda: jaxspec.IntersectionDrafter(TARGET, TOKEN_MAP), ValueError, "a draft of 9 tokens, got one of 11"),
-        (lambda: jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP, room=0.5), ValueError, "room at least 1, got 0.5"),
+        (lambda: jaxspec.CrossVocabularyDrafter(3, TOKEN_MAP), TypeError, "needs a Model, got int"),
+        (lambda: jaxspec.CrossVocabularyDrafter(TARGET, TOKEN_MAP), ValueError, "a draft of 9 tokens, got one of 11"),
+        (lambda: jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, room=0.5), ValueError, "room at least 1, got 0.5"),
     ],
     ids=["no model", "another draft", "no room"],
 )
@@ -174,4 +176,4 @@ def test_bad_input(make, error, words):
 
 def test_a_map_for_another_target():
     with pytest.raises(ValueError, match="a target of 11 tokens, got one of 4"):
-        jaxspec.IntersectionDrafter(DRAFT, TOKEN_MAP).check(tiny.history_model(0, vocab=4))
+        jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP).check(tiny.history_model(0, vocab=4))

@@ -9,17 +9,18 @@ import pytest
 
 import jaxspec
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
+from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to, propose
 
 TARGET = TreeDrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)
-# Laws with many equals: tokens come in groups that are equally likely after any text.
+# Distributions with many equals: tokens come in groups that are equally likely after any text.
 GROUPED = tiny.HistoryModel(jnp.tile(jnp.array([2.0, 2.0, 0.0, 0.0, 2.0, 1.0, 1.0]), (7, 1)), jnp.zeros((7, 7)))
 
 
-def search(law, text, *, top_k, depth, nodes):
+def search(probs, text, *, top_k, depth, nodes):
     """Expand and rerank as a person would write it: paths of drafts, and the best of them in order.
 
     Candidates are listed level by level in the order they are found; of equals the first is better.
@@ -28,7 +29,7 @@ def search(law, text, *, top_k, depth, nodes):
     for _ in range(depth):
         added = []
         for path, score in level:
-            chances = np.log(law([*text, *path]))
+            chances = np.log(probs([*text, *path]))
             best = sorted(range(len(chances)), key=lambda token: (-round(chances[token], 5), token))[:top_k]
             added += [((*path, token), score + chances[token]) for token in best]
         found += added
@@ -38,14 +39,14 @@ def search(law, text, *, top_k, depth, nodes):
 
 
 def history(model, temperature=1.0):
-    return lambda text: tiny.history_law(model, text, temperature)
+    return lambda text: tiny.history_probs(model, text, temperature)
 
 
 class TestContract(TreeDrafterContract):
     drafter = DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=9)
     options = {"top_k": 3, "depth": 3, "nodes": 9}
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         """All nodes at once: the chosen paths, in the order they were found."""
         shapes = set()
         for tokens, length, proposal, _, _ in rounds:
@@ -84,12 +85,12 @@ def test_the_nodes_are_those_of_a_plain_search(model, options, temperature):
 @pytest.mark.slow
 def test_a_transformer_finds_them_too():
     """Real keys and values, in windows that paths reach across; another tree in each row."""
-    model = tiny.transformer(1, layers=2, windows=(2, None), ropes=(jaxspec.nn.Rope(1e4),) * 2)
+    model = tiny.transformer(1, layers=2, windows=(2, None), ropes=(Rope(1e4),) * 2)
     options = {"top_k": 3, "depth": 4, "nodes": 30}
     proposal = propose(DynamicTreeDrafter(model, **options))
     for row in range(4):
         text = PROMPTS[row, : LENGTHS[row]].tolist()
-        assert paths(proposal, row) == search(lambda text: tiny.transformer_law(model, text), text, **options)
+        assert paths(proposal, row) == search(lambda text: tiny.transformer_probs(model, text), text, **options)
 
 
 def test_paths_that_cannot_be_are_not_submitted():

@@ -1,4 +1,4 @@
-"""`EarlyExitDrafter`: the law of the first layers, and passes that stop and are resumed."""
+"""`EarlyExitDrafter`: the distribution of the first layers, and passes that stop and are resumed."""
 
 import dataclasses
 
@@ -32,8 +32,8 @@ def random_exit(target, layers, seed=0, *, ids=None, blocks=1) -> EarlyExitHead:
     return EarlyExitHead(module, params if ids is None else params | {"head": target.head[ids]}, layers, ids)
 
 
-def exit_law(target, head: EarlyExitHead, text) -> np.ndarray:
-    """The law of the next token by the formulas, from the state of one pass over the text."""
+def exit_probs(target, head: EarlyExitHead, text) -> np.ndarray:
+    """The distribution of the next token by the formulas, from the state of one pass over the text."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), head.params)
     tokens = jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32)
     x = np.asarray(state_at(target, tokens, head.layers), np.float64)[0, len(text) - 1]
@@ -43,9 +43,9 @@ def exit_law(target, head: EarlyExitHead, text) -> np.ndarray:
         x = x + params[f"block_{i}"]["down"]["kernel"] @ (silu(gate @ inputs) * (up @ inputs))
     ids = np.arange(target.vocab_size) if head.ids is None else np.asarray(head.ids)
     logits = np.asarray(target.head, np.float64)[ids] @ rms(x, params["final_norm"]["scale"])
-    law = np.zeros(target.vocab_size)
-    law[ids] = np.exp(logits - logits.max()) / np.sum(np.exp(logits - logits.max()))
-    return law
+    probs = np.zeros(target.vocab_size)
+    probs[ids] = np.exp(logits - logits.max()) / np.sum(np.exp(logits - logits.max()))
+    return probs
 
 
 @jax.jit(static_argnames="layers")
@@ -66,7 +66,7 @@ def first_layers(model, layers) -> jaxspec.LanguageModel:
 
 class EarlyExitContract(DrafterContract):
     def guess(self, text, offset):
-        return tiny.transformer_law(first_layers(self.target, self.drafter.layers), text)
+        return tiny.transformer_probs(first_layers(self.target, self.drafter.layers), text)
 
 
 class TestTwoLayers(EarlyExitContract):
@@ -82,7 +82,7 @@ class TestTrainedExit(EarlyExitContract):
     drafter = jaxspec.EarlyExitDrafter(2, k=2, head=random_exit(target, 2, ids=[0, 2, 3, 5, 6, 9]))
 
     def guess(self, text, offset):
-        return exit_law(self.target, self.drafter.head, text)
+        return exit_probs(self.target, self.drafter.head, text)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`Compose`: what it submits, what it remembers, and that choosing moves no law."""
+"""`HybridDrafter`: what it submits, what it remembers, and that choosing moves no distribution."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jaxspec.core.state import Context, Verdict
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.pausing import Pausing
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import Guess
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tiny
@@ -32,7 +32,7 @@ DEAR = 1e6
 
 
 class ComposeContract(DrafterContract):
-    """In each row the drafts are all copied, with one-hot laws, or all drawn, with the model's."""
+    """In each row the drafts are all copied, with one-hot distributions, or all drawn, with the model's."""
 
     target = TARGET
 
@@ -50,13 +50,13 @@ class ComposeContract(DrafterContract):
         return found[offset][0] if offset < len(found) else None
 
     def drawn(self, text, offset):
-        return tiny.history_law(DRAFT, text) if offset < MODEL.k else None
+        return tiny.history_probs(DRAFT, text) if offset < MODEL.k else None
 
 
 class TestWhereverSomethingCanBeCopied(ComposeContract):
     """The choice follows from the text, and the model catches up with what it slept through."""
 
-    drafter = Compose(SUFFIX, MODEL, cost=DEAR)
+    drafter = HybridDrafter(SUFFIX, MODEL, cost=DEAR)
 
     def guess(self, text, offset):
         start = text[: len(text) - offset]
@@ -73,9 +73,9 @@ class TestWhereverSomethingCanBeCopied(ComposeContract):
 class TestByWhatIsExpected(ComposeContract):
     """The choice follows from the row's record, so a new drafter may choose otherwise."""
 
-    drafter = Compose(SUFFIX, MODEL, rate=0.3)
+    drafter = HybridDrafter(SUFFIX, MODEL, rate=0.3)
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         kinds = set()
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
@@ -100,10 +100,10 @@ class TestByWhatIsExpected(ComposeContract):
 
 @pytest.mark.parametrize("rule", [token_rule, block_rule], ids=["token", "block"])
 @pytest.mark.parametrize("kind", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
-def test_choosing_moves_no_law(kind, rule):
+def test_choosing_moves_no_distribution(kind, rule):
     """Exactly, over two rounds: the choice of the second hangs on what the first drew, kept and rejected."""
     copying = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]
-    drafter, chosen = Compose(copying, MODEL, rate=0.6, prior=0.5), []
+    drafter, chosen = HybridDrafter(copying, MODEL, rate=0.6, prior=0.5), []
 
     def saw(proposal, state):
         chosen.append({(bool(c), bool(n)) for c, n in zip(state.copied, state.copying.guess.count > 0)})
@@ -118,7 +118,7 @@ def test_with_shared_noise_the_text_is_that_of_plain_sampling():
     options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(2), "sampling": jaxspec.Sampling(0.8)}
     options |= {"max_new_tokens": 30, "verifier": jaxspec.CoupledVerifier()}
     plain, found = (
-        jaxspec.generate(TARGET, d, jnp.asarray(PROMPTS % 3), **options) for d in (None, Compose(SUFFIX, MODEL))
+        jaxspec.generate(TARGET, d, jnp.asarray(PROMPTS % 3), **options) for d in (None, HybridDrafter(SUFFIX, MODEL))
     )
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     assert (found.stats.accepted > 0).all()
@@ -139,14 +139,14 @@ def test_a_model_that_no_row_needs_does_not_run(monkeypatch):
         return call(self, tokens, cache, **options)
 
     monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
-    drafter = Compose(jaxspec.NGramDrafter(k=3), MODEL, cost=DEAR)
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=3), MODEL, cost=DEAR)
     for texts, expected in (([[0, 1, 0, 1], [1, 2, 1, 2]], []), ([[0, 1, 0, 1], [0, 1, 2, 2]], [2, 1])):
         at = context(texts)
         state = drafter.init(at, None, 30)
-        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(0), 2), at.length)
+        rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 2), at.length)
         jax.effects_barrier()
         widths.clear()
-        proposal, _ = jax.jit(drafter.propose)(draws, state, at)
+        proposal, _ = jax.jit(drafter.propose)(rng, state, at)
         jax.effects_barrier()
         assert widths == expected
         assert proposal.tokens[0].tolist() == [0, 1, 0]
@@ -154,9 +154,9 @@ def test_a_model_that_no_row_needs_does_not_run(monkeypatch):
 
 
 def test_lengths_are_those_of_both():
-    assert Compose(jaxspec.NGramDrafter(k=5), MODEL).lengths == (2, 5)
+    assert HybridDrafter(jaxspec.NGramDrafter(k=5), MODEL).lengths == (2, 5)
     resting = jaxspec.ModelDrafter(DRAFT, k=Adaptive((1.0, 1.2), lengths=(0, 4)))
-    assert Compose(jaxspec.SuffixDrafter(k=3), resting).lengths == (0, 2, 3, 4)
+    assert HybridDrafter(jaxspec.SuffixDrafter(k=3), resting).lengths == (0, 2, 3, 4)
 
 
 class PlainRecord:
@@ -166,25 +166,25 @@ class PlainRecord:
         self.rate, self.promised, self.right, self.rounds = rate, 4.0, 4.0, 0
         self.accepted = sum(prior**i for i in range(1, most + 1))
 
-    def observe(self, guess, survival, copied, emitted):
+    def observe(self, guess, cum_accept_prob, copied, emitted):
         seen = min(len(guess), len(emitted))
         right = next((i for i in range(seen) if guess[i] != emitted[i]), seen)
         if seen:
-            self.promised = (1 - self.rate) * self.promised + sum(survival[:seen])
+            self.promised = (1 - self.rate) * self.promised + sum(cum_accept_prob[:seen])
             self.right = (1 - self.rate) * self.right + right
         if not copied:
             self.accepted += max(self.rate, 1 / (self.rounds + 4)) * (len(emitted) - 1 - self.accepted)
             self.rounds += 1
 
-    def prefers(self, guess, survival, cost):
-        expected = min(len(guess), self.right / self.promised * sum(survival))
+    def prefers(self, guess, cum_accept_prob, cost):
+        expected = min(len(guess), self.right / self.promised * sum(cum_accept_prob))
         return len(guess) > 0 and (1 + expected) * cost > 1 + self.accepted
 
 
 def test_the_record_and_the_choice_against_plain_arithmetic():
     """Guesses are judged whoever drafted, as far as the text has come; the model in its own rounds alone."""
     rng = np.random.default_rng(0)
-    drafter = Compose(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2), rate=0.2, cost=1.1)
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2), rate=0.2, cost=1.1)
     rows, at = [PlainRecord(0.2, 0.7, 2) for _ in range(6)], context([[0, 1]] * 6)
     at = dataclasses.replace(at, done=jnp.arange(6) == 5)
     state, step = drafter.init(at, None, 30), jax.jit(drafter.observe)
@@ -192,9 +192,9 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
     for _ in range(12):
         tokens, guess = rng.integers(0, 2, size=(6, 3)), rng.integers(0, 2, size=(6, 3))
         count, accepted, next_token = rng.integers(0, 4, size=6), rng.integers(0, 4, size=6), rng.integers(0, 2, size=6)
-        survival = np.cumprod(rng.uniform(0.5, 1, size=(6, 3)), axis=1)
+        cum_accept_prob = np.cumprod(rng.uniform(0.5, 1, size=(6, 3)), axis=1)
         found = Guess(
-            *(jnp.asarray(x) for x in (guess.astype(np.int32), count.astype(np.int32))), jnp.float32(survival)
+            *(jnp.asarray(x) for x in (guess.astype(np.int32), count.astype(np.int32))), jnp.float32(cum_accept_prob)
         )
         prefers = drafter._prefers(state.record, found).tolist()
         copied = rng.random(6) < 0.5
@@ -207,10 +207,10 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
         state = step(state, at, Verdict(jnp.asarray(accepted, jnp.int32), jnp.asarray(next_token, jnp.int32)), ())
         for row, plain in enumerate(rows[:5]):
             meant = slice(0, count[row])
-            assert prefers[row] == plain.prefers(guess[row, meant].tolist(), survival[row, meant], 1.1)
+            assert prefers[row] == plain.prefers(guess[row, meant].tolist(), cum_accept_prob[row, meant], 1.1)
             choices.add(prefers[row])
             emitted = [*tokens[row, : accepted[row]], next_token[row]]
-            plain.observe(guess[row, meant].tolist(), survival[row, meant], copied[row], emitted)
+            plain.observe(guess[row, meant].tolist(), cum_accept_prob[row, meant], copied[row], emitted)
             for name in ("promised", "right", "accepted", "rounds"):
                 np.testing.assert_allclose(getattr(state.record, name)[row], getattr(plain, name), rtol=1e-5)
     assert choices == {True, False}
@@ -221,7 +221,7 @@ def test_a_paused_row_s_schedule_learns_nothing():
     """But what text it missed."""
     schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
     state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
-    assert schedule.limit(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
+    assert schedule.longest(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
     # At the start a longer draft is due in all rows.
     state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, due=jnp.zeros(2, jnp.bool_)))
     after = schedule.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
@@ -235,7 +235,7 @@ def test_a_paused_row_s_schedule_learns_nothing():
 def test_a_row_that_copied_nothing_pays_for_waiting():
     """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
     copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
-    drafter, at = Compose(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
+    drafter, at = HybridDrafter(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
     state = drafter.init(at, None, 30)
     guess = dataclasses.replace(state.copying.guess, count=jnp.array([2, 2], jnp.int32))
     state = dataclasses.replace(
@@ -249,7 +249,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
 
 HEADS = {
     "eagle": lambda: (EAGLES_TARGET, jaxspec.EagleDrafter(EAGLE, k=3)),
-    "block": lambda: (EAGLES_TARGET, jaxspec.BlockDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
+    "block": lambda: (EAGLES_TARGET, jaxspec.DFlashDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
     "medusa": lambda: (EAGLES_TARGET, jaxspec.MedusaDrafter(medusa.conditioned_head(EAGLES_TARGET), k=3)),
 }
 
@@ -258,7 +258,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_that_rested_draft_as_if_they_were_new(kind):
     target, drafter = HEADS[kind]()
-    drafter = Compose(jaxspec.NGramDrafter(k=3, min_ngram=1, max_ngram=1), drafter, cost=DEAR)
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=3, min_ngram=1, max_ngram=1), drafter, cost=DEAR)
     contract = type(
         "Contract", (DrafterContract,), {"target": target, "drafter": drafter, "sees_every_acceptance": False}
     )
@@ -286,9 +286,9 @@ def test_heads_that_rested_draft_as_if_they_were_new(kind):
 )
 def test_bad_input(drafters, error, text):
     with pytest.raises(error, match=text):
-        Compose(*drafters)
+        HybridDrafter(*drafters)
 
 
 def test_shares_must_be_shares():
     with pytest.raises(ValueError, match="Compose needs cost at least 1, got 0.5"):
-        Compose(SUFFIX, MODEL, cost=0.5)
+        HybridDrafter(SUFFIX, MODEL, cost=0.5)

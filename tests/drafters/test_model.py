@@ -1,4 +1,4 @@
-"""`ModelDrafter`: the law it reports, and what its cache holds."""
+"""`ModelDrafter`: the distribution it reports, and what its cache holds."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ class TestHistoryDraft(DrafterContract):
     drafter = jaxspec.ModelDrafter(DRAFT, k=3)
 
     def guess(self, text, offset):
-        return tiny.history_law(DRAFT, text)
+        return tiny.history_probs(DRAFT, text)
 
 
 @pytest.mark.slow
@@ -30,26 +30,26 @@ class TestOneDraft(DrafterContract):
     drafter = jaxspec.ModelDrafter(DRAFT, k=1)
 
     def guess(self, text, offset):
-        return tiny.history_law(DRAFT, text)
+        return tiny.history_probs(DRAFT, text)
 
 
 class TestColderDraft(DrafterContract):
-    """A drafter may draw from any law that it reports."""
+    """A drafter may draw from any distribution that it reports."""
 
     drafter = jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Sampling(temperature=0.5))
 
     def guess(self, text, offset):
-        return tiny.history_law(DRAFT, text, temperature=0.5)
+        return tiny.history_probs(DRAFT, text, temperature=0.5)
 
 
 @pytest.mark.slow
 class TestMostLikelyDraft(DrafterContract):
-    """Greedy drafts report no law: they are certain."""
+    """Greedy drafts report no distribution: they are certain."""
 
     drafter = jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Greedy())
 
     def guess(self, text, offset):
-        return int(np.argmax(tiny.history_law(DRAFT, text)))
+        return int(np.argmax(tiny.history_probs(DRAFT, text)))
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ SLOTS, K = 60, 3
 @jax.jit
 def draft_after_a_pause(drafter, tokens, held, length, done):
     """What is drafted for the text by a cache that stopped at `held` tokens, and by a new one."""
-    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(3), tokens.shape[0]), length)
+    rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(3), tokens.shape[0]), length)
     context = lambda tokens, length: Context(None, None, tokens, length, done, jaxspec.Sampling())  # noqa: E731
     fresh = drafter.init(context(tokens, length), None, tokens.shape[1])
     # Prefill feeds more than it keeps: what the cache does not hold must not lie there by chance.
@@ -129,7 +129,7 @@ def draft_after_a_pause(drafter, tokens, held, length, done):
     known = jnp.where(slots < held[:, None], tokens, 0)
     stale = drafter.init(context(known, held + 1), None, tokens.shape[1])
     now = context(tokens, length)
-    return drafter.propose(draws, stale, now), drafter.propose(draws, fresh, now)
+    return drafter.propose(rng, stale, now), drafter.propose(rng, fresh, now)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
     for accepted in (0, 1, K):
         rng = np.random.default_rng(accepted)
         tokens = jnp.asarray(rng.integers(0, tiny.VOCAB, size=(2, SLOTS)), jnp.int32)
-        draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
-        proposal, state = propose(draws, init(context(tokens, length)), context(tokens, length))
+        rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(4), 2), length)
+        proposal, state = propose(rng, init(context(tokens, length)), context(tokens, length))
         # Of its drafts the first `accepted` were kept, then came six tokens from elsewhere.
         for row, at in enumerate(length.tolist()):
             tokens = tokens.at[row, at : at + accepted].set(proposal.tokens[row, :accepted])
@@ -172,7 +172,7 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
         for row in range(2):
             np.testing.assert_array_equal(state.kept.tokens[row, : held[row]], tokens[row, : held[row]])
         after = context(tokens, length + accepted + 6)
-        (found, _), (expected, _) = propose(draws, state, after), propose(draws, init(after), after)
+        (found, _), (expected, _) = propose(rng, state, after), propose(rng, init(after), after)
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
 
@@ -183,8 +183,8 @@ def test_where_it_submitted_nothing_none_of_its_own_drafts_are_kept():
     drafter = jaxspec.ModelDrafter(DRAFT, k=K)
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, tiny.VOCAB, size=(2, SLOTS)), jnp.int32)
     context = Context(None, None, tokens, length, done, jaxspec.Sampling())
-    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
-    _, state = jax.jit(drafter.propose)(draws, drafter.init(context, None, SLOTS), context)
+    rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(4), 2), length)
+    _, state = jax.jit(drafter.propose)(rng, drafter.init(context, None, SLOTS), context)
     state = dataclasses.replace(state, submitted=jnp.array([0, K], jnp.int32))
     state = drafter.observe(state, context, Verdict(jnp.full(2, 1, jnp.int32), length), ())
     assert state.kept.length.tolist() == [9, 2]
@@ -196,7 +196,7 @@ def test_finished_rows_are_not_caught_up(monkeypatch):
     tokens = jnp.zeros((2, SLOTS), jnp.int32)
     held, length = jnp.array([0, 29], jnp.int32), jnp.array([30, 30], jnp.int32)
     context = Context(None, None, tokens, length, jnp.array([True, False]), jaxspec.Sampling())
-    draws = jaxspec.TokenVerifier().draws(jax.random.split(jax.random.key(4), 2), length)
+    rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(4), 2), length)
     state = drafter.init(dataclasses.replace(context, length=held + 1), None, SLOTS)
     widths = []
     call = tiny.HistoryModel.__call__
@@ -206,7 +206,7 @@ def test_finished_rows_are_not_caught_up(monkeypatch):
         return call(self, tokens, cache, **options)
 
     monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
-    proposal, _ = drafter.propose(draws, state, context)
+    proposal, _ = drafter.propose(rng, state, context)
     jax.effects_barrier()
     assert widths == [2, 1, 1]
     assert proposal.valid.tolist() == [[False] * K, [True] * K]

@@ -65,7 +65,7 @@ def test_what_does_not_fit_together():
     )
     with pytest.raises(ValueError, match="BlockVerifier verifies one chain of drafts, got ModelDrafter"):
         run(several, jaxspec.BlockVerifier())
-    with pytest.raises(ValueError, match="KSequence needs independent drafts of one law"):
+    with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution"):
         run(several, jaxspec.MultiDraftVerifier(jaxspec.KSequence()))
     run(independent, jaxspec.MultiDraftVerifier(jaxspec.KSequence()))
     with pytest.raises(ValueError, match="vocabulary"):

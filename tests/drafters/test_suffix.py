@@ -29,16 +29,16 @@ def common(text, end):
 def walk(occurrences, drafter, match):
     """The most frequent continuation of all `occurrences`, with its survivals."""
     most = min(drafter.k, int(np.floor(drafter.factor * match + drafter.offset)))
-    alive, total, survival, found = occurrences, len(occurrences), ONE, []
+    alive, total, cum_accept_prob, found = occurrences, len(occurrences), ONE, []
     for step in range(most):
         following = [after[step] for after in alive if step < len(after)]
         if not following:
             break
         token = max(following, key=following.count)  # the first of equal ones
-        survival = survival * np.float32(following.count(token)) / np.float32(total)
-        if survival < drafter.min_probability:
+        cum_accept_prob = cum_accept_prob * np.float32(following.count(token)) / np.float32(total)
+        if cum_accept_prob < drafter.min_probability:
             break
-        found.append((token, survival))
+        found.append((token, cum_accept_prob))
         alive, total = [after for after in alive if after[step : step + 1] == [token]], following.count(token)
     return found
 
@@ -46,14 +46,16 @@ def walk(occurrences, drafter, match):
 def suffix_guess(text, drafter, earlier=()):
     """The drafts after `text`, with their survivals; `earlier` are texts, the oldest first."""
     end, best = text[-drafter.max_match :], []
-    goes_on = [(text[: i + 1], (text[i + 1 :] * drafter.k)[: drafter.k]) for i in range(len(text) - 1)]
+    continue_ = [(text[: i + 1], (text[i + 1 :] * drafter.k)[: drafter.k]) for i in range(len(text) - 1)]
     stored = [(other[: i + 1], other[i + 1 :]) for other in earlier for i in range(len(other) - 1)]
-    for source in (goes_on, stored):
+    for source in (continue_, stored):
         matches = [(common(before, end), after) for before, after in reversed(source)]
         matches = sorted(matches, key=lambda match: -match[0])[: drafter.candidates]
         for size in sorted({size for size, _ in matches if size > 0}, reverse=True):
             found = walk([after for other, after in matches if other >= size], drafter, size)
-            if sum(survival for _, survival in found) > sum(survival for _, survival in best):
+            if sum(cum_accept_prob for _, cum_accept_prob in found) > sum(
+                cum_accept_prob for _, cum_accept_prob in best
+            ):
                 best = found
     return best
 
@@ -106,7 +108,9 @@ def test_against_lists_and_counters(options):
             expected = suffix_guess(tokens[row, : length[row]].tolist(), drafter, texts)
             count = int(guess.count[row])
             assert guess.tokens[row, :count].tolist() == [token for token, _ in expected]
-            np.testing.assert_allclose(guess.survival[row, :count], [survival for _, survival in expected], atol=1e-6)
+            np.testing.assert_allclose(
+                guess.cum_accept_prob[row, :count], [cum_accept_prob for _, cum_accept_prob in expected], atol=1e-6
+            )
         assert len(set(guess.count.tolist())) > 2
 
 
@@ -118,7 +122,7 @@ def guess(text, *, earlier=(), **options):
     padded = jnp.asarray([text + [9] * (12 - len(text))], jnp.int32)
     found = jax.device_get(guesses(drafter, padded, jnp.array([len(text)], jnp.int32)))
     count = int(found.count[0])
-    return found.tokens[0, :count].tolist(), [round(float(x), 3) for x in found.survival[0, :count]]
+    return found.tokens[0, :count].tolist(), [round(float(x), 3) for x in found.cum_accept_prob[0, :count]]
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""`TreeDrafter`: the law it reports of each node, what its cache holds, and which noise it draws with."""
+"""`TreeDrafter`: the distribution it reports of each node, what its cache holds, and which noise it draws with."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxspec.core.tree import Tree
 from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplacement
 from jaxspec.drafters.frontier import likeliest
 from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
@@ -21,18 +22,18 @@ DRAFT = tiny.nearby(TARGET, 0.4)
 UNEVEN = Tree((-1, 0, 0, 2, 3, 0, -1, 6))
 
 
-def removed(law, before):
-    """The law without some tokens, normalised."""
-    law = np.array(law)
-    law[before] = 0
-    return law / law.sum()
+def removed(probs, before):
+    """The distribution without some tokens, normalized."""
+    probs = np.array(probs)
+    probs[before] = 0
+    return probs / probs.sum()
 
 
 class TestWithoutReplacement(TreeDrafterContract):
     drafter = TreeDrafter(DRAFT, UNEVEN, WithoutReplacement(), jaxspec.Sampling(temperature=1.5))
 
     def expected(self, text, before, node):
-        return removed(tiny.history_law(DRAFT, text, 1.5), before)
+        return removed(tiny.history_probs(DRAFT, text, 1.5), before)
 
 
 class TestWithReplacement(TreeDrafterContract):
@@ -41,18 +42,18 @@ class TestWithReplacement(TreeDrafterContract):
     drafter = TreeDrafter(DRAFT, Tree((-1, -1, -1, 2, 2, 4)), WithReplacement())
 
     def expected(self, text, before, node):
-        return tiny.history_law(DRAFT, text)
+        return tiny.history_probs(DRAFT, text)
 
 
 class TestTransformer(TreeDrafterContract):
     """Real keys and values, with a window that the tree's depth crosses."""
 
-    model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(jaxspec.nn.Rope(1e4),) * 2)
+    model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(Rope(1e4),) * 2)
     drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
     sees_every_acceptance = False
 
     def expected(self, text, before, node):
-        return removed(tiny.transformer_law(self.model, text), before)
+        return removed(tiny.transformer_probs(self.model, text), before)
 
 
 def generate(drafter, **options):
@@ -92,7 +93,7 @@ def test_the_most_likely_children_in_order(tree):
         text, tokens = PROMPTS[row, : LENGTHS[row]].tolist(), proposal.tokens[row].tolist()
         for node, rank in enumerate(tree.ranks):
             path = [tokens[i] for i in path_to(tree.parents, tree.parents[node])]
-            best = np.argsort(-tiny.history_law(DRAFT, text + path))
+            best = np.argsort(-tiny.history_probs(DRAFT, text + path))
             assert tokens[node] == best[rank]
 
 
@@ -108,7 +109,7 @@ def test_of_equal_weights_the_first_are_taken(vocab, count):
 
 
 def test_a_row_at_temperature_zero_has_one_certain_path():
-    """Children that have no probability are not there, nor what follows them; laws stay laws."""
+    """Children that have no probability are not there, nor what follows them; distributions stay distributions."""
     sampling = jaxspec.Sampling(temperature=jnp.array([0.0, 1.0, 1.0, 0.0]), top_k=jnp.array([0, 2, 1, 0]))
     tree = Tree.balanced((3, 2))
     drafter = TreeDrafter(DRAFT, tree, WithoutReplacement())
@@ -121,17 +122,17 @@ def test_a_row_at_temperature_zero_has_one_certain_path():
 
 
 def test_each_coupled_child_is_the_target_s_next_best_draw():
-    """With the shared noise, the children are the largest of law plus noise, at every node."""
+    """With the shared noise, the children are the largest of distribution plus noise, at every node."""
     tree = Tree.balanced((3, 2))
     proposal = propose(TreeDrafter(TARGET, tree, WithoutReplacement()), verifier=COUPLED)
-    draws = COUPLED.draws(jax.random.split(jax.random.key(2), 4), jnp.asarray(LENGTHS, jnp.int32))
-    noise = np.asarray(draws.token_noise(2, tiny.VOCAB))
+    rng = COUPLED.rng(jax.random.split(jax.random.key(2), 4), jnp.asarray(LENGTHS, jnp.int32))
+    noise = np.asarray(rng.token_noise(2, tiny.VOCAB))
     for row in range(4):
         text = PROMPTS[row, : LENGTHS[row]].tolist()
         for parent, nodes in zip([*range(tree.size), -1], tree.children, strict=True):
             if nodes:
                 path = [] if parent < 0 else [int(proposal.tokens[row, parent])]
-                perturbed = np.log(tiny.history_law(TARGET, text + path)) + noise[row, len(path)]
+                perturbed = np.log(tiny.history_probs(TARGET, text + path)) + noise[row, len(path)]
                 best = np.argsort(-perturbed)[: len(nodes)]
                 assert proposal.tokens[row, list(nodes)].tolist() == best.tolist()
 

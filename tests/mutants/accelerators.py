@@ -86,14 +86,14 @@ MUTANTS = (
     Mutant(
         "rows are split though the target's rules leave them whole",
         "decoding/arguments.py",
-        "if mesh is not None and isinstance(placement, Anywhere):",
+        "if mesh is not None and isinstance(placement, Unsharded):",
         "if mesh is not None:",
         ("tests/sharding/test_meshes.py::test_rows_follow_the_targets_own_rules",),
     ),
     Mutant(
         "an adapter's model has its rows and results where they were",
         "decoding/arguments.py",
-        "if mesh is not None and isinstance(placement, Anywhere):",
+        "if mesh is not None and isinstance(placement, Unsharded):",
         "if mesh is not None and False:",
         ("tests/sharding/test_meshes.py::test_an_adapters_model_on_a_mesh",),
     ),

@@ -5,25 +5,25 @@ from tests.mutants.mutant import Mutant
 _FILE = "verifiers/block.py"
 _TESTS = "tests/verifiers/test_block.py"
 _CONTRACT = f"{_TESTS}::TestContract"
-_ONE_ROUND = f"{_TESTS}::test_one_round_keeps_the_law_at_every_length"
-_ROUNDS = f"{_TESTS}::test_three_rounds_keep_the_law_with_the_real_keys"
-_NAN = f"{_TESTS}::test_a_law_of_nan_behind_good_drafts_does_not_reach_them"
-_EQUAL = f"{_TESTS}::test_equal_laws_keep_all_drafts_and_fall_back_to_the_target"
+_ONE_ROUND = f"{_TESTS}::test_one_round_keeps_the_distribution_at_every_length"
+_ROUNDS = f"{_TESTS}::test_three_rounds_keep_the_distribution_with_the_real_keys"
+_NAN = f"{_TESTS}::test_a_distribution_of_nan_behind_good_drafts_does_not_reach_them"
+_EQUAL = f"{_TESTS}::test_equal_distributions_keep_all_drafts_and_fall_back_to_the_target"
 
 MUTANTS = (
     Mutant(
-        "block verification: a target law of NaN accepts the draft before it",
+        "block verification: a target distribution of NaN accepts the draft before it",
         _FILE,
         "between = jnp.where(jnp.isnan(mass), ratio, between)",
         "between = jnp.where(jnp.isnan(mass), between, between)",
-        (f"{_CONTRACT}::test_a_target_law_of_nan_behind_an_excluded_draft_accepts_nothing",),
+        (f"{_CONTRACT}::test_a_target_distribution_of_nan_behind_an_excluded_draft_accepts_nothing",),
     ),
     Mutant(
         "block verification stops at the first failure",
         _FILE,
         "accepted = jnp.max(jnp.where(kept, numbers, 0), axis=1, initial=0)",
         "accepted = jnp.sum(jnp.cumprod(jnp.where(kept, 1, 0 * numbers), axis=1), axis=1, dtype=jnp.int32)",
-        (f"{_CONTRACT}::test_the_law_through_the_real_draws",),
+        (f"{_CONTRACT}::test_the_distribution_through_the_real_draws",),
     ),
     Mutant(
         "block verification accepts drafts that were not submitted",
@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "block verification: a tie accepts",
         _FILE,
-        "(jnp.log(draws.uniforms(n)) < log_thresholds",
-        "(jnp.log(draws.uniforms(n)) <= log_thresholds",
+        "(jnp.log(rng.uniforms(n)) < log_thresholds",
+        "(jnp.log(rng.uniforms(n)) <= log_thresholds",
         (f"{_TESTS}::test_a_prefix_the_target_excludes_is_never_accepted",),
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = (
         (_EQUAL,),
     ),
     Mutant(
-        "a draft of a NaN law is kept with its block",
+        "a draft of a NaN distribution is kept with its block",
         _FILE,
         "jnp.where(jnp.isnan(joint), -jnp.inf, joint)",
         "joint",

@@ -8,7 +8,7 @@ _MAP_TESTS = "tests/drafters/test_token_map.py"
 _DRAFTER_TESTS = "tests/drafters/test_cross_vocabulary.py"
 _STRINGS = "contrib/string_match.py"
 _STRINGS_TESTS = "tests/contrib/test_string_match.py"
-_LAW = f"{_DRAFTER_TESTS}::TestIntersection::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_DRAFTER_TESTS}::TestIntersection::test_the_reported_distribution_is_that_of_the_drafts"
 _READ = f"{_DRAFTER_TESTS}::test_the_text_is_read_once_however_it_comes"
 _ROOM = f"{_DRAFTER_TESTS}::test_rows_without_room_go_on_without_drafts"
 _SPELLINGS = f"{_MAP_TESTS}::test_spellings_of_spaces_newlines_bytes_and_characters"
@@ -19,28 +19,28 @@ MUTANTS = (
         _MAP,
         "jnp.where((self.columns >= 0)[None, None], shared, -jnp.inf)",
         "shared",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "a draft is fed to the other model by the target's id",
         _DRAFTER,
         "self.model(self.token_map.guessed(tokens), cache, **tree)",
         "self.model(tokens % self.model.vocab_size, cache, **tree)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "of a token that the draft lacks only the first piece is read",
         _DRAFTER,
         "token_map.count[fresh], 0)",
         "jnp.minimum(token_map.count[fresh], 1), 0)",
-        (_READ, _LAW),
+        (_READ, _PROBS),
     ),
     Mutant(
         "what begins the draft's texts is left out",
         _DRAFTER,
         "return cls(tokens, zero + count, zero)",
         "return cls(tokens, zero, zero)",
-        (_READ, _LAW),
+        (_READ, _PROBS),
     ),
     Mutant(
         "a token is read that only begins where there is room",

@@ -9,7 +9,7 @@ _DRAFTER, _HEAD, _NETWORK, _TRAINING = (
     "heads/dflash/blocks.py",
 )
 _TESTS = "tests/heads/dflash/test_drafter.py"
-_LAW = f"{_TESTS}::TestDSpark::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_TESTS}::TestDSpark::test_the_reported_distribution_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestDSpark::test_the_cache_holds_the_text_after_full_and_zero_acceptance"
 _LOSS = "tests/heads/dflash/test_training.py::test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted"
 
@@ -33,21 +33,21 @@ MUTANTS = (
         _DRAFTER,
         "jnp.where(context.done, 0, verdict.accepted + 1)",
         "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",
-        (f"{_TESTS}::TestPauses::test_the_reported_law_is_that_of_the_drafts",),
+        (f"{_TESTS}::TestPauses::test_the_reported_distribution_is_that_of_the_drafts",),
     ),
     Mutant(
         "context stands one place too far",
         _HEAD,
         "positions = start[:, None] + jnp.arange(",
         "positions = start[:, None] + 1 + jnp.arange(",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "tokens outside of the draft vocabulary pass for its first",
         _HEAD,
         'self._apply("before", self.places[tokens])',
         'self._apply("before", jnp.maximum(self.places[tokens], 0))',
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "the last estimate decides instead of their product",
@@ -78,7 +78,7 @@ MUTANTS = (
         (_LOSS,),
     ),
     Mutant(
-        "a block learns the laws of one token later",
+        "a block learns the distributions of one token later",
         _TRAINING,
         "at = jnp.minimum(_places(anchors, drafts),",
         "at = jnp.minimum(_places(anchors + 1, drafts),",

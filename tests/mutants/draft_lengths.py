@@ -16,26 +16,26 @@ MUTANTS = (
     Mutant(
         "an unsure draft is dropped after it was seen",
         _CHAIN,
-        "return drafts.add(token, submitted, law, going, hidden, kept)",
-        "submitted &= self.schedule.goes_on(schedule_state, log_prob)\n            "
-        "return drafts.add(token, submitted, law, going, hidden, kept)",
-        ("tests/decoding/test_draft_lengths.py::test_the_joint_law_of_four_tokens[confidence]",),
+        "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
+        "submitted &= self.schedule.continue_(schedule_state, log_prob)\n            "
+        "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
+        ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",
         _CHAIN,
-        "submitted = drafts.going & self.schedule.submits(schedule_state, confidence)",
-        "drawn = best_token(law + _noise(draft, draws, drafts.count, law.shape[-1]))\n"
-        "            seen = jnp.where(drawn[:, None] == jnp.arange(law.shape[1])[None], confidence, -jnp.inf)\n"
-        "            submitted = drafts.going & self.schedule.submits(schedule_state, seen)",
+        "submitted = drafts.going & self.schedule.should_draft(schedule_state, confidence)",
+        "drawn = argmax(log_probs + _noise(draft, rng, drafts.count, log_probs.shape[-1]))\n"
+        "            seen = jnp.where(drawn[:, None] == jnp.arange(log_probs.shape[1])[None], confidence, -jnp.inf)\n"
+        "            submitted = drafts.going & self.schedule.should_draft(schedule_state, seen)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
     ),
     Mutant(
         "a draft is submitted only if the next one is",
         _CHAIN,
-        "proposal = Proposal(drafts.tokens, drafts.valid, drafts.laws)",
+        "proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)",
         "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
-        "        proposal = Proposal(drafts.tokens, drafts.valid & following, drafts.laws)",
+        "        proposal = Proposal(drafts.tokens, drafts.valid & following, drafts.log_probs)",
         (f"{_NO_DRAFT_DECIDES}[confidence]",),
     ),
     Mutant(
@@ -43,7 +43,7 @@ MUTANTS = (
         _CHAIN,
         "token = jnp.where(submitted, draft.token_ids(place), 0)",
         "token = draft.token_ids(place)",
-        (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_law",),
+        (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_distribution",),
     ),
     Mutant(
         "after a pause the draft's cache misses the rounds between",
@@ -132,8 +132,8 @@ MUTANTS = (
     Mutant(
         "certain drafts hide how sure the model is",
         _CHAIN,
-        "return law, jnp.where(certain, own, law)",
-        "return law, law",
+        "return log_probs, jnp.where(certain, own, log_probs)",
+        "return log_probs, log_probs",
         (f"{_SCHEDULES}::test_stops_against_their_formulas",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ _DRAFTER = "heads/eagle/drafter.py"
 _TRAINING = "heads/eagle/training.py"
 _WEIGHTS = "heads/eagle/checkpoint.py"
 _TESTS = "tests/heads/eagle/test_drafter.py"
-_LAW = f"{_TESTS}::TestDraftVocabulary::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_TESTS}::TestDraftVocabulary::test_the_reported_distribution_is_that_of_the_drafts"
 _FRESH = f"{_TESTS}::TestDraftVocabulary::test_after_any_acceptance_it_drafts_as_if_it_were_new"
 _STEPS = "tests/heads/eagle/test_training.py::test_each_step_is_the_drafter_s_own"
 _THIRD = "tests/heads/eagle/test_checkpoint.py::test_a_third_eagle_is_the_paper_s_arithmetic"
@@ -17,7 +17,7 @@ MUTANTS = (
         _DRAFTER,
         "at = cache.length[:, None] + 1 + jnp.arange",
         "at = cache.length[:, None] + jnp.arange",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "the last state of a round is lost",
@@ -45,7 +45,7 @@ MUTANTS = (
         _DRAFTER,
         "return context.length > 1",
         "return context.length > 0",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "a chain in training sees true pairs beyond its own",
@@ -62,10 +62,10 @@ MUTANTS = (
         (_STEPS,),
     ),
     Mutant(
-        "a step learns the law of the token before",
+        "a step learns the distribution of the token before",
         _TRAINING,
-        "at_places(law, at - 1)",
-        "at_places(law, at - 2)",
+        "at_places(log_probs, at - 1)",
+        "at_places(log_probs, at - 2)",
         (_STEPS,),
     ),
     Mutant(

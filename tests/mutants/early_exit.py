@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _DRAFTER = "drafters/early_exit.py"
 _PARTIAL = "nn/partial.py"
 _TESTS = "tests/drafters/test_early_exit.py"
-_LAW = f"{_TESTS}::TestTwoLayers::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_TESTS}::TestTwoLayers::test_the_reported_distribution_is_that_of_the_drafts"
 _GREEDY = f"{_TESTS}::TestTwoLayers::test_greedy_output_is_that_of_plain_decoding"
 _RESUMED = f"{_TESTS}::test_a_resumed_pass_is_the_whole_one"
 
@@ -15,21 +15,21 @@ MUTANTS = (
         _DRAFTER,
         "jnp.pad(room < fed.count, (0, 1)",
         "jnp.pad(room < 0 * fed.count, (0, 1)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "an early exit's drafts see a slot that nothing was written to",
         _DRAFTER,
         "jnp.pad(room < fed.count, (0, 1)",
         "jnp.pad(room <= fed.count, (0, 1)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "an early exit's drafts stand one place too far",
         _DRAFTER,
         "positions=context.length[:, None] - 1 + offsets[None]",
         "positions=context.length[:, None] + offsets[None]",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "verification goes on from a last draft that was never fed",
@@ -50,7 +50,7 @@ MUTANTS = (
         _DRAFTER,
         "dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)",
         "dynamic_slice_in_dim(tokens, fed.count - 1, 1, axis=1)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "a resumed pass repeats the layer it stopped after",

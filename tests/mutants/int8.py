@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "fresh keys are not rounded as cached ones",
         "nn/cache_int8.py",
-        "return dequantise(*quantise(x)).astype(x.dtype)",
+        "return dequantize(*quantize(x)).astype(x.dtype)",
         "return x",
         (f"{_TESTS}::TestCache::test_ragged_chunks_give_the_logits_of_the_whole",),
     ),

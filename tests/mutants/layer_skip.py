@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         "tokens of prompts are in the loss",
         _RECIPE,
-        "return -weight * jnp.sum(jnp.where(there, _of_tokens(law, tokens), 0.0))",
-        "return -weight * jnp.sum(_of_tokens(law, tokens))",
+        "return -weight * jnp.sum(jnp.where(there, _of_tokens(log_probs, tokens), 0.0))",
+        "return -weight * jnp.sum(_of_tokens(log_probs, tokens))",
         (_LOSS,),
     ),
     Mutant(

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _SUFFIX, _COMPOSE, _CASCADE = "drafters/suffix.py", "drafters/hybrid.py", "contrib/cascade.py"
 _LISTS = "tests/drafters/test_suffix.py::test_against_lists_and_counters"
 _CHOICE = "tests/drafters/test_hybrid.py"
-_NO_LAW = f"{_CHOICE}::test_choosing_moves_no_law"
+_NO_PROBS = f"{_CHOICE}::test_choosing_moves_no_distribution"
 _RECORD = f"{_CHOICE}::test_the_record_and_the_choice_against_plain_arithmetic"
 _ALONE = "tests/contrib/test_cascade.py::test_the_drafts_are_those_of_the_model_alone"
 
@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "a survival is a share of the first occurrences at every step",
         _SUFFIX,
-        "return (alive, votes, survival), (chosen, survival)",
-        "return (alive, total, survival), (chosen, survival)",
+        "return (alive, votes, cum_accept_prob), (chosen, cum_accept_prob)",
+        "return (alive, total, cum_accept_prob), (chosen, cum_accept_prob)",
         (_LISTS,),
     ),
     Mutant(
@@ -50,14 +50,14 @@ MUTANTS = (
         _COMPOSE,
         "valid = jnp.where(pick, copied.valid, drafted.valid)",
         "valid = jnp.where(pick, copied.valid, drafted.valid & (drafted.tokens[:, :1] > 0))",
-        (_NO_LAW,),
+        (_NO_PROBS,),
     ),
     Mutant(
-        "copied drafts are reported with a law",
+        "copied drafts are reported with a distribution",
         _COMPOSE,
-        "law = jnp.where(pick[..., None], one_hot(tokens, law.shape[2]), law)",
-        "law = law + 0.0",
-        (_NO_LAW,),
+        "log_probs = jnp.where(pick[..., None], one_hot(tokens, log_probs.shape[2]), log_probs)",
+        "log_probs = log_probs + 0.0",
+        (_NO_PROBS,),
     ),
     Mutant(
         "a model's cache keeps drafts that others drafted",

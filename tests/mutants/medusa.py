@@ -4,8 +4,8 @@ from tests.mutants.mutant import Mutant
 
 _DRAFTER, _TRAINING = "heads/medusa/drafter.py", "heads/medusa/training.py"
 _TESTS, _RECIPE = "tests/heads/medusa/test_drafter.py", "tests/heads/medusa/test_training.py"
-_LAW = f"{_TESTS}::TestMedusa::test_the_reported_law_is_that_of_the_drafts"
-_LOSS = f"{_RECIPE}::test_the_loss_is_of_the_laws_that_are_drafted_from"
+_PROBS = f"{_TESTS}::TestMedusa::test_the_reported_distribution_is_that_of_the_drafts"
+_LOSS = f"{_RECIPE}::test_the_loss_is_of_the_distributions_that_are_drafted_from"
 
 MUTANTS = (
     Mutant(
@@ -20,14 +20,14 @@ MUTANTS = (
         _DRAFTER,
         "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))",
         "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 3, 0))",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "heads read the token of the state and not the one after it",
         _DRAFTER,
         "last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)",
         "last = jnp.take_along_axis(context.tokens, jnp.maximum(context.length[:, None] - 2, 0), axis=1)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "heads guess after one token",
@@ -39,23 +39,23 @@ MUTANTS = (
     Mutant(
         "all heads of a chain share their noise",
         _DRAFTER,
-        "noise = [draws.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]",
-        "noise = [draws.draft_noise(jnp.int32(0), vocab_size, ids) for i in range(self.k)]",
-        (f"{_TESTS}::test_the_joint_law_of_a_chain",),
+        "noise = [rng.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]",
+        "noise = [rng.draft_noise(jnp.int32(0), vocab_size, ids) for i in range(self.k)]",
+        (f"{_TESTS}::test_the_joint_distribution_of_a_chain",),
     ),
     Mutant(
         "a tree's level is guessed by the head of the level above",
         _DRAFTER,
         "levels = np.sum(tree.ancestors, axis=1) - 1",
         "levels = np.maximum(np.sum(tree.ancestors, axis=1) - 2, 0)",
-        (f"{_TESTS}::TestTree::test_the_reported_law_is_that_of_the_drafts",),
+        (f"{_TESTS}::TestTree::test_the_reported_distribution_is_that_of_the_drafts",),
     ),
     Mutant(
         "a guess is a place in the draft vocabulary",
         _DRAFTER,
         "jnp.where(valid, self.head.token_ids(chosen), 0)",
         "jnp.where(valid, chosen, 0)",
-        (f"{_TESTS}::TestPapersHeads::test_the_reported_law_is_that_of_the_drafts",),
+        (f"{_TESTS}::TestPapersHeads::test_the_reported_distribution_is_that_of_the_drafts",),
     ),
     Mutant(
         "head 0 is trained to guess what the target's own head does",
@@ -65,7 +65,7 @@ MUTANTS = (
         (_LOSS,),
     ),
     Mutant(
-        "the label of each head is the law of the token before",
+        "the label of each head is the distribution of the token before",
         _TRAINING,
         "at_places(features.last, chosen.places - 1)), target.head",
         "at_places(features.last, chosen.places - 2)), target.head",

@@ -3,10 +3,10 @@
 from tests.mutants.mutant import Mutant
 
 _MULTI = "tests/verifiers/test_multi_draft.py"
-_SMALL = "test_one_round_keeps_the_law[two chains of two-full support]"
+_SMALL = "test_one_round_keeps_the_distribution[two chains of two-full support]"
 _RECURSIVE = f"{_MULTI}::TestRecursiveRejection::{_SMALL}"
 _K_SEQUENCE = f"{_MULTI}::TestKSequence::{_SMALL}"
-_FOUR = "test_one_round_keeps_the_law_over_four_tokens"
+_FOUR = "test_one_round_keeps_the_distribution_over_four_tokens"
 _RECURSIVE_FOUR = f"{_MULTI}::TestRecursiveRejection::{_FOUR}"
 _K_SEQUENCE_FOUR = f"{_MULTI}::TestKSequence::{_FOUR}"
 _TREE = "tests/verifiers/test_tree.py"
@@ -15,14 +15,14 @@ _TRAVERSAL = f"tests/verifiers/test_traversal.py::TestContract::{_SMALL}"
 
 MUTANTS = (
     Mutant(
-        "recursive rejection: the next candidate meets the target's law again",
+        "recursive rejection: the next candidate meets the target's distribution again",
         "verifiers/recursive.py",
         "jnp.where(refuse[:, None], _still_wanted(state.wanted, draft), state.wanted)",
         "state.wanted",
         (_RECURSIVE,),
     ),
     Mutant(
-        "recursive rejection: the residual is not normalised",
+        "recursive rejection: the residual is not normalized",
         "verifiers/recursive.py",
         "jnp.where(total > -jnp.inf, residual - total, wanted)",
         "jnp.where(total > -jnp.inf, residual, wanted)",
@@ -31,21 +31,21 @@ MUTANTS = (
     Mutant(
         "recursive rejection: an accepted node's place keeps the residual of the one above",
         "verifiers/recursive.py",
-        "jnp.where(accept[:, None], walk.law(target_log_probs), wanted)",
+        "jnp.where(accept[:, None], walk.log_probs(target_log_probs), wanted)",
         "wanted",
         (_RECURSIVE,),
     ),
     Mutant(
         "recursive rejection: all candidates share one uniform",
         "verifiers/recursive.py",
-        "jnp.log(pick(uniforms, node))",
+        "jnp.log(take_row(uniforms, node))",
         "jnp.log(uniforms[:, 0])",
         (_RECURSIVE,),
     ),
     Mutant(
-        "recursive rejection: each candidate is held against the first one's law",
+        "recursive rejection: each candidate is held against the first one's distribution",
         "verifiers/recursive.py",
-        "draft, token = pick(tree.log_probs, node),",
+        "draft, token = take_row(tree.log_probs, node),",
         "draft, token = tree.log_probs[:, 0],",
         (f"{_MULTI}::test_different_models_side_by_side",),
     ),
@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "K-SEQ: the factor is that of all drafts, not of those that agree",
         "verifiers/k_seq.py",
-        "pick(tree.log_probs, node), count),",
-        "pick(tree.log_probs, node), jnp.full_like(count, 3)),",
+        "take_row(tree.log_probs, node), count),",
+        "take_row(tree.log_probs, node), jnp.full_like(count, 3)),",
         (_K_SEQUENCE, f"{_MULTI}::test_k_sequence_accepts_rho_times_beta"),
     ),
     Mutant(
@@ -78,17 +78,17 @@ MUTANTS = (
         (f"{_MULTI}::TestKSequence::test_drafts_that_are_withheld",),
     ),
     Mutant(
-        "K-SEQ is given drafts of several laws",
+        "K-SEQ is given drafts of several distributions",
         "verifiers/k_seq.py",
         "if drafter.tree and not drafter.identically_distributed:",
         "if drafter.tree and not drafter.tree:",
-        (f"{_MULTI}::test_k_sequence_refuses_drafts_of_several_laws",),
+        (f"{_MULTI}::test_k_sequence_refuses_drafts_of_several_distributions",),
     ),
     Mutant(
         "a tree's refused children may be drawn again",
         "verifiers/tree.py",
-        "refused = jnp.where(walk.candidates(tree), tree.tokens, law.shape[1])",
-        "refused = jnp.where(walk.candidates(tree), law.shape[1], law.shape[1])",
+        "refused = jnp.where(walk.candidates(tree), tree.tokens, log_probs.shape[1])",
+        "refused = jnp.where(walk.candidates(tree), log_probs.shape[1], log_probs.shape[1])",
         (_WALK,),
     ),
     Mutant(
@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "traversal: the running ratio exceeds 1",
         "verifiers/traversal.py",
-        "jnp.minimum(pick(state.log_ratio, state.level) + gain, 0.0)",
-        "pick(state.log_ratio, state.level) + gain",
+        "jnp.minimum(take_row(state.log_ratio, state.level) + gain, 0.0)",
+        "take_row(state.log_ratio, state.level) + gain",
         (_TRAVERSAL,),
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = (
         (_TRAVERSAL,),
     ),
     Mutant(
-        "traversal: the next sibling meets the law before the refusal",
+        "traversal: the next sibling meets the distribution before the refusal",
         "verifiers/traversal.py",
         "refused=put(state.refused, rows),",
         "refused=state.refused,",

@@ -1,23 +1,23 @@
-"""Faults of drafts beside each other: whose noise, whose law, whose weights, and what is sent between them."""
+"""Faults of drafts beside each other: whose noise, whose distribution, whose weights, and what is sent between them."""
 
 from tests.mutants.mutant import Mutant
 
 _PARALLEL = "contrib/parallel.py"
 _BESIDE = "tests/sharding/test_beside.py"
 _PROPOSALS = f"{_BESIDE}::test_the_proposals_are_those_of_a_union"
-_SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_laws"
+_SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions"
 _HELD = f"{_BESIDE}::test_each_device_holds_its_own_draft_alone"
 
 MUTANTS = (
     Mutant(
         "all models beside each other draw with one noise",
         _PARALLEL,
-        "draws.of_draft(number)",
-        "draws.of_draft(0 * number)",
+        "rng.of_draft(number)",
+        "rng.of_draft(0 * number)",
         (_PROPOSALS,),
     ),
     Mutant(
-        "the law of another model is reported",
+        "the distribution of another model is reported",
         _PARALLEL,
         "target.logits(_side_by_side(chains.log_probs))",
         "target.logits(_side_by_side(chains.log_probs[::-1]))",
@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "shared noise is sent to the drafts",
         _PARALLEL,
-        "draws.afresh()",
-        "draws",
+        "rng.afresh()",
+        "rng",
         (_SENT,),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Faults of relaxed verification: emitting another law than it reports, or reporting another than it emits."""
+"""Faults of relaxed verification: emitting another distribution than it reports, or reporting another than it emits."""
 
 from tests.mutants.mutant import Mutant
 
@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "relaxed verification measures the drafted token alone",
         _RELAXED,
-        "return ChainLaw(log_acceptance, jnp.sum(excess, axis=-1))",
-        "return ChainLaw(log_acceptance, at_tokens(excess, proposal.tokens))",
+        "return ChainLogProbs(log_acceptance, jnp.sum(excess, axis=-1))",
+        "return ChainLogProbs(log_acceptance, at_tokens(excess, proposal.tokens))",
         (_EMITTED,),
     ),
     Mutant(
@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "relaxed verification: a tie accepts",
         _RELAXED,
-        "log_uniforms < law.log_acceptance",
-        "log_uniforms <= law.log_acceptance",
+        "log_uniforms < log_probs.log_acceptance",
+        "log_uniforms <= log_probs.log_acceptance",
         (f"{_TESTS}::test_a_token_the_target_excludes_is_never_accepted",),
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = (
         _NEIGHBOURHOOD,
         "return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])",
         "return without(target, token[:, None] + 0 * jnp.where(inside, ids, beyond)[:, 0, :1])",
-        (f"{_NEIGHBOURHOOD_TESTS}::test_certain_drafts_emit_the_modified_law",),
+        (f"{_NEIGHBOURHOOD_TESTS}::test_certain_drafts_emit_the_modified_distribution",),
     ),
     Mutant(
         "an excluded token borrows from its neighbours",

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "results stay split",
         "decoding/generate.py",
-        "placement.everywhere(_collect(state, max_new, verifier.lossless))",
+        "placement.replicate(_collect(state, max_new, verifier.lossless))",
         "_collect(state, max_new, verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/contrib/test_sparse_cache.py"
-_LAW = f"{_TESTS}::TestSparseCache::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_TESTS}::TestSparseCache::test_the_reported_distribution_is_that_of_the_drafts"
 _ENDS = "tests/nn/test_cache.py::test_the_ends_of_each_row"
 
 MUTANTS = (
@@ -19,20 +19,20 @@ MUTANTS = (
         "nn/cache.py",
         "jnp.where(numbers < first, 0, left_out[:, None])",
         "jnp.where(numbers < first, 0, 0 * left_out[:, None])",
-        (_ENDS, _LAW),
+        (_ENDS, _PROBS),
     ),
     Mutant(
         "tokens behind a part of the text stand where their slots do",
         "nn/transformer.py",
         "positions = jnp.take_along_axis(cache.positions, positions, axis=1)",
         "positions = positions + 0",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "attention takes slots for positions",
         "nn/attention.py",
         "if cache.positions is not None:",
         "if cache.positions is None and cache.length.ndim == 0:",
-        (_LAW,),
+        (_PROBS,),
     ),
 )

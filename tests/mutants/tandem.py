@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _DRAFTER, _NETWORK, _TRAINING = "heads/tandem/drafter.py", "heads/tandem/network.py", "heads/tandem/training.py"
 _TESTS = "tests/heads/tandem/test_drafter.py"
-_LAW = f"{_TESTS}::TestTandem::test_the_reported_law_is_that_of_the_drafts"
+_PROBS = f"{_TESTS}::TestTandem::test_the_reported_distribution_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestTandem::test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance"
 _PASS = "tests/heads/tandem/test_training.py::test_one_masked_pass_is_the_drafter_step_by_step"
 _LOSS = "tests/heads/tandem/test_training.py::test_the_loss_is_over_the_drafts_of_all_blocks"
@@ -38,14 +38,14 @@ MUTANTS = (
         _DRAFTER,
         "append(entries).truncate(context.length - 1)",
         "append(entries).truncate(context.length)",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "a tandem decoder's layer reads the target's keys without their positions",
         _NETWORK,
         "apply_rope(both[..., 0, :], positions, config.ropes[self.layer])",
         "apply_rope(both[..., 0, :], 0 * positions, config.ropes[self.layer])",
-        (_LAW,),
+        (_PROBS,),
     ),
     Mutant(
         "in training the state of a block's first token leaks in",
@@ -69,10 +69,10 @@ MUTANTS = (
         (_PASS,),
     ),
     Mutant(
-        "a tandem decoder learns the laws of one token later",
+        "a tandem decoder learns the distributions of one token later",
         _TRAINING,
-        "target.normalise(features.last[:, :-1])",
-        "target.normalise(features.last[:, 1:])",
+        "target.normalize(features.last[:, :-1])",
+        "target.normalize(features.last[:, 1:])",
         (_LOSS,),
     ),
     Mutant(
@@ -99,12 +99,12 @@ MUTANTS = (
     Mutant(
         "an MTP module reads the target's state before its final norm",
         "heads/eagle/mtp_checkpoint.py",
-        "normalised=True",
-        "normalised=False",
+        "normalized=True",
+        "normalized=False",
         (_ARITHMETIC,),
     ),
     Mutant(
-        "an MTP module is chained with its normalised states",
+        "an MTP module is chained with its normalized states",
         "heads/eagle/mtp.py",
         "return states, entries_of([entry], states)",
         "return self.final_norm(states), entries_of([entry], states)",

@@ -39,10 +39,10 @@ MUTANTS = (
         (_DIED,),
     ),
     Mutant(
-        "the optimiser forgets at a checkpoint",
+        "the optimizer forgets at a checkpoint",
         "training/checkpoints.py",
         'return join(restored["state"], like), restored["counts"]',
-        'return TrainState(restored["state"].step, restored["state"].params, like.optimiser), restored["counts"]',
+        'return TrainState(restored["state"].step, restored["state"].params, like.optimizer), restored["counts"]',
         (_DIED,),
     ),
     Mutant(
@@ -53,7 +53,7 @@ MUTANTS = (
         (f"{_DISTILL}::test_the_rest_is_estimated",),
     ),
     Mutant(
-        "the draft learns the law of the token before",
+        "the draft learns the distribution of the token before",
         "training/distill.py",
         "flat(written[:, 1:])",
         "flat(written[:, :-1])",

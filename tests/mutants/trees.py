@@ -1,4 +1,4 @@
-"""Faults of drafting trees: who sees whom, which law a node has, and what is kept of a path."""
+"""Faults of drafting trees: who sees whom, which distribution a node has, and what is kept of a path."""
 
 from tests.mutants.mutant import Mutant
 
@@ -6,7 +6,7 @@ _TREE = "tests/drafters/test_tree.py"
 _DYNAMIC = "tests/drafters/test_dynamic_tree.py"
 _UNION = "tests/contrib/test_union.py"
 _MODELS = "tests/nn/test_models.py"
-_LAW = "test_the_reported_law_is_that_of_the_drafts"
+_PROBS = "test_the_reported_distribution_is_that_of_the_drafts"
 _FRESH = "test_after_any_acceptance_it_drafts_as_if_it_were_new"
 _GREEDY = "test_greedy_output_is_that_of_plain_decoding"
 _WITHOUT = f"{_TREE}::TestWithoutReplacement"
@@ -17,14 +17,14 @@ MUTANTS = (
         "drafters/frontier.py",
         "jnp.eye(width, dtype=jnp.bool_)[None]",
         "jnp.ones((width, width), jnp.bool_)[None]",
-        (f"{_TREE}::TestTransformer::{_LAW}",),
+        (f"{_TREE}::TestTransformer::{_PROBS}",),
     ),
     Mutant(
         "a drafted node sees its parent and none above it",
         "drafters/frontier.py",
         "jnp.take_along_axis(above, after.parents[..., None], axis=1) | (numbers == parent[..., None])",
         "numbers == parent[..., None]",
-        (f"{_WITHOUT}::{_LAW}",),
+        (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
         "a drafted node sees the ancestors of the node fed in its place before",
@@ -38,14 +38,14 @@ MUTANTS = (
         "drafters/frontier.py",
         "jnp.broadcast_to(length + level, (batch, width))",
         "length + level * width + jnp.arange(width, dtype=jnp.int32)[None]",
-        (f"{_WITHOUT}::{_LAW}",),
+        (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
         "every level's entries are put in the first one's place",
         "drafters/frontier.py",
         "pending.put(output.entries, level * width)",
         "pending.put(output.entries, 0 * level)",
-        (f"{_WITHOUT}::{_LAW}",),
+        (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
         "the draft's cache misses the path that was accepted",
@@ -76,18 +76,18 @@ MUTANTS = (
         (f"{_WITHOUT}::{_FRESH}",),
     ),
     Mutant(
-        "a sibling's law is not renormalised",
+        "a sibling's distribution is not renormalized",
         "drafters/children.py",
         "jnp.where(total > -jnp.inf, left - total, parent)",
         "jnp.where(total > -jnp.inf, left, parent)",
-        (f"{_WITHOUT}::{_LAW}",),
+        (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
-        "a sibling's law still has the siblings before it",
+        "a sibling's distribution still has the siblings before it",
         "drafters/children.py",
         "left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)",
         "left = jnp.where(ids < 0, before[:, :, sibling : sibling + 1].astype(left.dtype), left)",
-        (f"{_WITHOUT}::{_LAW}",),
+        (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
         "siblings do not stand in the order they were drawn in",
@@ -123,15 +123,15 @@ MUTANTS = (
     Mutant(
         "all levels of a tree share one noise",
         "drafters/children.py",
-        "draws.of_draft(slot).draft_noise(level, vocab) for slot in range(width)]",
-        "draws.of_draft(slot).draft_noise(0 * level, vocab) for slot in range(width)]",
+        "rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width)]",
+        "rng.of_draft(slot).draft_noise(0 * level, vocab) for slot in range(width)]",
         (f"{_TREE}::test_no_two_nodes_share_noise",),
     ),
     Mutant(
         "siblings with replacement share one noise",
         "drafters/children.py",
-        "draws.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]",
-        "draws.of_draft(slot // count).draft_noise(level, vocab) for slot in range(width * count)]",
+        "rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]",
+        "rng.of_draft(slot // count).draft_noise(level, vocab) for slot in range(width * count)]",
         (f"{_TREE}::test_no_two_nodes_share_noise",),
     ),
     Mutant(
@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "the drafters of a union share one noise",
         "contrib/union.py",
-        "drafter.propose(draws.of_draft(index), own, context)",
-        "drafter.propose(draws, own, context)",
+        "drafter.propose(rng.of_draft(index), own, context)",
+        "drafter.propose(rng, own, context)",
         (f"{_UNION}::test_drafters_of_one_model_draw_with_noise_of_their_own",),
     ),
     Mutant(
@@ -177,11 +177,11 @@ MUTANTS = (
         (f"{_UNION}::TestModelsAndText::{_FRESH}",),
     ),
     Mutant(
-        "certain drafts beside drawn ones have a soft law",
+        "certain drafts beside drawn ones have a soft distribution",
         "drafters/lookup.py",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.log(jnp.float32(vocab_size)))",
-        (f"{_UNION}::TestModelsAndText::{_LAW}",),
+        (f"{_UNION}::TestModelsAndText::{_PROBS}",),
     ),
     Mutant(
         "every node of a tree sees all others when it is verified",

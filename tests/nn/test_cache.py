@@ -50,7 +50,7 @@ def test_the_ends_of_each_row(first, last):
     length = [8, 3, 0, 5, BLOCK]
     numbers = jnp.broadcast_to(jnp.arange(BLOCK, dtype=jnp.float32)[:, None], (2, 5, 1, BLOCK, 2))
     cache = empty(5).append(Entries(numbers, -numbers)).truncate(jnp.asarray(length, jnp.int32))
-    ends = cache.ends(first, last, room=2)
+    ends = cache.sinks_and_window(first, last, room=2)
     longer = ends.append(entries(5, 2, 7.0))
     for row, count in enumerate(length):
         kept = [at for at in range(count) if at < first or at >= count - last]

@@ -104,7 +104,7 @@ def test_a_model_is_its_parts():
         tokens = jnp.asarray([[1, 5, 2]], jnp.int32)
         output = model(tokens, model.init_cache(1, 8), capture=(0, layers))
         np.testing.assert_array_equal(model.embed(tokens), output.hidden[0])
-        logits = project(model.normalise(output.hidden[1]), model.head)
+        logits = project(model.normalize(output.hidden[1]), model.head)
         np.testing.assert_allclose(logits, output.logits, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nn.cache_int8 import Int8KVCache
-from jaxspec.ops.int8 import Int8Kernel, dequantise, quantise
+from jaxspec.ops.int8 import Int8Kernel, dequantize, quantize
 from jaxspec.ops.matmul import project
 from tests._fixtures import tiny
 from tests.contracts import ModelContract
@@ -21,34 +21,34 @@ PROMPTS = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 
 
 @pytest.mark.slow
 class TestWeights(ModelContract):
-    model = jaxspec.quantise_weights(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
+    model = jaxspec.quantize_weights(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
 
 
 class TestCache(ModelContract):
     """Texts fed at once, in chunks and as trees agree: fresh keys are rounded as cached ones."""
 
-    model = jaxspec.quantise_cache(FLOAT)
+    model = jaxspec.quantize_cache(FLOAT)
 
 
 def test_no_value_moves_by_more_than_half_a_step():
     x = jax.random.normal(jax.random.key(0), (5, 3, 64)) * jnp.asarray([1e-4, 1.0, 300.0])[None, :, None]
-    values, scale = quantise(x)
+    values, scale = quantize(x)
     assert values.dtype == jnp.int8 and scale.shape == (5, 3)
-    assert (jnp.abs(dequantise(values, scale) - x) <= 0.5001 * scale[..., None]).all()
+    assert (jnp.abs(dequantize(values, scale) - x) <= 0.5001 * scale[..., None]).all()
     assert (jnp.max(jnp.abs(values.astype(jnp.int32)), axis=-1) == 127).all()
 
 
 def test_nothing_stays_nothing():
-    values, scale = quantise(jnp.zeros((2, 4)))
-    assert not values.any() and not scale.any() and jnp.isfinite(dequantise(values, scale)).all()
+    values, scale = quantize(jnp.zeros((2, 4)))
+    assert not values.any() and not scale.any() and jnp.isfinite(dequantize(values, scale)).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_what_was_rounded_rounds_to_itself(dtype):
     """So a fresh key, which is rounded before it is looked at, is what the cache gives back later."""
     x = jax.random.normal(jax.random.key(1), (400, 64)).astype(dtype)
-    values, scale = quantise(x)
-    again, scale_again = quantise(dequantise(values, scale).astype(dtype))
+    values, scale = quantize(x)
+    again, scale_again = quantize(dequantize(values, scale).astype(dtype))
     np.testing.assert_array_equal(again, values)
     np.testing.assert_allclose(scale_again, scale, rtol=4e-3 if dtype == jnp.bfloat16 else 1e-6)
 
@@ -69,7 +69,7 @@ def test_logits_stay_near():
     run = jax.jit(lambda model: jax.nn.log_softmax(model(PROMPTS, model.init_cache(3, 16)).logits))
     before, other = run(FLOAT), run(tiny.transformer(1, layers=2))
     far = jnp.abs(other - before).mean()
-    for model in (jaxspec.quantise_weights(FLOAT), jaxspec.quantise_cache(FLOAT)):
+    for model in (jaxspec.quantize_weights(FLOAT), jaxspec.quantize_cache(FLOAT)):
         moved = jnp.abs(run(model) - before).mean()
         assert 0 < moved < far / 20
 
@@ -78,10 +78,10 @@ def test_sizes():
     float_model = tiny.wide_transformer(vocab=64, width=64)
     whole, rounded = (
         sum(x.nbytes for x in jax.tree.leaves(model.params))
-        for model in (float_model, jaxspec.quantise_weights(float_model))
+        for model in (float_model, jaxspec.quantize_weights(float_model))
     )
     assert rounded < 0.3 * whole
-    caches = [model.init_cache(2, 256) for model in (FLOAT, jaxspec.quantise_cache(FLOAT))]
+    caches = [model.init_cache(2, 256) for model in (FLOAT, jaxspec.quantize_cache(FLOAT))]
     assert isinstance(caches[1], Int8KVCache)
     assert caches[1].keys.nbytes == caches[0].keys.nbytes / 4
     assert caches[1].key_scale.nbytes == caches[0].keys.nbytes / FLOAT.module.config.head_dim
@@ -93,7 +93,7 @@ SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow
 @pytest.mark.parametrize("sampling", [jaxspec.Greedy(), SAMPLED])
 def test_speculation_is_exact_relative_to_it(sampling):
     """With the same key the same tokens; the float model drafts, and is accepted most of the time."""
-    target = jaxspec.quantise_cache(jaxspec.quantise_weights(FLOAT))
+    target = jaxspec.quantize_cache(jaxspec.quantize_weights(FLOAT))
     run = lambda drafter: jaxspec.generate(
         target,
         drafter,
@@ -113,9 +113,9 @@ def test_it_is_the_same_split_over_a_mesh():
     model = tiny.wide_transformer(vocab=64)
     prompts = jnp.asarray(np.random.default_rng(0).integers(0, 64, size=(4, 6)), jnp.int32)
     run = lambda target: jaxspec.generate(target, jaxspec.NGramDrafter(k=3), prompts, max_new_tokens=16).tokens
-    whole = run(jaxspec.quantise_cache(jaxspec.quantise_weights(model)))
-    first = jaxspec.shard(jaxspec.quantise_cache(jaxspec.quantise_weights(model)), mesh)
-    last = jaxspec.quantise_cache(jaxspec.quantise_weights(jaxspec.shard(model, mesh)))
+    whole = run(jaxspec.quantize_cache(jaxspec.quantize_weights(model)))
+    first = jaxspec.shard(jaxspec.quantize_cache(jaxspec.quantize_weights(model)), mesh)
+    last = jaxspec.quantize_cache(jaxspec.quantize_weights(jaxspec.shard(model, mesh)))
     for split in (first, last):
         np.testing.assert_array_equal(run(split), whole)
     kernel = first.params["layer_0"]["mlp"]["gate_up"]["kernel"]
@@ -123,10 +123,10 @@ def test_it_is_the_same_split_over_a_mesh():
 
 
 def test_bad_input(tmp_path):
-    rounded = jaxspec.quantise_weights(FLOAT)
+    rounded = jaxspec.quantize_weights(FLOAT)
     with pytest.raises(TypeError, match="got Int8Kernel"):
-        jaxspec.quantise_weights(rounded)
+        jaxspec.quantize_weights(rounded)
     with pytest.raises(TypeError, match="takes a LanguageModel"):
-        jaxspec.quantise_cache(dataclasses.replace(FLOAT, module=flax.linen.Dense(3)))
+        jaxspec.quantize_cache(dataclasses.replace(FLOAT, module=flax.linen.Dense(3)))
     with pytest.raises(TypeError, match="save takes plain float weights"):
         jaxspec.save(rounded, tmp_path / "model")

@@ -19,7 +19,7 @@ def test_it_contracts_the_last_axis(rows, out):
     np.testing.assert_allclose(jax.jit(_project_tpu)(x, kernel), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it():
     """As in a draft model that is fed a window and then a level with as many rows."""
     kernel, x = jnp.ones((4096, 64)), jnp.ones((16, 2, 64))

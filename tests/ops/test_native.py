@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
-from jaxspec.nn.packed import stored_kernels
+from jaxspec.nn.packed import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.ops.native import build
 from jaxspec.ops.native.build import NoCompilerError, register
@@ -30,11 +30,11 @@ except NoCompilerError as error:
 
 @pytest.mark.slow
 class TestFloat32(ModelContract):
-    model = jaxspec.native_products(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
+    model = jaxspec.native_kernels(tiny.transformer(layers=2, qkv_bias=True, tied_head=False))
 
 
 class TestBfloat16(ModelContract):
-    model = jaxspec.native_products(FLOAT, weights=jnp.bfloat16)
+    model = jaxspec.native_kernels(FLOAT, weights=jnp.bfloat16)
 
 
 @pytest.mark.parametrize("weights", [jnp.float32, jnp.bfloat16])
@@ -57,13 +57,13 @@ def test_weights_that_bfloat16_holds_are_held_so(time):
     model = dataclasses.replace(FLOAT, params=rounded)
     tokens = jnp.asarray(np.random.default_rng(time).integers(0, tiny.VOCAB, size=(1, time)), jnp.int32)
     run = jax.jit(lambda model: model(tokens, model.init_cache(1, 256)).logits)
-    held, wide = jaxspec.native_products(model), jaxspec.native_products(model, weights=jnp.float32)
-    assert {str(x.values.dtype) for x in stored_kernels(held)} == {"bfloat16"}
-    assert {str(x.values.dtype) for x in stored_kernels(wide)} == {"float32"}
+    held, wide = jaxspec.native_kernels(model), jaxspec.native_kernels(model, weights=jnp.float32)
+    assert {str(x.values.dtype) for x in packed_weights(held)} == {"bfloat16"}
+    assert {str(x.values.dtype) for x in packed_weights(wide)} == {"float32"}
     np.testing.assert_allclose(run(held), run(wide), atol=0 if time <= 96 else 1e-5)
     kernel = rounded["layer_1"]["mlp"]["down"]["kernel"]
     rounded["layer_1"]["mlp"]["down"]["kernel"] = kernel.at[0, 0].set(1 + 2**-20)
-    assert {str(x.values.dtype) for x in stored_kernels(jaxspec.native_products(model))} == {"float32"}
+    assert {str(x.values.dtype) for x in packed_weights(jaxspec.native_kernels(model))} == {"float32"}
 
 
 def test_kernels_of_more_axes_and_batches():
@@ -142,7 +142,7 @@ SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow
 @pytest.mark.parametrize("sampling", [jaxspec.Greedy(), SAMPLED])
 def test_speculation_gives_the_same_tokens(sampling):
     """As plain decoding of it, and as XLA's products."""
-    target = jaxspec.native_products(FLOAT)
+    target = jaxspec.native_kernels(FLOAT)
     prompts = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
     run = lambda model, drafter: (
         jaxspec.generate(
@@ -169,14 +169,14 @@ IDS = [0, 2, 3, 5, 8, 9]
         jaxspec.EagleDrafter(eagle_head(ids=IDS, target=FLOAT), k=3),
         pytest.param(jaxspec.TandemDrafter(tandem.random_head(FLOAT, ids=IDS), k=3), marks=pytest.mark.slow),
         pytest.param(jaxspec.MedusaDrafter(medusa.conditioned_head(FLOAT, ids=IDS)), marks=pytest.mark.slow),
-        jaxspec.BlockDrafter(blocks.random_head(FLOAT, ids=IDS), k=3),
+        jaxspec.DFlashDrafter(blocks.random_head(FLOAT, ids=IDS), k=3),
     ],
     ids=lambda drafter: type(drafter).__name__,
 )
 def test_heads_draft_the_same(drafter):
     """A head of native products makes the same drafts, of which as many are kept."""
-    head = jaxspec.native_products(drafter.head)
-    assert isinstance(stored_kernels(head)[0], NativeKernel)
+    head = jaxspec.native_kernels(drafter.head)
+    assert isinstance(packed_weights(head)[0], NativeKernel)
     assert head.cache_type is (KVCache if isinstance(drafter, jaxspec.MedusaDrafter) else NativeKVCache)
     prompts = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
     options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(temperature=1.0), "max_new_tokens": 30}
@@ -188,24 +188,22 @@ def test_heads_draft_the_same(drafter):
 
 
 def test_bad_input(tmp_path):
-    native = jaxspec.native_products(FLOAT)
+    native = jaxspec.native_kernels(FLOAT)
     with pytest.raises(TypeError, match="plain weights, got NativeKernel"):
-        jaxspec.native_products(native)
+        jaxspec.native_kernels(native)
     with pytest.raises(TypeError, match="or a head, got EagleLayer"):
-        jaxspec.native_products(dataclasses.replace(FLOAT, module=eagle_head().module))
+        jaxspec.native_kernels(dataclasses.replace(FLOAT, module=eagle_head().module))
     with pytest.raises(TypeError, match="float32 model, got bfloat16"):
-        jaxspec.native_products(
-            dataclasses.replace(FLOAT, module=dataclasses.replace(FLOAT.module, dtype=jnp.bfloat16))
-        )
+        jaxspec.native_kernels(dataclasses.replace(FLOAT, module=dataclasses.replace(FLOAT.module, dtype=jnp.bfloat16)))
     with pytest.raises(ValueError, match="float32 or bfloat16, got float16"):
-        jaxspec.native_products(FLOAT, weights=jnp.float16)
+        jaxspec.native_kernels(FLOAT, weights=jnp.float16)
     with pytest.raises(TypeError, match="save takes plain float weights"):
         jaxspec.save(native, tmp_path / "model")
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     with pytest.raises(TypeError, match="products XLA splits"):
         jaxspec.shard(native, mesh)
     with pytest.raises(TypeError, match="on one device"):
-        jaxspec.native_products(jaxspec.shard(FLOAT, mesh, jaxspec.sharding.REPLICATED))
+        jaxspec.native_kernels(jaxspec.shard(FLOAT, mesh, jaxspec.sharding.REPLICATED))
 
 
 def test_without_a_compiler(monkeypatch, tmp_path):

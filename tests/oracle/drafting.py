@@ -20,7 +20,7 @@ Parents = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one node is drafted, and everything that its law may depend on.
+    """Where one node is drafted, and everything that its distribution may depend on.
 
     Attributes:
       node: its index.
@@ -46,14 +46,14 @@ class Drafter:
 
     Attributes:
       parents: the shape.
-      law: the law that a node's token is drawn from, `[v]`; `None` if nothing is left to draw:
+      distribution: the distribution that a node's token is drawn from, `[v]`; `None` if nothing is left to draw:
         the node is not submitted, nor is what follows it.
       submitted: whether a node is submitted. It sees what is known before the token is drawn.
-      certain: the laws are one-hot, and the verifier is not told them.
+      certain: the distributions are one-hot, and the verifier is not told them.
     """
 
     parents: Parents
-    law: Callable[[Place], np.ndarray | None]
+    probs: Callable[[Place], np.ndarray | None]
     submitted: Callable[[Place], bool] = lambda place: True
     certain: bool = False
 
@@ -74,21 +74,21 @@ class Drafts:
       tokens: `[i, n]`.
       chance: `[i]`, how likely each is; none is 0.
       submitted: `[i, n]`.
-      draft_laws: `[i, n, v]`, the law that each token was drawn from; `None` if they are certain.
-      target_laws: `[i, n + 1, v]`: row 0 after the text, row `j + 1` after node `j`.
+      draft_probs: `[i, n, v]`, the distribution that each token was drawn from; `None` if they are certain.
+      target_probs: `[i, n + 1, v]`: row 0 after the text, row `j + 1` after node `j`.
     """
 
     parents: Parents
     tokens: np.ndarray
     chance: np.ndarray
     submitted: np.ndarray
-    draft_laws: np.ndarray | None
-    target_laws: np.ndarray
+    draft_probs: np.ndarray | None
+    target_probs: np.ndarray
 
     def take(self, rows: Sequence[int]) -> "Drafts":
         """Some of them, in this order; repeated if asked for."""
         at = lambda x: None if x is None else x[list(rows)]
-        names = ("tokens", "chance", "submitted", "draft_laws", "target_laws")
+        names = ("tokens", "chance", "submitted", "draft_probs", "target_probs")
         return Drafts(self.parents, *(at(getattr(self, name)) for name in names))
 
 
@@ -115,18 +115,18 @@ def depth(parents: Parents) -> int:
 def drawn(parents: Parents, draft: Table | Sequence[Table], **options) -> Drafter:
     """Every token is drawn independently (with replacement), from one model or one a node."""
     tables = (draft,) * len(parents) if isinstance(draft, Table) else draft
-    return Drafter(parents, lambda place: tables[place.node].law(place.prefix), **options)
+    return Drafter(parents, lambda place: tables[place.node].log_probs(place.prefix), **options)
 
 
 def drawn_without_replacement(parents: Parents, draft: Table, **options) -> Drafter:
     """Siblings differ: each is drawn from what the ones before it have left."""
 
-    def law(place: Place) -> np.ndarray | None:
-        left = draft.law(place.prefix).copy()
+    def probs(place: Place) -> np.ndarray | None:
+        left = draft.log_probs(place.prefix).copy()
         left[list(place.siblings)] = 0
         return left / left.sum() if left.any() else None
 
-    return Drafter(parents, law, **options)
+    return Drafter(parents, probs, **options)
 
 
 def guessed(parents: Parents, guess: Callable[[Place], int], vocab: int, **options) -> Drafter:
@@ -141,13 +141,13 @@ def enumerate_drafts(target: Table, drafter: Drafter, text: Text = ()) -> Drafts
         found = [longer for draft in found for longer in _continued(drafter, text, draft, node, target.vocab)]
     rows, count = len(found), len(drafter.parents)
     paths = [path_to(drafter.parents, node) for node in range(-1, count)]
-    after = [[target.law(text + tuple(draft.tokens[i] for i in path)) for path in paths] for draft in found]
+    after = [[target.log_probs(text + tuple(draft.tokens[i] for i in path)) for path in paths] for draft in found]
     return Drafts(
         drafter.parents,
         np.array([draft.tokens for draft in found], np.int32).reshape(rows, count),
         np.array([draft.chance for draft in found]),
         np.array([draft.submitted for draft in found], np.bool_).reshape(rows, count),
-        None if drafter.certain else np.array([draft.laws for draft in found]).reshape(rows, count, target.vocab),
+        None if drafter.certain else np.array([draft.log_probs for draft in found]).reshape(rows, count, target.vocab),
         np.array(after),
     )
 
@@ -157,16 +157,18 @@ class _Draft:
     tokens: Text = ()
     chance: float = 1.0
     submitted: tuple[bool, ...] = ()
-    laws: tuple[np.ndarray, ...] = ()
+    probs: tuple[np.ndarray, ...] = ()
 
-    def plus(self, token: int, chance: float, submitted: bool, law: np.ndarray) -> "_Draft":
-        return _Draft((*self.tokens, token), self.chance * chance, (*self.submitted, submitted), (*self.laws, law))
+    def plus(self, token: int, chance: float, submitted: bool, probs: np.ndarray) -> "_Draft":
+        return _Draft(
+            (*self.tokens, token), self.chance * chance, (*self.submitted, submitted), (*self.log_probs, probs)
+        )
 
 
 def _continued(drafter: Drafter, text: Text, draft: _Draft, node: int, vocab: int) -> list[_Draft]:
     place, parent = drafter.place(text, draft.tokens, node), drafter.parents[node]
-    law = drafter.law(place)
-    if law is None:
+    probs = drafter.log_probs(place)
+    if probs is None:
         return [draft.plus(0, 1.0, False, np.zeros(vocab))]
     submitted = (parent < 0 or draft.submitted[parent]) and drafter.submitted(place)
-    return [draft.plus(token, chance, submitted, law) for token, chance in enumerate(law.tolist()) if chance > 0]
+    return [draft.plus(token, chance, submitted, probs) for token, chance in enumerate(probs.tolist()) if chance > 0]

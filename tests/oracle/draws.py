@@ -79,14 +79,14 @@ def real_names(verifier, row_key, length: int, drafts: int | Sequence[Offset], u
     nodes = range(drafts) if isinstance(drafts, int) else drafts
     places = [(node,) if isinstance(node, int) else node for node in nodes]
     with recorded_keys() as seen:
-        draws = verifier.draws(row_key[None], jnp.full(1, length, jnp.int32))
+        rng = verifier.rng(row_key[None], jnp.full(1, length, jnp.int32))
         for *indices, offset in places:
-            stream = draws
+            stream = rng
             for index in indices:
                 stream = stream.of_draft(index)
             stream.draft_noise(jnp.int32(offset), 3)
-        draws.uniforms(len(places) if uniforms is None else uniforms)
-        draws.next_noise(3)
+        rng.uniforms(len(places) if uniforms is None else uniforms)
+        rng.next_noise(3)
     # By their place, not by their key: places that share a key by mistake must share a name.
     again = [places[:i].count(place) for i, place in enumerate(places)]
     drafted = tuple((key, times) if times else key for key, times in zip(seen, again, strict=False))
@@ -96,10 +96,10 @@ def real_names(verifier, row_key, length: int, drafts: int | Sequence[Offset], u
 def several_rounds(
     target: Table, drafter: Drafter, rule: Rule, *, length: int, names: Callable[[int], Names]
 ) -> dict[Text, float]:
-    """The exact law of the first `length` tokens, with as many rounds as it takes.
+    """The exact distribution of the first `length` tokens, with as many rounds as it takes.
 
     Args:
-      target: the law to keep; its table and the drafter's know all texts that can be drafted.
+      target: the distribution to keep; its table and the drafter's know all texts that can be drafted.
       drafter: where drafts come from.
       rule: how they are verified.
       length: how many tokens.
@@ -108,7 +108,7 @@ def several_rounds(
     later = [{name for start in range(n, length) for name in names(start).all()} for n in range(length)]
     pasts = [collections.Counter() for _ in range(length)]
     pasts[0][(), frozenset()] = 1.0
-    law: dict[Text, float] = collections.Counter()
+    probs: dict[Text, float] = collections.Counter()
     for start in range(length):
         rounds: dict[Text, Round] = {}
         for (text, seen), chance in pasts[start].items():
@@ -117,11 +117,11 @@ def several_rounds(
             for emitted, share, refined in _one_round(rounds[text], drafter, text, names(start), dict(seen)):
                 longer = text + emitted
                 if len(longer) >= length:
-                    law[longer[:length]] += chance * share
+                    probs[longer[:length]] += chance * share
                     continue
                 kept = frozenset((name, part) for name, part in refined.items() if name in later[len(longer)])
                 pasts[len(longer)][longer, kept] += chance * share
-    return dict(law)
+    return dict(probs)
 
 
 def _one_round(
@@ -132,7 +132,7 @@ def _one_round(
         i = index[tokens]
         for leaf in round_.leaves[i]:
             for share, verified in _reached(leaf, names, drafted):
-                for token, part, after in _categorical(verified, names.next, leaf.next_law):
+                for token, part, after in _categorical(verified, names.next, leaf.next_log_probs):
                     yield round_.emitted(i, leaf, token), chance * share * part, after
 
 
@@ -141,8 +141,8 @@ def _drafts(drafter: Drafter, text: Text, names: Names, seen: Intervals) -> list
     for node in range(len(drafter.parents)):
         longer = []
         for tokens, chance, before in found:
-            law = drafter.law(drafter.place(text, tokens, node))
-            drawn = [(0, 1.0, before)] if law is None else _categorical(before, names.drafts[node], law)
+            probs = drafter.log_probs(drafter.place(text, tokens, node))
+            drawn = [(0, 1.0, before)] if probs is None else _categorical(before, names.drafts[node], probs)
             longer += [((*tokens, token), chance * share, after) for token, share, after in drawn]
         found = longer
     return found
@@ -159,10 +159,10 @@ def _reached(leaf: Leaf, names: Names, seen: Intervals) -> Iterator[tuple[float,
     yield chance, seen
 
 
-def _categorical(seen: Intervals, name: Hashable, law: np.ndarray) -> Iterator[tuple[int, float, Intervals]]:
-    edges = np.concatenate([[0.0], np.cumsum(law)]).tolist()
+def _categorical(seen: Intervals, name: Hashable, probs: np.ndarray) -> Iterator[tuple[int, float, Intervals]]:
+    edges = np.concatenate([[0.0], np.cumsum(probs)]).tolist()
     edges[-1] = 1.0
-    for token in np.flatnonzero(law).tolist():
+    for token in np.flatnonzero(probs).tolist():
         share, after = _narrowed(seen, name, edges[token], edges[token + 1])
         if share > 0:
             yield token, share, after

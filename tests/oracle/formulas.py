@@ -31,14 +31,14 @@ def block_accepted(target: Table, draft: Table, k: int) -> float:
 def most_accepted(target: Table, draft: Table, k: int) -> float:
     """No verifier of one chain of drafts accepts more: `sum_i sum_x min(target(x^i), draft(x^i))`.
 
-    That of one that knows both laws everywhere, and whose later rounds pay for it.
+    That of one that knows both distributions everywhere, and whose later rounds pay for it.
     """
     along = lambda text: min(np.prod(_along(target, text)), np.prod(_along(draft, text)))
     return _sum_over_texts(along, target.vocab, k)
 
 
 def _along(table: Table, text: Text) -> np.ndarray:
-    return np.array([table.law(text[:i])[token] for i, token in enumerate(text)])
+    return np.array([table.log_probs(text[:i])[token] for i, token in enumerate(text)])
 
 
 def _sum_over_texts(term, vocab: int, k: int) -> float:

@@ -26,12 +26,12 @@ class Leaf:
     Attributes:
       comparisons: what must hold of the uniforms; one may be compared more than once.
       path: the accepted nodes, in order.
-      next_law: `[v]`, the law of the token after them.
+      next_law: `[v]`, the distribution of the token after them.
     """
 
     comparisons: tuple[Comparison, ...]
     path: tuple[int, ...]
-    next_law: np.ndarray
+    next_probs: np.ndarray
 
     def chance(self) -> float:
         """How likely it is where nothing is known of the uniforms."""

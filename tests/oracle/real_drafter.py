@@ -1,13 +1,13 @@
-"""The law of several rounds through a real drafter: its own state, its own choices, the laws it reports.
+"""The distribution of several rounds through a real drafter: its own state, its own choices, the distributions it reports.
 
 Every way that its drafts can be drawn is forced upon it, one a row, by noise that leaves no doubt:
 
-    round 1    propose with (0, 0), (0, 1), ... (2, 2) forced    tokens, valid, reported laws, new states
+    round 1    propose with (0, 0), (0, 1), ... (2, 2) forced    tokens, valid, reported distributions, new states
                every end of the verifier for each of these       new texts; `observe` with each verdict
     round 2    the same from each of them
 
-If whether a draft is submitted, or what the others' law is, hangs on a draft itself, then the chances of a round do
-not add up to 1, or the law of what is emitted is not the target's.
+If whether a draft is submitted, or what the others' distribution is, hangs on a draft itself, then the chances of a round do
+not add up to 1, or the distribution of what is emitted is not the target's.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import numpy as np
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Context, Verdict
 from tests._fixtures import tiny
 from tests.oracle.drafting import Drafts, chain
@@ -34,7 +34,7 @@ SLOTS = 24
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Forced(RoundDraws):
+class Forced(RoundKeys):
     """Noise that makes the draft at each offset the token that is written there."""
 
     tokens: jax.Array | None = None
@@ -55,7 +55,7 @@ class Histories:
 
 
 def deviation(target, drafter, rule: Rule, prompt: Text, *, rounds: int, length: int, saw: Callable) -> float:
-    """The total variation between the first `length` new tokens and the target's law of them.
+    """The total variation between the first `length` new tokens and the target's distribution of them.
 
     `saw(proposal, state)` is shown every round's proposals.
     """
@@ -63,13 +63,13 @@ def deviation(target, drafter, rule: Rule, prompt: Text, *, rounds: int, length:
     histories = Histories([prompt], [1.0], jax.jit(drafter.init, static_argnums=2)(start, None, SLOTS))
     for _ in range(rounds):
         histories = _one_round(target, drafter, rule, histories, saw)
-    law: dict[Text, float] = {}
+    probs: dict[Text, float] = {}
     for text, chance in zip(histories.texts, histories.chances, strict=True):
         new = text[len(prompt) :]
-        law[new] = law.get(new, 0.0) + chance
+        probs[new] = probs.get(new, 0.0) + chance
     prefixes = (new for n in range(length) for new in itertools.product(range(target.vocab_size), repeat=n))
-    continued = Table(target.vocab_size, {new: law_after(target, prompt + new) for new in prefixes})
-    return total_variation(extend(law, continued, length), continued.text_law(length))
+    continued = Table(target.vocab_size, {new: probs_after(target, prompt + new) for new in prefixes})
+    return total_variation(extend(probs, continued, length), continued.text_probs(length))
 
 
 def _one_round(target, drafter, rule: Rule, histories: Histories, saw: Callable) -> Histories:
@@ -87,7 +87,7 @@ def _one_round(target, drafter, rule: Rule, histories: Histories, saw: Callable)
         (i, leaf.path, leaf.chance() * share, token)
         for i, leaves in enumerate(rule(drafts))
         for leaf in leaves
-        for token, share in enumerate(leaf.next_law.tolist())
+        for token, share in enumerate(leaf.next_log_probs.tolist())
         if leaf.chance() * share > 0
     ]
     at = np.array([kept[i] for i, *_ in ends])
@@ -107,28 +107,28 @@ def _distinct(rows, proposal) -> np.ndarray:
 
 
 def _drafts(target, texts: list[Text], proposal) -> Drafts:
-    """The proposals as the oracle takes them, with the chance of each by the laws that it reports."""
-    laws = np.exp(np.asarray(proposal.log_probs, np.float64))
-    laws = laws / laws.sum(axis=-1, keepdims=True)
-    of_tokens = np.take_along_axis(laws, proposal.tokens[..., None], axis=-1)[..., 0]
+    """The proposals as the oracle takes them, with the chance of each by the distributions that it reports."""
+    probs = np.exp(np.asarray(proposal.log_probs, np.float64))
+    probs = probs / probs.sum(axis=-1, keepdims=True)
+    of_tokens = np.take_along_axis(probs, proposal.tokens[..., None], axis=-1)[..., 0]
     after = [
-        [law_after(target, (*text, *tokens[:i].tolist())) for i in range(len(tokens) + 1)]
+        [probs_after(target, (*text, *tokens[:i].tolist())) for i in range(len(tokens) + 1)]
         for text, tokens in zip(texts, proposal.tokens, strict=True)
     ]
     chance = np.where(proposal.valid, of_tokens, 1).prod(axis=1)
     parents = chain(proposal.tokens.shape[1])
-    return Drafts(parents, proposal.tokens, chance, proposal.valid, laws, np.array(after))
+    return Drafts(parents, proposal.tokens, chance, proposal.valid, probs, np.array(after))
 
 
-def law_after(target: tiny.HistoryModel, text: Text) -> np.ndarray:
-    """The target's law after a text, remembered."""
-    return _law_after(target.a.tobytes() + target.b.tobytes(), target.vocab_size, text)
+def probs_after(target: tiny.HistoryModel, text: Text) -> np.ndarray:
+    """The target's distribution after a text, remembered."""
+    return _probs_after(target.a.tobytes() + target.b.tobytes(), target.vocab_size, text)
 
 
 @functools.cache
-def _law_after(weights: bytes, vocab: int, text: Text) -> np.ndarray:
+def _probs_after(weights: bytes, vocab: int, text: Text) -> np.ndarray:
     a, b = np.frombuffer(weights, np.float32).reshape(2, vocab, vocab)
-    return tiny.history_law(tiny.HistoryModel(a, b), text)
+    return tiny.history_probs(tiny.HistoryModel(a, b), text)
 
 
 def _batched(function, drafter, target, texts: list[Text], state, argument: np.ndarray):

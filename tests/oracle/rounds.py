@@ -33,28 +33,28 @@ def enumerate_round(target: Table, drafter: Drafter, rule: Rule, text: Text = ()
     return round_
 
 
-def emitted_law(round_: Round) -> dict[Text, float]:
-    """The law of what one round emits."""
-    law: dict[Text, float] = {}
+def emitted_probs(round_: Round) -> dict[Text, float]:
+    """The distribution of what one round emits."""
+    probs: dict[Text, float] = {}
     for i, leaves in enumerate(round_.leaves):
         for leaf in leaves:
             chance = round_.drafts.chance[i] * leaf.chance()
-            for token, share in enumerate(leaf.next_law.tolist()):
+            for token, share in enumerate(leaf.next_log_probs.tolist()):
                 text = round_.emitted(i, leaf, token)
-                law[text] = law.get(text, 0.0) + chance * share
-    return law
+                probs[text] = probs.get(text, 0.0) + chance * share
+    return probs
 
 
-def extend(law: dict[Text, float], target: Table, length: int) -> dict[Text, float]:
-    """The law of the first `length` tokens, where the target continues what is shorter."""
+def extend(probs: dict[Text, float], target: Table, length: int) -> dict[Text, float]:
+    """The distribution of the first `length` tokens, where the target continues what is shorter."""
     done: dict[Text, float] = {}
-    pending = list(law.items())
+    pending = list(probs.items())
     while pending:
         text, chance = pending.pop()
         if len(text) >= length:
             done[text[:length]] = done.get(text[:length], 0.0) + chance
         elif chance > 0:
-            pending += [((*text, t), chance * share) for t, share in enumerate(target.law(text))]
+            pending += [((*text, t), chance * share) for t, share in enumerate(target.log_probs(text))]
     return done
 
 
@@ -63,7 +63,7 @@ def deviation(round_: Round, target: Table, length: int) -> float:
 
     `length` tokens of it, one more than the longest path; the round starts at the empty text.
     """
-    return total_variation(extend(emitted_law(round_), target, length), target.text_law(length))
+    return total_variation(extend(emitted_probs(round_), target, length), target.text_probs(length))
 
 
 def mean_accepted(round_: Round) -> float:

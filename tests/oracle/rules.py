@@ -9,8 +9,8 @@ A tree of two drafts of two tokens each, over one round and over several with th
     assert deviation(round_, target, length=3) < 1e-9
     places = [(0, 0), (0, 1), (1, 0), (1, 1)]  # of_draft(0).draft_noise(0), ...
     names = lambda length: real_names(MultiDraftVerifier(), key, length, places)
-    law = several_rounds(target, drafter, rule, length=3, names=names)
-    assert total_variation(law, target.text_law(3)) < 1e-9
+    distribution = several_rounds(target, drafter, rule, length=3, names=names)
+    assert total_variation(distribution, target.text_law(3)) < 1e-9
 """
 
 import functools
@@ -40,8 +40,8 @@ def evaluate(function: Callable, drafts: Drafts, *arguments: np.ndarray, as_tree
     padded = 4 ** max(0, int(np.ceil(np.log2(rows) / 2)))
     pad = lambda x: None if x is None else np.concatenate([x, np.repeat(x[:1], padded - rows, axis=0)])
     with jax.enable_x64(True), np.errstate(divide="ignore"):
-        log = lambda laws: None if laws is None else np.log(laws)
-        inputs = (drafts.tokens, drafts.submitted, log(drafts.draft_laws), log(drafts.target_laws), *arguments)
+        log = lambda probs: None if probs is None else np.log(probs)
+        inputs = (drafts.tokens, drafts.submitted, log(drafts.draft_probs), log(drafts.target_probs), *arguments)
         found = _jitted(function, drafts.parents, as_tree)(*map(pad, inputs))
         assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(found) if jnp.issubdtype(x.dtype, jnp.floating))
         return jax.tree.map(lambda x: np.asarray(x)[:rows], found)
@@ -60,10 +60,10 @@ def _jitted(function, parents, as_tree):
     return run
 
 
-def probabilities(log_law: np.ndarray) -> np.ndarray:
-    """A log-law up to a constant, normalised over its last axis."""
-    law = np.exp(log_law - log_law.max(axis=-1, keepdims=True))
-    return law / law.sum(axis=-1, keepdims=True)
+def probabilities(log_probs: np.ndarray) -> np.ndarray:
+    """A log-probabilities up to a constant, normalized over its last axis."""
+    probs = np.exp(log_probs - log_probs.max(axis=-1, keepdims=True))
+    return probs / probs.sum(axis=-1, keepdims=True)
 
 
 def first_failure(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple[Comparison, ...]:
@@ -78,7 +78,7 @@ def last_success(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple
     return tuple(Comparison(i, float(thresholds[i]), below=i == accepted - 1) for i in looked_at)
 
 
-def chain_rule(log_thresholds: Callable, next_law: Callable, compared: Callable) -> Rule:
+def chain_rule(log_thresholds: Callable, next_probs: Callable, compared: Callable) -> Rule:
     """A rule for chains that compares one uniform a draft with thresholds known beforehand.
 
     Args:
@@ -90,15 +90,15 @@ def chain_rule(log_thresholds: Callable, next_law: Callable, compared: Callable)
     def arithmetic(proposal, target):
         rows, count = proposal.tokens.shape
         accepted = (jnp.full(rows, i, jnp.int32) for i in range(count + 1))
-        laws = jnp.stack([next_law(proposal, target, i) for i in accepted], axis=1)
-        return log_thresholds(proposal, target), laws
+        probs = jnp.stack([next_probs(proposal, target, i) for i in accepted], axis=1)
+        return log_thresholds(proposal, target), probs
 
     def rule(drafts: Drafts) -> list[list[Leaf]]:
-        log_thresholds, log_laws = evaluate(arithmetic, drafts)
-        thresholds, laws = np.exp(log_thresholds), probabilities(log_laws)
+        log_thresholds, log_probs = evaluate(arithmetic, drafts)
+        thresholds, probs = np.exp(log_thresholds), probabilities(log_probs)
         return [
             [
-                Leaf(compared(thresholds[i], accepted, submitted), tuple(range(accepted)), laws[i, accepted])
+                Leaf(compared(thresholds[i], accepted, submitted), tuple(range(accepted)), probs[i, accepted])
                 for accepted in range(submitted + 1)
             ]
             for i, submitted in enumerate(drafts.submitted.sum(axis=1).tolist())
@@ -107,19 +107,19 @@ def chain_rule(log_thresholds: Callable, next_law: Callable, compared: Callable)
     return rule
 
 
-token_rule = chain_rule(token.log_acceptance, token.next_law, first_failure)
-_drawn_block_rule = chain_rule(block.log_thresholds, block.next_law, last_success)
+token_rule = chain_rule(token.log_acceptance, token.next_log_probs, first_failure)
+_drawn_block_rule = chain_rule(block.log_thresholds, block.next_log_probs, last_success)
 
 
 def block_rule(drafts: Drafts) -> Sequence[Sequence[Leaf]]:
     """`BlockVerifier`, which verifies certain drafts token by token."""
-    return token_rule(drafts) if drafts.draft_laws is None else _drawn_block_rule(drafts)
+    return token_rule(drafts) if drafts.draft_probs is None else _drawn_block_rule(drafts)
 
 
 def descent_rule(descend: Callable) -> Rule:
     """A rule that compares one uniform a node, in an order that hangs on what came before.
 
-    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.tree_walk.Descent`
+    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.tree_walk.WalkResult`
     with `thresholds[b, n]`, and `tested[b, n]`, the nodes whose uniform was compared. It is led
     down every way by uniforms that are 0 (below any threshold) or 1.
     """
@@ -147,8 +147,8 @@ def _descents(descend, drafts: Drafts, pending) -> Iterator[tuple[int, Leaf]]:
     rows = [i for i, _ in pending]
     uniforms = np.array([[0.0 if below else 1.0 for below in way] for _, way in pending])
     descent = evaluate(descend, drafts.take(rows), uniforms, as_tree=True)
-    laws = probabilities(descent.next_law)
+    probs = probabilities(descent.next_log_probs)
     for j, (i, way) in enumerate(pending):
         tested = np.flatnonzero(descent.tested[j]).tolist()
         comparisons = tuple(Comparison(node, float(descent.thresholds[j, node]), way[node]) for node in tested)
-        yield i, Leaf(comparisons, tuple(descent.path[j, : descent.accepted[j]].tolist()), laws[j])
+        yield i, Leaf(comparisons, tuple(descent.path[j, : descent.accepted[j]].tolist()), probs[j])

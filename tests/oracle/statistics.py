@@ -7,12 +7,12 @@ from scipy import stats
 FALSE_ALARM = 1e-4
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
-    """The p-value of `counts` under `law`; cells with fewer than five expected are merged."""
-    counts, law = np.asarray(counts, np.float64).ravel(), np.asarray(law, np.float64).ravel()
-    if counts[law == 0].sum() > 0:
+def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
+    """The p-value of `counts` under `log_probs`; cells with fewer than five expected are merged."""
+    counts, probs = np.asarray(counts, np.float64).ravel(), np.asarray(probs, np.float64).ravel()
+    if counts[probs == 0].sum() > 0:
         return 0.0
-    expected = law / law.sum() * counts.sum()
+    expected = probs / probs.sum() * counts.sum()
     order = np.argsort(expected)
     small = order[: max(int(np.searchsorted(np.cumsum(expected[order]), 5.0)) + 1, int(np.sum(expected < 5)))]
     large = np.setdiff1d(order, small)
@@ -28,7 +28,9 @@ def independence(table: np.ndarray) -> float:
     return float(stats.chi2_contingency(table, correction=False).pvalue)
 
 
-def same_law(law: np.ndarray, counts: np.ndarray, *, tests: int = 1) -> None:
-    """Fails if `counts` are not draws from `law`, at the false-alarm rate over `tests` tests."""
-    p_value = chi_square(counts, law)
-    assert p_value > FALSE_ALARM / tests, f"p = {p_value:.2e}; {np.asarray(counts).tolist()} against {law.tolist()}"
+def same_distribution(probs: np.ndarray, counts: np.ndarray, *, tests: int = 1) -> None:
+    """Fails if `counts` are not draws from `log_probs`, at the false-alarm rate over `tests` tests."""
+    p_value = chi_square(counts, probs)
+    assert p_value > FALSE_ALARM / tests, (
+        f"p = {p_value:.2e}; {np.asarray(counts).tolist()} against {log_probs.tolist()}"
+    )

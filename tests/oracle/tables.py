@@ -1,4 +1,4 @@
-"""Laws written down as tables: one for every prefix, so that nothing about a law is hidden."""
+"""Distributions written down as tables: one for every prefix, so that nothing about a distribution is hidden."""
 
 import dataclasses
 import itertools
@@ -11,18 +11,18 @@ Text = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """`law(prefix)` is the law of the token after `prefix`, float64."""
+    """`log_probs(prefix)` is the distribution of the token after `prefix`, float64."""
 
     vocab: int
     rows: dict[Text, np.ndarray]
 
-    def law(self, prefix: Text) -> np.ndarray:
+    def probs(self, prefix: Text) -> np.ndarray:
         return self.rows[prefix]
 
-    def text_law(self, length: int) -> dict[Text, float]:
-        """The exact law of the first `length` tokens: the product of the conditionals."""
+    def text_probs(self, length: int) -> dict[Text, float]:
+        """The exact distribution of the first `length` tokens: the product of the conditionals."""
         return {
-            text: float(np.prod([self.law(text[:i])[text[i]] for i in range(length)]))
+            text: float(np.prod([self.log_probs(text[:i])[text[i]] for i in range(length)]))
             for text in itertools.product(range(self.vocab), repeat=length)
         }
 
@@ -30,7 +30,7 @@ class Table:
 def make_table(vocab: int, depth: int, row) -> Table:
     """A table whose rows for all prefixes shorter than `depth` come from `row()`."""
     prefixes = (p for n in range(depth) for p in itertools.product(range(vocab), repeat=n))
-    return Table(vocab, {prefix: _normalised(row()) for prefix in prefixes})
+    return Table(vocab, {prefix: _normalized(row()) for prefix in prefixes})
 
 
 def pairs(vocab: int, depth: int, seed: int = 0) -> Iterator[tuple[str, Table, Table]]:
@@ -64,14 +64,14 @@ def total_variation(found: dict[Text, float], expected: dict[Text, float]) -> fl
 
 
 def _with_holes(rng, vocab):
-    law = rng.dirichlet(np.ones(vocab))
-    law[rng.permutation(vocab)[: rng.integers(1, vocab)]] = 0
-    return law
+    probs = rng.dirichlet(np.ones(vocab))
+    probs[rng.permutation(vocab)[: rng.integers(1, vocab)]] = 0
+    return probs
 
 
-def _normalised(law):
-    law = np.asarray(law, np.float64)
-    return law / law.sum()
+def _normalized(probs):
+    probs = np.asarray(probs, np.float64)
+    return probs / probs.sum()
 
 
 PAIR_NAMES = [name for name, *_ in pairs(3, 1)]

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.verifiers import block
 from jaxspec.verifiers import rejection as token
-from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.base import take_row
 from jaxspec.verifiers.recursive import RecursiveRejection
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement, enumerate_drafts
 from tests.oracle.draws import Names, several_rounds
@@ -28,7 +28,7 @@ def bias(names, *, rule=token_rule, k=1, length=3, seed=2) -> float:
     target, draft = pair("full support", 3, length + k, seed=seed)
     found = several_rounds(target, drawn(chain(k), draft), rule, length=length, names=names)
     assert sum(found.values()) == pytest.approx(1)
-    return total_variation(found, target.text_law(length))
+    return total_variation(found, target.text_probs(length))
 
 
 def test_fresh_draws_are_exact():
@@ -74,7 +74,7 @@ def test_drafts_side_by_side_that_share_a_key_are_seen(shared):
     names = lambda n: Names(drafts(n), (("accept", n, 0), ("accept", n, 1)), ("next", n))
     rule = descent_rule(RecursiveRejection().descend)
     found = several_rounds(target, drawn(chains(2, 1), draft), rule, length=2, names=names)
-    assert (total_variation(found, target.text_law(2)) > SEEN) == shared
+    assert (total_variation(found, target.text_probs(2)) > SEEN) == shared
 
 
 def one_round_bias(rule, k=3) -> float:
@@ -83,25 +83,25 @@ def one_round_bias(rule, k=3) -> float:
 
 
 def test_drawing_from_the_target_instead_of_the_residual_is_seen():
-    from_target = lambda proposal, target, accepted: pick(target, accepted)
+    from_target = lambda proposal, target, accepted: take_row(target, accepted)
     assert one_round_bias(chain_rule(token.log_acceptance, from_target, first_failure), k=1) > SEEN
 
 
-def test_a_most_likely_draft_with_a_soft_law_is_seen():
+def test_a_most_likely_draft_with_a_soft_distribution_is_seen():
     """KerasHub's fault: [.5, .5] drafted by argmax against [.6, .4]."""
     target, draft = pair("full support", 3, 2)
     round_ = enumerate_round(target, drawn(chain(1), draft), token_rule)
-    likely = draft.law(()).argmax()
+    likely = draft.log_probs(()).argmax()
     round_.drafts.chance[:] = round_.drafts.tokens[:, 0] == likely
     assert deviation(round_, target, 2) > SEEN
 
 
 def test_block_verification_that_stops_at_the_first_failure_is_seen():
-    assert one_round_bias(chain_rule(block.log_thresholds, block.next_law, first_failure)) > SEEN
+    assert one_round_bias(chain_rule(block.log_thresholds, block.next_log_probs, first_failure)) > SEEN
 
 
 def test_block_verification_with_the_residual_of_a_token_is_seen():
-    assert one_round_bias(chain_rule(block.log_thresholds, token.next_law, last_success)) > SEEN
+    assert one_round_bias(chain_rule(block.log_thresholds, token.next_log_probs, last_success)) > SEEN
 
 
 def test_thresholds_that_reach_past_the_end_of_a_row_are_seen():
@@ -111,12 +111,12 @@ def test_thresholds_that_reach_past_the_end_of_a_row_are_seen():
     to_the_end = lambda proposal, target: block.log_thresholds(
         dataclasses.replace(proposal, valid=jnp.ones_like(proposal.valid)), target
     )
-    rule = chain_rule(to_the_end, block.next_law, last_success)
+    rule = chain_rule(to_the_end, block.next_log_probs, last_success)
     assert deviation(enumerate_round(target, drawn(chain(3), draft, submitted=submitted), rule), target, 4) > SEEN
 
 
 def test_the_children_of_a_tree_are_drawn_as_told():
-    """Without replacement, with an exhausted law, and by several models: chances and laws agree."""
+    """Without replacement, with an exhausted distribution, and by several models: chances and distributions agree."""
     table = make_table(3, 3, lambda: [0.5, 0.5, 0.0])
     other = make_table(3, 3, lambda: [0.0, 0.0, 1.0])
     drafts = enumerate_drafts(table, drawn_without_replacement((-1, -1, -1, 2), table))
@@ -125,7 +125,7 @@ def test_the_children_of_a_tree_are_drawn_as_told():
     assert (drafts.submitted == [True, True, False, False]).all()
     drafts = enumerate_drafts(table, drawn((-1, -1, 1), (table, other, other)))
     assert drafts.tokens.tolist() == [[0, 2, 2], [1, 2, 2]]
-    np.testing.assert_array_equal(drafts.draft_laws[:, 1:], [[[0, 0, 1]] * 2] * 2)
+    np.testing.assert_array_equal(drafts.draft_probs[:, 1:], [[[0, 0, 1]] * 2] * 2)
 
 
 def test_a_uniform_that_is_compared_twice_has_one_interval():

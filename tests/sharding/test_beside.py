@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxspec
 from jaxspec.core.state import Context, Verdict
-from jaxspec.sharding.params import shard, shard_players
+from jaxspec.sharding.params import shard, shard_models
 from jaxspec.sharding.rules import DRAFTS_BESIDE, REPLICATED, Rules
 from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.k_seq import KSequence
@@ -57,7 +57,7 @@ VERIFIERS = {"recursive": MultiDraftVerifier(), "coupled": CoupledVerifier(), "g
 
 
 def arguments(verifier, mesh, drafter, rules=None):
-    target, drafter = shard_players((TARGET, drafter), mesh, rules)
+    target, drafter = shard_models((TARGET, drafter), mesh, rules)
     policy = jaxspec.Greedy() if verifier == "greedy" else POLICY
     return target, drafter, VERIFIERS[verifier], PROMPT, LENGTHS, policy
 
@@ -76,8 +76,8 @@ def rounds(target, drafter, count=3):
 
     @jax.jit
     def advance(target, drafter, state, path, *text):
-        draws = MultiDraftVerifier().draws(jax.random.split(jax.random.key(5), 4), text[1])
-        proposal, state = drafter.propose(draws, state, context(target, *text))
+        rng = MultiDraftVerifier().rng(jax.random.split(jax.random.key(5), 4), text[1])
+        proposal, state = drafter.propose(rng, state, context(target, *text))
         verdict = Verdict(jnp.asarray(accepted, jnp.int32), jnp.full(4, 7, jnp.int32), path)
         return proposal, drafter.observe(state, context(target, *text), verdict, ())
 
@@ -95,14 +95,14 @@ def rounds(target, drafter, count=3):
 
 @functools.cache
 def on_a_mesh(shape):
-    target, drafter = shard_players((TARGET, parallel(shape[0])), make_mesh(shape))
+    target, drafter = shard_models((TARGET, parallel(shape[0])), make_mesh(shape))
     found, state = rounds(target, drafter)
     return found, target, drafter, state
 
 
 @pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_the_proposals_are_those_of_a_union(shape):
-    """Tokens and laws, round after round: each model has its own noise, and hears what was kept of its chain."""
+    """Tokens and distributions, round after round: each model has its own noise, and hears what was kept of its chain."""
     for ours, theirs in zip(on_a_mesh(shape)[0], rounds(TARGET, union(shape[0]))[0], strict=True):
         for name in ("tokens", "valid", "parents"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
@@ -136,8 +136,8 @@ def sent_between_drafts(verifier, shape):
     "verifier", ["recursive", *(pytest.param(x, marks=pytest.mark.slow) for x in ("coupled", "greedy"))]
 )
 @pytest.mark.parametrize("shape", SLOW_MESHES)
-def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_laws(shape, verifier):
-    """Laws only where they are read, and cut over all devices: each gets its part of the vocabulary of all."""
+def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions(shape, verifier):
+    """Distributions only where they are read, and cut over all devices: each gets its part of the vocabulary of all."""
     sent = sent_between_drafts(verifier, shape)
     assert not any(48 in c.shape for c in sent)
     parts = {VOCAB // pieces for pieces in (1, 2, 4, 8)}
@@ -180,7 +180,7 @@ def test_a_mesh_can_be_passed(kind):
 def test_inside_the_callers_jit():
     mesh = make_mesh((2, 4))
     same(jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))(TARGET, parallel(2)), of_two())
-    placed = shard_players((TARGET, parallel(2)), mesh)
+    placed = shard_models((TARGET, parallel(2)), mesh)
     same(jax.jit(generate)(*placed), of_two())
     with jax.set_mesh(make_mesh((2, 4), AxisType.Explicit)):
         same(jax.jit(generate)(*placed), of_two())
@@ -198,7 +198,7 @@ def test_models_that_lie_on_the_mesh_already_are_put_side_by_side():
 @pytest.mark.slow
 def test_rows_split_too():
     mesh = jax.make_mesh((2, 2, 2), ("data", "draft", "model"), axis_types=(AxisType.Auto,) * 3)
-    target, drafter = shard_players((TARGET, parallel(2)), mesh)
+    target, drafter = shard_models((TARGET, parallel(2)), mesh)
     _, state = rounds(target, drafter, count=1)
     cache = state.drafters.kept.keys
     assert {piece.data.nbytes for piece in cache.addressable_shards} == {cache.nbytes // 8}
@@ -208,14 +208,14 @@ def test_rows_split_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(drafts="draft"), Rules(vocab="model", drafts="draft")], ids=["whole", "vocab"])
 def test_other_rules(rules):
-    same(generate(*shard_players((TARGET, parallel(2)), make_mesh((2, 4)), rules)), of_two())
+    same(generate(*shard_models((TARGET, parallel(2)), make_mesh((2, 4)), rules)), of_two())
 
 
 @pytest.mark.slow
 def test_replicas_of_one_model_draft_independently():
     replicas = jaxspec.ParallelDrafter(models(1)[0], k=K, num_drafts=4)
     alone = jaxspec.UnionDrafter((jaxspec.ModelDrafter(models(1)[0], k=K),) * 4)
-    target, placed = shard_players((TARGET, replicas), make_mesh((4, 2)))
+    target, placed = shard_models((TARGET, replicas), make_mesh((4, 2)))
     same(generate(target, placed), generate(TARGET, alone))
     verifier = MultiDraftVerifier(KSequence())
     same(generate(target, placed, verifier=verifier), generate(TARGET, replicas, verifier=verifier))
@@ -223,8 +223,8 @@ def test_replicas_of_one_model_draft_independently():
 
 def test_ahead_of_time():
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), parallel(2))
-    placed = shard_players(abstract, make_mesh((2, 4))).models.models.params
-    expected = shard_players(parallel(2), make_mesh((2, 4))).models.models.params
+    placed = shard_models(abstract, make_mesh((2, 4))).models.models.params
+    expected = shard_models(parallel(2), make_mesh((2, 4))).models.models.params
     assert jax.tree.map(lambda x: (x.shape, x.sharding), placed) == jax.tree.map(
         lambda x: (x.shape, x.sharding), expected
     )
@@ -232,17 +232,17 @@ def test_ahead_of_time():
 
 def test_meshes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"2 drafts run side by side .* got 4 along draft; pass jax.make_mesh\(\(2, "):
-        shard_players(parallel(2), make_mesh((4, 2)))
+        shard_models(parallel(2), make_mesh((4, 2)))
     other = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     with pytest.raises(ValueError, match="got rules without drafts, and a mesh with axes data, model"):
         generate(TARGET, parallel(2), mesh=other)
     with pytest.raises(ValueError, match="or Rules\\(drafts=...\\)"):
         jaxspec.ParallelDrafter(tuple(shard(model, other, REPLICATED) for model in models(2)))
-    placed = shard_players(parallel(2), make_mesh((2, 4)))
+    placed = shard_models(parallel(2), make_mesh((2, 4)))
     with pytest.raises(ValueError, match="mesh must be the one that the models lie on"):
-        shard_players(placed, other)
+        shard_models(placed, other)
     history = jaxspec.ParallelDrafter(tiny.history_model(0), num_drafts=2)
     with pytest.raises(
         TypeError, match="only LanguageModels run at the same time, got HistoryModel; pass a UnionDrafter"
     ):
-        shard_players(history, make_mesh((2, 4)))
+        shard_models(history, make_mesh((2, 4)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import typer.testing
 
-from jaxspec import weights
+import jaxspec
 from jaxspec.cli import app as application
 from jaxspec.sharding.multihost import join
 from tests._fixtures import host_cases, host_worker, text_models, tiny
@@ -23,7 +23,7 @@ SLACK = 30
 
 
 def workers(folder, count, last, *cases):
-    weights.save(tiny.wide_transformer(0), folder / "model")
+    jaxspec.save(tiny.wide_transformer(0), folder / "model")
     module = ("-m", "tests.sharding.host_worker")
     return started(folder, count, lambda *who: [*module, who[0], str(count), str(who[1]), str(folder), last, *cases])
 
@@ -102,7 +102,7 @@ def commands(folder, count, *words, second=()):
     tokenizer = text_models.byte_level()
     model = dataclasses.replace(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
     path = folder / "model"
-    weights.save(model, path)
+    jaxspec.save(model, path)
     (folder / "run.py").write_text(
         "import jax\n"
         "jax.config.update('jax_num_cpu_devices', 2)\n"

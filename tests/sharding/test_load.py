@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import weights
+import jaxspec
 from jaxspec.checkpoints import huggingface
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DATA_AND_TENSOR, FULLY_SHARDED, TENSOR_PARALLEL
@@ -29,23 +29,23 @@ def assert_same(model, expected):
 def test_a_folder(tmp_path, family, rules):
     path = folders.write(tmp_path / family, family)
     mesh = make_mesh(2, 2)
-    model = weights.load(path, mesh=mesh, rules=rules)
-    assert_same(model, weights.load(path))
+    model = jaxspec.load(path, mesh=mesh, rules=rules)
+    assert_same(model, jaxspec.load(path))
     assert model.placement == Placement.on(mesh, rules)
     assert not model.params["layer_0"]["mlp"]["down"]["kernel"].sharding.is_fully_replicated
 
 
 def test_what_save_wrote(tmp_path):
     model, mesh = tiny.wide_transformer(0), make_mesh()
-    weights.save(model, tmp_path / "saved")
-    loaded = weights.load(tmp_path / "saved", mesh=mesh)
+    jaxspec.save(model, tmp_path / "saved")
+    loaded = jaxspec.load(tmp_path / "saved", mesh=mesh)
     assert_same(loaded, model)
     assert loaded.placement == Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
     for name, rank in {"query": 4, "key_value": 4, "output": 2}.items():
         assert len(loaded.params["layer_0"]["attention"][name]["kernel"].sharding.spec) == rank
         assert not loaded.params["layer_0"]["attention"][name]["kernel"].sharding.is_fully_replicated
-    weights.save(loaded, tmp_path / "again")
-    assert_same(weights.load(tmp_path / "again"), model)
+    jaxspec.save(loaded, tmp_path / "again")
+    assert_same(jaxspec.load(tmp_path / "again"), model)
 
 
 def test_no_device_ever_holds_more_than_its_part(tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_no_device_ever_holds_more_than_its_part(tmp_path, monkeypatch):
         return read(*arguments)
 
     monkeypatch.setattr(huggingface, "_read", watched)
-    model = weights.load(path, mesh=mesh)
+    model = jaxspec.load(path, mesh=mesh)
     whole, part = sum(x.nbytes for x in jax.tree.leaves(model.params)), held(device) - before
     assert len(most) > 5
     assert max(most) <= part < 0.75 * whole

@@ -16,13 +16,13 @@ from jaxspec.core.tree import Tree
 from jaxspec.decoding.arguments import prepare
 from jaxspec.drafters.children import WithoutReplacement as Drawn
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.text_store import TextStore
 from jaxspec.drafters.tree import TreeDrafter
-from jaxspec.sharding.params import shard, shard_players
+from jaxspec.sharding.params import shard, shard_models
 from jaxspec.sharding.rules import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.coupled import CoupledVerifier
@@ -63,7 +63,7 @@ def drafters(draft):
         "adaptive, block": (ModelDrafter(draft, k=jaxspec.EntropyStop(3)), BlockVerifier()),
         "n-gram, token": (NGramDrafter(k=3, min_ngram=1), TokenVerifier()),
         "suffix, token": (suffix, TokenVerifier()),
-        "suffix or model, block": (Compose(suffix, ModelDrafter(draft, k=2)), BlockVerifier()),
+        "suffix or model, block": (HybridDrafter(suffix, ModelDrafter(draft, k=2)), BlockVerifier()),
         "cascade, block": (CascadeDrafter(draft, NGramDrafter(k=2, min_ngram=1), k=3), BlockVerifier()),
         "drafts, K-SEQ": (ModelDrafter(draft, k=2, num_drafts=2, distinct=False), MultiDraftVerifier(KSequence())),
         "drawn tree, recursive": (drawn, MultiDraftVerifier()),
@@ -78,7 +78,7 @@ def drafters(draft):
 
 
 PLAYERS = drafters(DRAFT)
-# The others draw, look up and reduce laws in the same few ways.
+# The others draw, look up and reduce distributions in the same few ways.
 FIRST = ("plain", "drawn tree, recursive")
 ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in PLAYERS]
 
@@ -122,7 +122,7 @@ def moved(program) -> list:
 def test_the_same_tokens_and_no_vocabulary_moves(players):
     """Rows split in two and weights in four. A mixed batch: sampled rows and a greedy one."""
     drafter, verifier = PLAYERS[players]
-    target, drafter = shard_players((TARGET, drafter), make_mesh())
+    target, drafter = shard_models((TARGET, drafter), make_mesh())
     arguments = (target, drafter, verifier, PROMPT, LENGTHS, POLICY)
     program = run.lower(*arguments).compile()
     same(program(*arguments), on_one_device(players))
@@ -135,7 +135,7 @@ def test_the_same_tokens_and_no_vocabulary_moves(players):
 @pytest.mark.parametrize("players", PLAYERS)
 def test_the_same_tokens_on_other_meshes(players, shape):
     drafter, verifier = PLAYERS[players]
-    target, drafter = shard_players((TARGET, drafter), make_mesh(*shape))
+    target, drafter = shard_models((TARGET, drafter), make_mesh(*shape))
     same(run(target, drafter, verifier, PROMPT, LENGTHS, POLICY), on_one_device(players))
 
 
@@ -146,7 +146,7 @@ def test_the_same_tokens_on_other_meshes(players, shape):
 )
 def test_the_same_tokens_greedily(players, shape):
     drafter, verifier = PLAYERS[players]
-    target, drafter = shard_players((TARGET, drafter), make_mesh(*shape))
+    target, drafter = shard_models((TARGET, drafter), make_mesh(*shape))
     same(run(target, drafter, verifier, PROMPT, LENGTHS, jaxspec.Greedy()), on_one_device(players, greedy=True))
 
 
@@ -211,7 +211,7 @@ def test_models_that_the_caller_has_split(kind, inside):
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [FULLY_SHARDED, TENSOR_PARALLEL])
 def test_the_same_tokens_by_other_rules(rules):
-    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh(), rules)
+    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh(), rules)
     same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
 
 
@@ -255,14 +255,14 @@ def test_an_adapters_model_on_a_mesh():
 @pytest.mark.slow
 def test_under_a_mesh_that_the_caller_has_set():
     mesh = make_mesh(kind=AxisType.Explicit)
-    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), mesh)
+    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), mesh)
     with jax.set_mesh(mesh):
         same(jax.jit(generate)(target, drafter), on_one_device("model, block"))
 
 
 @pytest.mark.slow
 def test_streamed_and_step_by_step():
-    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh())
     options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
     pieces = list(jaxspec.stream(target, drafter, PROMPT, verifier=BlockVerifier(), **options))
     expected = on_one_device("model, block")
@@ -290,7 +290,7 @@ def test_heads_that_do_not_divide():
 
 @pytest.mark.slow
 def test_an_uneven_batch_is_whole_on_every_device():
-    target, drafter = shard_players((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh())
     policy = jaxspec.Sampling(POLICY.temperature[:3], POLICY.top_k, POLICY.top_p, POLICY.min_p)
     result = run(target, drafter, BlockVerifier(), PROMPT[:3], LENGTHS[:3], policy)
     np.testing.assert_array_equal(result.tokens, on_one_device("model, block").tokens[:3])

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxspec
-from jaxspec.sharding.params import parameter_axes, shard, shard_players
+from jaxspec.sharding.params import parameter_axes, shard, shard_models
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import (
     DATA_AND_TENSOR,
@@ -183,7 +183,7 @@ def test_models_inside_drafters_are_found():
     mesh, model = make_mesh(), tiny.wide_transformer(0)
     own = shard(model, mesh, REPLICATED)
     drafter = jaxspec.UnionDrafter((jaxspec.ModelDrafter(model, k=2), jaxspec.ModelDrafter(own, k=2)))
-    first, second = (drafter.model for drafter in shard_players(drafter, mesh).drafters)
+    first, second = (drafter.model for drafter in shard_models(drafter, mesh).drafters)
     assert first.placement == Placement.on(mesh, DATA_AND_TENSOR.within(mesh))
     assert second.placement.rules == REPLICATED
 

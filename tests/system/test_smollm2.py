@@ -10,8 +10,8 @@ import pytest
 
 import jaxspec
 from jaxspec.bench.workload import disturbed
-from jaxspec.core.random import PositionDraws
-from tests._fixtures.near_ties import MARGIN, next_logits, partings
+from jaxspec.core.random import PositionNoise
+from tests._fixtures.near_ties import MARGIN, divergences, next_logits
 
 pytestmark = pytest.mark.smollm2
 
@@ -48,7 +48,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(smollm2, drafters,
         for name, drafter in drafters.items():
             other = jaxspec.generate(smollm2, drafter, tokens, **options)
             score = lambda text, row: next_logits(smollm2, text)
-            found[name] += partings(plain, other, tokens, lengths, score)
+            found[name] += divergences(plain, other, tokens, lengths, score)
             rounds[name].append(other.stats.mean_acceptance_length())
     for name, places in found.items():
         record_property(
@@ -69,9 +69,9 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters
     plain = jaxspec.generate(smollm2, None, tokens, prompt_length=lengths, key=keys, **options)
 
     def score(text, row):
-        draws = PositionDraws(keys[row][None], jnp.asarray([len(text)], jnp.int32))
-        law = policy.log_probs(next_logits(smollm2, text)[None, None])
-        return (law + draws.token_noise(1, smollm2.vocab_size))[0, 0]
+        rng = PositionNoise(keys[row][None], jnp.asarray([len(text)], jnp.int32))
+        probs = policy.log_probs(next_logits(smollm2, text)[None, None])
+        return (probs + rng.token_noise(1, smollm2.vocab_size))[0, 0]
 
     draft = drafters["draft model, k=4"].model
     players = {"plain": None}
@@ -92,7 +92,7 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters
             smollm2, drafter, tokens[order], prompt_length=lengths[order], key=keys[order], **options
         )
         same_rows = jax.tree.map(lambda x: x[order], dataclasses.replace(plain, stats=None))
-        found[name] = partings(
+        found[name] = divergences(
             same_rows, other, tokens[order], lengths[order], lambda text, row: score(text, order[row])
         )
     ties = sum(len(places) for places in found.values())
@@ -119,12 +119,12 @@ def test_trees_write_what_plain_decoding_writes(smollm2, drafters, record_proper
             logits = next_logits(smollm2, text)
             if policy.greedy:
                 return logits
-            draws = PositionDraws(keys[row][None], jnp.asarray([len(text)], jnp.int32))
-            return (policy.log_probs(logits[None, None]) + draws.token_noise(1, smollm2.vocab_size))[0, 0]
+            rng = PositionNoise(keys[row][None], jnp.asarray([len(text)], jnp.int32))
+            return (policy.log_probs(logits[None, None]) + rng.token_noise(1, smollm2.vocab_size))[0, 0]
 
         for tree, drafter in trees.items():
             other = jaxspec.generate(smollm2, drafter, tokens, verifier=jaxspec.CoupledVerifier(), **options)
-            found = partings(plain, other, tokens, lengths, score)
+            found = divergences(plain, other, tokens, lengths, score)
             record_property(
                 f"{name}, {tree} tree of 8",
                 f"{other.stats.mean_acceptance_length():.2f} tokens a round, {len(found)} near-ties",
@@ -143,7 +143,7 @@ def test_a_mesh_writes_what_one_device_writes(smollm2, shape, record_property):
     drafter = jaxspec.NGramDrafter(k=4)
     one = jaxspec.generate(smollm2, drafter, tokens, **options)
     many = jaxspec.generate(jaxspec.shard(smollm2, mesh), drafter, tokens, **options)
-    found = partings(one, many, tokens, lengths, lambda text, row: next_logits(smollm2, text))
+    found = divergences(one, many, tokens, lengths, lambda text, row: next_logits(smollm2, text))
     record_property(f"mesh {shape}: 2 prompts x 32 greedy tokens", f"{len(found)} near-ties")
     assert all(place.margin < MARGIN for place in found)
 

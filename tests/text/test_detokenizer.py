@@ -1,4 +1,4 @@
-"""Incremental detokenisation and stop strings."""
+"""Incremental detokenization and stop strings."""
 
 import random
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.training.batching import WIDTHS, Schedule, widths_for
+from jaxspec.training.batching import WIDTHS, BatchSchedule, widths_for
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.manifest import Sequences
 
@@ -21,7 +21,7 @@ def _read(index):
 
 def _schedule(**options):
     options = {"batch_tokens": 64, "seed": 3, "widths": (8, 16, 32, 64)} | options
-    return Schedule(LENGTHS, _read, **options)
+    return BatchSchedule(LENGTHS, _read, **options)
 
 
 def _epoch(schedule, number):
@@ -100,7 +100,7 @@ def test_mistakes(options, message):
     with pytest.raises(ValueError, match="step"):
         _schedule().batch(-1)
     with pytest.raises(ValueError, match="no sequence"):
-        Schedule(np.zeros(0, np.int64), _read, batch_tokens=64, seed=0)
+        BatchSchedule(np.zeros(0, np.int64), _read, batch_tokens=64, seed=0)
 
 
 def test_widths_for_long_sequences():

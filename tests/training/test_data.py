@@ -26,8 +26,8 @@ TOKENIZER = text_models.byte_level()
 END = TOKENIZER.eos_token_ids[0]
 OPTIONS = AnswerOptions(max_new_tokens=12, temperature=1.0, seed=5, batch=3, max_length=100)
 LINES = [
-    {"turns": ["hello"], "category": "chat", "source": "a", "licence": "MIT"},
-    {"turns": ["the sea is wide", "and deep?", "why"], "category": "sea", "source": "a", "licence": "MIT"},
+    {"turns": ["hello"], "category": "chat", "source": "a", "license": "MIT"},
+    {"turns": ["the sea is wide", "and deep?", "why"], "category": "sea", "source": "a", "license": "MIT"},
     {"turns": ["one"], "answers": ["one two three"]},
     {"prompt": "x" * 95},
     {"messages": [{"role": "system", "content": "the sea"}, {"role": "user", "content": "one two three"}]},
@@ -195,7 +195,7 @@ def test_the_manifest_says_what_was_made(made, target, prompts, exclude):
     assert manifest["target"]["tokenizer"] == TOKENIZER.digest
     assert manifest["options"] == dataclasses.asdict(OPTIONS) | {"shard": 4, "limit": None}
     assert manifest["counts"]["category"] == {"chat": 3, "sea": 1, "unstated": 5}
-    assert manifest["counts"]["licence"] == {"MIT": 2, "unstated": 7}
+    assert manifest["counts"]["license"] == {"MIT": 2, "unstated": 7}
     assert [entry["file"] for entry in manifest["prompts"] + manifest["excluded"]] == [prompts.name, exclude.name]
     asked = [turn_hash(text) for text in ("and deep?", "Do you know?", "other")]
     assert contaminated(folder, asked) == asked[:1]

@@ -44,7 +44,7 @@ def batch():
     return jax.tree.map(jnp.asarray, Conversations(vocab=VOCAB).batches(batch_tokens=64, seed=3, devices=1).batch(0))
 
 
-def _log_laws(model, tokens):
+def _log_probs(model, tokens):
     return jax.nn.log_softmax(model(tokens, model.init_cache(tokens.shape[0], 0)).logits)
 
 
@@ -56,7 +56,7 @@ def test_the_loss_is_a_mean_over_answer_tokens(target, params, batch, hard):
     @functools.partial(jax.value_and_grad, has_aux=True)
     def expected(trained):
         draft = recipe.model(join(trained, constants), target)
-        wanted, guessed = (_log_laws(model, batch.tokens)[:, :-1] for model in (target, draft))
+        wanted, guessed = (_log_probs(model, batch.tokens)[:, :-1] for model in (target, draft))
         common = jnp.sum(jnp.exp(jnp.minimum(wanted, guessed)), axis=-1)
         written = jnp.take_along_axis(guessed, batch.tokens[:, 1:, None], axis=-1)[..., 0]
         there = batch.answer[:, 1:]
@@ -99,7 +99,7 @@ def test_the_rest_is_estimated(target, params):
     @jax.vmap
     def mass(key):
         candidates = Candidates.draw(params | others, target, 3, key)
-        return jnp.exp(candidates.law(states, candidates.of_target)[1])
+        return jnp.exp(candidates.log_probs(states, candidates.of_target)[1])
 
     drawn = np.asarray(jax.jit(mass)(jax.random.split(jax.random.key(0), 4000)))
     whole = np.exp(np.asarray(states) @ np.asarray(target.head).T).sum(-1)
@@ -118,7 +118,7 @@ def test_acceptance_rises_with_drawn_candidates(tmp_path):
     saved, kept = load(tmp_path / "run" / "head"), recipe.model(trained.params, target)
     assert saved.module.config == kept.module.config
     tokens = jnp.arange(VOCAB, dtype=jnp.int32).reshape(2, -1)
-    first, second = (np.exp(jax.jit(_log_laws)(model, tokens)) for model in (saved, kept))
+    first, second = (np.exp(jax.jit(_log_probs)(model, tokens)) for model in (saved, kept))
     np.testing.assert_allclose(first, second, atol=0.05)
 
 
@@ -130,7 +130,7 @@ def test_in_bfloat16_and_on_four_devices(batch):
     alone = gradients(recipe, params, target, batch, jax.random.key(0))
     split_up = shard(target, jax.make_mesh((4, 2), ("data", "model")))
     place = split_up.placement
-    spread = gradients(recipe, place.everywhere(params), split_up, place.rows(batch), jax.random.key(0))
+    spread = gradients(recipe, place.replicate(params), split_up, place.rows(batch), jax.random.key(0))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), spread, alone)
     halved = lambda path, x: x if path[-1].key == "scale" else x.astype(jnp.bfloat16)
     module = dataclasses.replace(target.module, dtype=jnp.bfloat16)
@@ -165,7 +165,7 @@ def test_answers_written_by_the_draft():
 
     def continued(text, count):
         for _ in range(count):
-            text = [*text, int(np.argmax(tiny.history_law(draft, text)))]
+            text = [*text, int(np.argmax(tiny.history_probs(draft, text)))]
         return text
 
     first, second = continued([1, 2], 3), continued([2, 2, 1], 5)

@@ -157,7 +157,7 @@ def test_accumulation_is_one_large_batch(target, tmp_path):
 
 
 def test_devices_change_nothing(tmp_path):
-    """Rows over four devices, the target over two; and parameters and optimiser whole, or over all eight."""
+    """Rows over four devices, the target over two; and parameters and optimizer whole, or over all eight."""
     mesh, target, data = (
         jax.make_mesh((4, 2), ("data", "model")),
         tiny.wide_transformer(vocab=16),

@@ -10,7 +10,7 @@ from jaxspec.training import losses
 NAMES = ("forward-kl", "reverse-kl", "jsd:0.3", "tvd", "acceptance")
 
 
-def _law(rng, rows, n, spread=2.0):
+def _probs(rng, rows, n, spread=2.0):
     weights = np.exp(spread * rng.normal(size=(rows, n)))
     return weights / weights.sum(-1, keepdims=True)
 
@@ -33,19 +33,19 @@ def _reference(name, target, draft):
     }[name]()
 
 
-def _float32(law):
+def _float32(probs):
     with np.errstate(divide="ignore"):
-        return jnp.asarray(np.log(law), jnp.float32)
+        return jnp.asarray(np.log(probs), jnp.float32)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_with_a_draft_vocabulary(name):
     rng = np.random.default_rng(0)
-    target, draft = _law(rng, 6, 12), np.zeros((6, 12))
-    draft[:, :8] = _law(rng, 6, 8)
+    target, draft = _probs(rng, 6, 12), np.zeros((6, 12))
+    draft[:, :8] = _probs(rng, 6, 8)
     expected = _reference(name, target, draft)
     divergence = losses.by_name(name)
-    # As laws over the whole vocabulary, and over the draft's alone.
+    # As distributions over the whole vocabulary, and over the draft's alone.
     np.testing.assert_allclose(divergence(_float32(target), _float32(draft)), expected, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(
         divergence(*map(_float32, (target[:, :8], draft[:, :8]))), expected, rtol=2e-5, atol=1e-6
@@ -54,7 +54,7 @@ def test_values_with_a_draft_vocabulary(name):
 
 def test_acceptance_is_the_common_mass():
     rng = np.random.default_rng(1)
-    target, draft = _law(rng, 5, 9), _law(rng, 5, 9)
+    target, draft = _probs(rng, 5, 9), _probs(rng, 5, 9)
     np.testing.assert_allclose(
         losses.acceptance(_float32(target), _float32(draft)), np.minimum(target, draft).sum(-1), rtol=1e-5
     )
@@ -63,7 +63,7 @@ def test_acceptance_is_the_common_mass():
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_by_finite_differences(name):
     rng = np.random.default_rng(2)
-    target, logits = _law(rng, 1, 7)[0, :5], rng.normal(size=5)
+    target, logits = _probs(rng, 1, 7)[0, :5], rng.normal(size=5)
 
     def reference(logits):
         draft = np.exp(logits) / np.exp(logits).sum()
@@ -91,7 +91,7 @@ def test_gradients_are_finite_at_the_edges(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_loss_leads_to_full_acceptance(name):
     rng = np.random.default_rng(3)
-    target = _float32(_law(rng, 4, 6))
+    target = _float32(_probs(rng, 4, 6))
     divergence = losses.by_name(name)
 
     @jax.jit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
-from jaxspec.heads.dflash.training import BlockRecipe
+from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.heads.eagle.training import EagleRecipe
 from jaxspec.heads.medusa.training import MedusaRecipe
 from jaxspec.heads.tandem.training import TandemRecipe
@@ -27,10 +27,10 @@ TARGET = tiny.transformer(layers=5)
         (EagleRecipe, "draft_vocabulary", -4, "at least 1"),
         (EagleRecipe, "decay", 0.0, "above 0 and at most 1"),
         (EagleRecipe, "k", 0, "at least 1"),
-        (BlockRecipe, "anchor_every", 0, "at least 1"),
-        (BlockRecipe, "markov_rank", -1, "at least 0"),
-        (BlockRecipe, "decay", float("nan"), "above 0"),
-        (BlockRecipe, "k", 8, "at most block_size, 7"),
+        (DFlashRecipe, "anchor_every", 0, "at least 1"),
+        (DFlashRecipe, "markov_rank", -1, "at least 0"),
+        (DFlashRecipe, "decay", float("nan"), "above 0"),
+        (DFlashRecipe, "k", 8, "at most block_size, 7"),
         (MedusaRecipe, "num_heads", 0, "at least 1"),
         (MedusaRecipe, "decay", -1.0, "above 0 and at most 1"),
         (EarlyExitRecipe, "places", 0, "at least 1"),

@@ -169,7 +169,7 @@ def test_fixed_answers_leave_out_errors_and_what_mt_bench_shares(recipe, tmp_pat
     records = list(recipe("conversation").answers(archives))
     assert [(r["turns"], r["answers"]) for r in records] == [(["Say hi."], ["Hi!"]), (["Add.\n\n1 and 2"], ["3"])]
     assert records[0]["source"] == "alpaca-eval==0.1.7: x/annotations_seed0_configs.json"
-    assert records[0]["licence"] == "Apache-2.0; data: CC-BY-NC-4.0 (AlpacaFarm)"
+    assert records[0]["license"] == "Apache-2.0; data: CC-BY-NC-4.0 (AlpacaFarm)"
 
 
 def test_packages_of_both_registries_are_read(recipe, tmp_path):

@@ -13,7 +13,7 @@ from jaxspec.training.decontamination import (
     Exclusion,
     contaminated,
     hash_lines,
-    normalise,
+    normalize,
     read_hashes,
     turn_hash,
 )
@@ -33,7 +33,7 @@ def _write(path, *lines):
 def test_every_form_is_read(tmp_path):
     first = _write(
         tmp_path / "a.jsonl",
-        {"prompt": "hi", "category": "chat", "source": "me", "licence": "MIT", "question_id": 3},
+        {"prompt": "hi", "category": "chat", "source": "me", "license": "MIT", "question_id": 3},
         "\n",
         {"turns": ["one", "two"], "answers": ["eins", "zwei"]},
     )
@@ -45,7 +45,7 @@ def test_every_form_is_read(tmp_path):
         {"messages": [user("a"), assistant("b")]},
     )
     assert read_prompts([first, second]) == [
-        Conversation(("hi",), category="chat", source="me", licence="MIT"),
+        Conversation(("hi",), category="chat", source="me", license="MIT"),
         Conversation(("one", "two"), ("eins", "zwei")),
         Conversation(("a", "ü"), ("b",), "be brief"),
         Conversation(("a",), ("b",)),
@@ -86,9 +86,9 @@ def test_a_file_of_nothing_is_a_mistake(tmp_path):
         read_prompts([tmp_path / "absent.jsonl"])
 
 
-def test_normalisation():
+def test_normalization():
     # U+FB01 is the ligature fi, U+00A0 a space that does not break.
-    assert normalise("  \ufb01nd\u00a0 IT\n\tnow ") == "find it now"
+    assert normalize("  \ufb01nd\u00a0 IT\n\tnow ") == "find it now"
     assert turn_hash("Find  it NOW") == hashlib.sha256(b"find it now").hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""`CoupledVerifier` emits the plain sampler's own tokens, and that sampler has the right law."""
+"""`CoupledVerifier` emits the plain sampler's own tokens, and that sampler has the right distribution."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from jaxspec.core import random as keys
-from jaxspec.core.random import PositionDraws
+from jaxspec.core.random import PositionNoise
 from jaxspec.core.state import Proposal
 from jaxspec.verifiers.coupled import CoupledVerifier, coupled_tokens
 from tests.contracts import VerifierContract
@@ -33,10 +33,10 @@ def test_every_pattern_of_drafts_emits_the_coupled_tokens(k):
     rng = np.random.default_rng(k)
     for _ in range(8):
         noise = jnp.asarray(rng.gumbel(size=(1, k + 1, vocab)).repeat(len(cases), 0), jnp.float32)
-        law = jnp.log(jnp.asarray(rng.dirichlet(np.ones(vocab), size=(1, k + 1)).repeat(len(cases), 0), jnp.float32))
-        draws = PositionDraws(jax.random.split(jax.random.key(0), len(cases)), jnp.ones(len(cases), jnp.int32), noise)
-        verdict = CoupledVerifier().verify(draws, Proposal(drafts, valid), law)
-        plain = np.asarray(coupled_tokens(law, noise))[0].tolist()
+        probs = jnp.log(jnp.asarray(rng.dirichlet(np.ones(vocab), size=(1, k + 1)).repeat(len(cases), 0), jnp.float32))
+        rng = PositionNoise(jax.random.split(jax.random.key(0), len(cases)), jnp.ones(len(cases), jnp.int32), noise)
+        verdict = CoupledVerifier().verify(rng, Proposal(drafts, valid), probs)
+        plain = np.asarray(coupled_tokens(probs, noise))[0].tolist()
         for (draft, count), accepted, token in zip(
             cases, *map(np.asarray, (verdict.accepted, verdict.next_token)), strict=True
         ):
@@ -53,23 +53,23 @@ def test_noise_is_gumbel_to_the_last_bit_that_matters(monkeypatch):
     found = np.asarray(keys._gumbel(jax.random.key(0), len(bits)), np.float64)
     uniform = np.asarray(keys._uniform(jax.random.key(0), len(bits)), np.float64)
     np.testing.assert_allclose(uniform, (bits.astype(np.float64) + 0.5) * 2.0**-32, rtol=2.0**-24)
-    # The complement of a uniform is a uniform: the law is stats.gumbel_r's.
+    # The complement of a uniform is a uniform: the distribution is stats.gumbel_r's.
     np.testing.assert_allclose(found, stats.gumbel_r.isf(uniform), rtol=2e-6, atol=2e-6)
 
 
 def noise(seed, vocab):
-    draws = PositionDraws(jax.random.split(jax.random.key(seed), DRAWS), jnp.full(DRAWS, 5, jnp.int32))
-    return draws.token_noise(1, vocab)
+    rng = PositionNoise(jax.random.split(jax.random.key(seed), DRAWS), jnp.full(DRAWS, 5, jnp.int32))
+    return rng.token_noise(1, vocab)
 
 
 @pytest.mark.parametrize("name", [name for name in PAIR_NAMES if name != "equal"])
 def test_how_often_draft_and_target_agree(name):
     """Daliri et al.: agreement is the sum over x of 1 / sum over y of the larger ratio to x."""
-    target, draft = (table.law(()) for table in pair(name, 4, 1, seed=7))
+    target, draft = (table.log_probs(()) for table in pair(name, 4, 1, seed=7))
     expected = agreement(target, draft)
     shared = noise(PAIR_NAMES.index(name), 4)
     with np.errstate(divide="ignore"):
-        rows = lambda law: jnp.broadcast_to(jnp.asarray(np.log(law), jnp.float32), shared.shape)
+        rows = lambda probs: jnp.broadcast_to(jnp.asarray(np.log(probs), jnp.float32), shared.shape)
         same = int(jnp.sum(coupled_tokens(rows(target), shared) == coupled_tokens(rows(draft), shared)))
     # Two-sided binomial test; FALSE_ALARM over all pairs.
     assert stats.binomtest(same, DRAWS, min(max(expected, 0), 1)).pvalue > FALSE_ALARM / len(PAIR_NAMES)
@@ -85,27 +85,27 @@ def agreement(target, draft) -> float:
     return float(total)
 
 
-def test_equal_laws_always_agree():
+def test_equal_distributions_always_agree():
     shared = noise(1, 4)
-    law = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), shared.shape)
-    assert (coupled_tokens(law, shared) == coupled_tokens(law, shared)).all()
+    probs = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), shared.shape)
+    assert (coupled_tokens(probs, shared) == coupled_tokens(probs, shared)).all()
 
 
 def test_positions_and_rows_have_their_own_noise():
     row_keys = jax.random.split(jax.random.key(0), 3)
     lengths = jnp.array([4, 4, 6], jnp.int32)
-    found = np.asarray(PositionDraws(row_keys, lengths).token_noise(4, 5))
+    found = np.asarray(PositionNoise(row_keys, lengths).token_noise(4, 5))
     assert len(np.unique(found)) == found.size
 
 
 def test_a_position_has_the_same_noise_in_every_round():
     row_keys = jax.random.split(jax.random.key(0), 1)
-    at = lambda length, count: np.asarray(PositionDraws(row_keys, jnp.array([length], jnp.int32)).token_noise(count, 5))
+    at = lambda length, count: np.asarray(PositionNoise(row_keys, jnp.array([length], jnp.int32)).token_noise(count, 5))
     np.testing.assert_array_equal(at(4, 4)[:, 2:], at(6, 2))
-    draws = PositionDraws(row_keys, jnp.array([4], jnp.int32))
-    np.testing.assert_array_equal(draws.draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
-    np.testing.assert_array_equal(draws.shared(4, 5).draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
+    rng = PositionNoise(row_keys, jnp.array([4], jnp.int32))
+    np.testing.assert_array_equal(rng.draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
+    np.testing.assert_array_equal(rng.shared(4, 5).draft_noise(jnp.int32(2), 5), at(6, 1)[:, 0])
     # A draft that knows some tokens alone is drawn with what the target has for those.
     ids = jnp.array([1, 3, 4])
-    for some in (draws, draws.shared(4, 5)):
+    for some in (rng, rng.shared(4, 5)):
         np.testing.assert_array_equal(some.draft_noise(jnp.int32(2), 5, ids), at(6, 1)[:, 0, ids])

@@ -1,4 +1,4 @@
-"""`MultiDraftVerifier`: recursive rejection and K-SEQ keep the law, and accept what they should."""
+"""`MultiDraftVerifier`: recursive rejection and K-SEQ keep the distribution, and accept what they should."""
 
 import dataclasses
 
@@ -54,7 +54,7 @@ def test_one_chain_is_verified_token_by_token(rule, name):
 def test_k_sequence_accepts_rho_times_beta(name, count):
     """Sun et al. 2310.15141: with the least factor, one of m candidates passes with rho * beta."""
     target, draft = pair(name, 4, 2, seed=4)
-    beta = lambda rho: np.minimum(draft.law(()), target.law(()) / rho).sum()
+    beta = lambda rho: np.minimum(draft.log_probs(()), target.log_probs(()) / rho).sum()
     excess = lambda rho: 1 - (1 - beta(rho)) ** count - rho * beta(rho)
     rho = 1.0 if excess(1.0) <= 0 else optimize.brentq(excess, 1, count + 1e-9, xtol=1e-14)
     found = enumerate_round(target, drawn((-1,) * count, draft), K_SEQUENCE)
@@ -67,7 +67,9 @@ def test_recursive_rejection_accepts_what_its_recursion_says(name, without):
     target, draft = pair(name, 4, 2, seed=4)
     way = drawn_without_replacement if without else drawn
     found = enumerate_round(target, way((-1,) * 3, draft), RECURSIVE)
-    assert mean_accepted(found) == pytest.approx(accepted(target.law(()), draft.law(()), 3, without), abs=EXACT)
+    assert mean_accepted(found) == pytest.approx(
+        accepted(target.log_probs(()), draft.log_probs(()), 3, without), abs=EXACT
+    )
 
 
 def accepted(wanted, draft, count, without) -> float:
@@ -87,12 +89,12 @@ def accepted(wanted, draft, count, without) -> float:
 
 
 def test_different_models_side_by_side():
-    """Each chain has its own model's law; those that agree compete for the next place."""
+    """Each chain has its own model's distribution; those that agree compete for the next place."""
     target, first = pair("full support", 3, 3, seed=7)
     _, second = pair("zeros in the draft", 3, 3, seed=8)
     drafter = drawn(chains(2, 2), (first, first, second, second))
     assert deviation(enumerate_round(target, drafter, RECURSIVE), target, 3) < EXACT
-    # K-SEQ is for one law only, and would be wrong.
+    # K-SEQ is for one distribution only, and would be wrong.
     assert deviation(enumerate_round(target, drafter, K_SEQUENCE), target, 3) > SEEN
 
 
@@ -108,7 +110,7 @@ def test_drafts_without_their_index_in_the_key_are_seen(rule):
     target, draft = pair("full support", 4, 3)
     shared = lambda n: Names((("draft", n),) * 2, (("a", n), ("b", n)), ("next", n))
     found = several_rounds(target, drawn((-1, -1), draft), rule, length=1, names=shared)
-    assert total_variation(found, target.text_law(1)) > SEEN
+    assert total_variation(found, target.text_probs(1)) > SEEN
 
 
 def test_order_without_replacement_matters():
@@ -116,34 +118,34 @@ def test_order_without_replacement_matters():
     target, draft = pair("full support", 3, 2, seed=7)
     drafter = drawn_without_replacement((-1, -1), draft)
     flipped = lambda drafts: RECURSIVE(
-        dataclasses.replace(drafts, tokens=drafts.tokens[:, ::-1], draft_laws=drafts.draft_laws[:, ::-1])
+        dataclasses.replace(drafts, tokens=drafts.tokens[:, ::-1], draft_probs=drafts.draft_probs[:, ::-1])
     )
     round_ = enumerate_round(target, drafter, lambda drafts: RECURSIVE(drafts))
     assert deviation(round_, target, 2) < EXACT
     drafts = round_.drafts
     swapped = dataclasses.replace(round_, drafts=drafts, leaves=flipped(drafts))
-    law: dict = {}
+    probs: dict = {}
     for i, leaves in enumerate(swapped.leaves):
         for leaf in leaves:
-            for token, share in enumerate(leaf.next_law):
+            for token, share in enumerate(leaf.next_log_probs):
                 text = (*(int(drafts.tokens[i, ::-1][node]) for node in leaf.path), token)
-                law[text[0]] = law.get(text[0], 0.0) + drafts.chance[i] * leaf.chance() * share
-    assert max(abs(law[token] - target.law(())[token]) for token in range(3)) > SEEN
+                probs[text[0]] = probs.get(text[0], 0.0) + drafts.chance[i] * leaf.chance() * share
+    assert max(abs(probs[token] - target.log_probs(())[token]) for token in range(3)) > SEEN
 
 
 def test_the_factor_is_one_where_it_can_be():
     same = jnp.log(jnp.array([[0.2, 0.3, 0.5]]))
     assert log_factor(same, same, jnp.array([3], jnp.int32)).tolist() == [0.0]
-    apart = jnp.log(jnp.array([[0.0, 1.0]])), jnp.log(jnp.array([[1.0, 0.0]]))
-    assert np.isfinite(log_factor(*apart, jnp.array([2], jnp.int32))).all()
+    split_policy = jnp.log(jnp.array([[0.0, 1.0]])), jnp.log(jnp.array([[1.0, 0.0]]))
+    assert np.isfinite(log_factor(*split_policy, jnp.array([2], jnp.int32))).all()
 
 
 def test_the_factor_comes_from_above():
     """For a smaller one the residual would be negative."""
-    laws = np.random.default_rng(0).dirichlet(np.ones(5), size=(2, 60))
+    probs = np.random.default_rng(0).dirichlet(np.ones(5), size=(2, 60))
     counts = np.tile([2, 3, 4], 20)
-    found = jax.jit(log_factor)(*np.log(laws).astype(np.float32), counts.astype(np.int32))
-    for target, draft, count, rho in zip(*laws, counts, np.exp(found), strict=True):
+    found = jax.jit(log_factor)(*np.log(probs).astype(np.float32), counts.astype(np.int32))
+    for target, draft, count, rho in zip(*probs, counts, np.exp(found), strict=True):
         beta = np.minimum(draft, target / rho).sum()
         residual = target - np.minimum(draft, target / rho) * (1 - (1 - beta) ** count) / beta
         assert residual.min() > -1e-6
@@ -155,8 +157,8 @@ class Branching(NoDrafter):
     tree = True
 
 
-def test_k_sequence_refuses_drafts_of_several_laws():
-    with pytest.raises(ValueError, match="independent drafts of one law"):
+def test_k_sequence_refuses_drafts_of_several_distributions():
+    with pytest.raises(ValueError, match="independent drafts of one distribution"):
         MultiDraftVerifier(KSequence()).check(Branching())
     MultiDraftVerifier().check(Branching())
 
@@ -167,7 +169,7 @@ def test_verifiers_of_chains_refuse_trees():
             verifier.check(Branching())
 
 
-def test_certain_target_and_equal_laws_accept_the_first_candidate():
+def test_certain_target_and_equal_distributions_accept_the_first_candidate():
     one_hot = make_table(3, 2, lambda: np.eye(3)[1])
     for rule in (RECURSIVE, K_SEQUENCE):
         assert mean_accepted(enumerate_round(one_hot, drawn((-1, -1), one_hot), rule)) == pytest.approx(1)

@@ -6,23 +6,23 @@ import jax.numpy as jnp
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.verifiers.base import leading
-from jaxspec.verifiers.rejection import next_law
+from jaxspec.verifiers.base import count_leading
+from jaxspec.verifiers.rejection import next_log_probs
 from tests.contracts import VerifierContract
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SampleAndMatch(jaxspec.Verifier):
-    """Keeps a draft with the target's probability of it, whatever law it was drawn from."""
+    """Keeps a draft with the target's probability of it, whatever distribution it was drawn from."""
 
-    def verify(self, draws, proposal, target_log_probs):
+    def verify(self, rng, proposal, target_log_probs):
         certain = dataclasses.replace(proposal, log_probs=None)
         n = proposal.tokens.shape[1]
         chance = jnp.take_along_axis(target_log_probs[:, :n], proposal.tokens[..., None], axis=-1)[..., 0]
-        accepted = leading(proposal.valid & (jnp.log(draws.uniforms(n)) < chance))
-        law = next_law(certain, target_log_probs, accepted)  # without the refused draft
-        next_token = jnp.argmax(law + draws.next_noise(law.shape[-1]), axis=-1)
+        accepted = count_leading(proposal.valid & (jnp.log(rng.uniforms(n)) < chance))
+        probs = next_log_probs(certain, target_log_probs, accepted)  # without the refused draft
+        next_token = jnp.argmax(probs + rng.next_noise(probs.shape[-1]), axis=-1)
         return jaxspec.Verdict(accepted, next_token.astype(jnp.int32))
 
 

@@ -1,4 +1,4 @@
-"""`TokenVerifier` keeps the target's law: enumerated exactly, over one round and over several."""
+"""`TokenVerifier` keeps the target's distribution: enumerated exactly, over one round and over several."""
 
 import dataclasses
 import functools
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from jaxspec.core import random as keys
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.rejection import TokenVerifier, log_residual, next_law
+from jaxspec.verifiers.rejection import TokenVerifier, log_residual, next_log_probs
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.draws import Names, real_names, several_rounds
 from tests.oracle.formulas import token_accepted
-from tests.oracle.rounds import deviation, emitted_law, enumerate_round, mean_accepted
+from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.rules import token_rule
 from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
 
@@ -44,7 +44,7 @@ class TestContract(VerifierContract):
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
-def test_one_round_keeps_the_law(name, k):
+def test_one_round_keeps_the_distribution(name, k):
     target, draft = pair(name, 3, k + 1)
     for valid in range(k + 1):
         round_ = enumerate_round(target, drawn(chain(k), draft, submitted=first(valid)), token_rule)
@@ -52,14 +52,14 @@ def test_one_round_keeps_the_law(name, k):
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
-def test_one_round_keeps_the_law_over_four_tokens(name):
+def test_one_round_keeps_the_distribution_over_four_tokens(name):
     target, draft = pair(name, 4, 3, seed=1)
     assert deviation(enumerate_round(target, drawn(chain(2), draft), token_rule), target, 3) < EXACT
 
 
 @pytest.mark.parametrize("name", ["full support", "zeros in the target", "certain target"])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_one_round_keeps_the_law_of_certain_drafts(name, k):
+def test_one_round_keeps_the_distribution_of_certain_drafts(name, k):
     target, _ = pair(name, 3, k + 1)
     for valid, guess in itertools.product(range(k + 1), (periodic_guess, always_two)):
         drafter = guessed(chain(k), guess, 3, submitted=first(valid))
@@ -83,41 +83,41 @@ def rounds_deviate(target, drafter, length) -> float:
     """The total variation over several rounds that draw with the real keys."""
     names = lambda start: names_after(start, len(drafter.parents))
     found = several_rounds(target, drafter, token_rule, length=length, names=names)
-    return total_variation(found, target.text_law(length))
+    return total_variation(found, target.text_probs(length))
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
-def test_three_rounds_keep_the_law_with_the_real_keys(name):
+def test_three_rounds_keep_the_distribution_with_the_real_keys(name):
     target, draft = pair(name, 3, 4, seed=2)
     assert rounds_deviate(target, drawn(chain(1), draft), 3) < EXACT
 
 
 @pytest.mark.parametrize("name", ["full support", "zeros in both"])
 @pytest.mark.parametrize("k", [2, 3])
-def test_rounds_of_several_drafts_keep_the_law_with_the_real_keys(name, k):
+def test_rounds_of_several_drafts_keep_the_distribution_with_the_real_keys(name, k):
     target, draft = pair(name, 3, 3 + k, seed=3)
     assert rounds_deviate(target, drawn(chain(k), draft), 3) < EXACT
 
 
-def test_a_draft_length_chosen_by_the_text_keeps_the_law():
+def test_a_draft_length_chosen_by_the_text_keeps_the_distribution():
     target, draft = pair("full support", 3, 5, seed=4)
     choose = lambda place: place.node < sum(place.text) % 3
     assert rounds_deviate(target, drawn(chain(2), draft, submitted=choose), 3) < EXACT
 
 
-def test_certain_drafts_keep_the_law_over_three_rounds():
+def test_certain_drafts_keep_the_distribution_over_three_rounds():
     target, _ = pair("full support", 3, 4, seed=5)
     assert rounds_deviate(target, guessed(chain(1), periodic_guess, 3), 3) < EXACT
 
 
 def test_an_empty_residual_falls_back_to_the_target():
-    law = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
-    proposal = Proposal(jnp.array([[0]], jnp.int32), jnp.ones((1, 1), jnp.bool_), law[:, None])
-    found = next_law(proposal, jnp.stack([law, law], axis=1), jnp.zeros(1, jnp.int32))
-    np.testing.assert_array_equal(found, law)
+    probs = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
+    proposal = Proposal(jnp.array([[0]], jnp.int32), jnp.ones((1, 1), jnp.bool_), probs[:, None])
+    found = next_log_probs(proposal, jnp.stack([probs, probs], axis=1), jnp.zeros(1, jnp.int32))
+    np.testing.assert_array_equal(found, probs)
 
 
-def test_the_residual_of_nearly_equal_laws_keeps_its_small_parts():
+def test_the_residual_of_nearly_equal_distributions_keeps_its_small_parts():
     target = np.array([0.5 + 1e-9, 0.3, 0.2 - 1e-9])
     draft = np.array([0.5, 0.3, 0.2])
     with jax.enable_x64(True):
@@ -126,7 +126,7 @@ def test_the_residual_of_nearly_equal_laws_keeps_its_small_parts():
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallestDraws(RoundDraws):
+class SmallestDraws(RoundKeys):
     """The least favourable luck: uniforms so small that everything that can pass does."""
 
     uniform: float = 0.0
@@ -160,11 +160,11 @@ def test_the_worked_example_of_a_dropped_draft():
     """Dropping low-confidence drafts after looking at them makes (.7, .3) into (.85, .15)."""
     target = make_table(2, 2, lambda: [0.7, 0.3])
     draft = make_table(2, 2, lambda: [0.5, 0.5])
-    law_of = lambda count: emitted_law(
+    probs_of = lambda count: emitted_probs(
         enumerate_round(target, drawn(chain(1), draft, submitted=first(count)), token_rule)
     )
-    kept, dropped = law_of(1), law_of(0)
-    first_token = lambda law, token: sum(chance for text, chance in law.items() if text[0] == token)
+    kept, dropped = probs_of(1), probs_of(0)
+    first_token = lambda probs, token: sum(chance for text, chance in probs.items() if text[0] == token)
     assert first_token(kept, 0) == pytest.approx(0.7)
     # Token 0 drafted (half the time): submitted, and kept. Token 1 drafted: withdrawn.
     assert 0.5 * 1.0 + 0.5 * first_token(dropped, 0) == pytest.approx(0.85)

@@ -11,17 +11,17 @@ import pytest
 
 from jaxspec.contrib.lantern import Neighbourhood
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
 from jaxspec.verifiers.lenience import Lenience
 from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_law, next_law
+from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_log_probs, next_log_probs
 from jaxspec.verifiers.typical import Typical
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
-from tests.oracle.rounds import deviation, emitted_law, enumerate_round
+from tests.oracle.rounds import deviation, emitted_probs, enumerate_round
 from tests.oracle.rules import chain_rule, evaluate, first_failure
-from tests.oracle.statistics import same_law
+from tests.oracle.statistics import same_distribution
 from tests.oracle.tables import PAIR_NAMES, make_table, pair
 
 EXACT = 1e-9
@@ -41,27 +41,27 @@ EXACT_RULES = {
 }
 
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
-law_of = jax.jit(chain_law)
+probs_of = jax.jit(chain_log_probs)
 
 
 @functools.cache
 def arithmetic(name):
     """A rule's acceptance and deviations, as one object a rule so that it is compiled once."""
-    return lambda proposal, target: chain_law(RULES[name], proposal, target)
+    return lambda proposal, target: chain_log_probs(RULES[name], proposal, target)
 
 
 @functools.cache
 def leaves_of(name):
     """A rule's arithmetic for the exact enumeration of a round."""
     return chain_rule(
-        lambda proposal, target: chain_law(RULES[name], proposal, target).log_acceptance,
-        functools.partial(next_law, RULES[name]),
+        lambda proposal, target: chain_log_probs(RULES[name], proposal, target).log_acceptance,
+        functools.partial(next_log_probs, RULES[name]),
         first_failure,
     )
 
 
 class RelaxedContract(VerifierContract):
-    """What of a verifier's promises holds without the target's law: all but that law."""
+    """What of a verifier's promises holds without the target's distribution: all but that distribution."""
 
     rule_name: str
 
@@ -69,25 +69,25 @@ class RelaxedContract(VerifierContract):
     def verifier(self):
         return RelaxedVerifier(RULES[self.rule_name])
 
-    def test_the_law_through_the_real_draws(self):
-        """It is the law that enumeration gives, and so is what it reports on average."""
+    def test_the_distribution_through_the_real_draws(self):
+        """It is the distribution that enumeration gives, and so is what it reports on average."""
         rows, k = 20_000, 2
         rng = np.random.default_rng(7)
         target, draft = (make_table(VOCAB, k + 1, lambda: rng.dirichlet(np.ones(VOCAB))) for _ in range(2))
         round_ = enumerate_round(target, drawn(chain(k), draft), leaves_of(self.rule_name))
         drafts = round_.drafts.take(rng.choice(len(round_.drafts.chance), size=rows, p=round_.drafts.chance))
-        log = lambda laws: jnp.asarray(np.log(laws), jnp.float32)
-        proposal = Proposal(jnp.asarray(drafts.tokens), jnp.asarray(drafts.submitted), log(drafts.draft_laws))
-        verdict = self.verify(self.draws(5, rows), proposal, log(drafts.target_laws))
+        log = lambda probs: jnp.asarray(np.log(probs), jnp.float32)
+        proposal = Proposal(jnp.asarray(drafts.tokens), jnp.asarray(drafts.submitted), log(drafts.draft_probs))
+        verdict = self.verify(self.rng(5, rows), proposal, log(drafts.target_probs))
         counts: dict = {}
         for tokens, accepted, token in zip(
             drafts.tokens.tolist(), verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True
         ):
             text = (*tokens[:accepted], token)
             counts[text] = counts.get(text, 0) + 1
-        law = emitted_law(round_)
-        assert counts.keys() <= law.keys()
-        same_law(np.array(list(law.values())), np.array([counts.get(text, 0) for text in law]))
+        probs = emitted_probs(round_)
+        assert counts.keys() <= probs.keys()
+        same_distribution(np.array(list(probs.values())), np.array([counts.get(text, 0) for text in probs]))
         measured = np.asarray(verdict.deviation, np.float64).sum(axis=1)
         error = 5 * measured.std() / np.sqrt(rows) + 1e-6
         assert measured.mean() == pytest.approx(expected_deviation(self.rule_name, round_), abs=error)
@@ -117,10 +117,10 @@ def expected_deviation(name, round_) -> float:
 
 
 def first_token(round_, vocab) -> np.ndarray:
-    law = np.zeros(vocab)
-    for text, chance in emitted_law(round_).items():
-        law[text[0]] += chance
-    return law
+    probs = np.zeros(vocab)
+    for text, chance in emitted_probs(round_).items():
+        probs[text[0]] += chance
+    return probs
 
 
 @pytest.mark.parametrize("pair_name", PAIR_NAMES)
@@ -132,7 +132,7 @@ def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name
         drafters = [guessed(chain(1), lambda place, token=token: token, VOCAB) for token in range(VOCAB)]
         for drafter in (drawn(chain(1), draft), *drafters):
             round_ = enumerate_round(target, drafter, leaves_of(name))
-            exact = 0.5 * np.abs(first_token(round_, VOCAB) - target.law(())).sum()
+            exact = 0.5 * np.abs(first_token(round_, VOCAB) - target.log_probs(())).sum()
             reported = evaluate(arithmetic(name), round_.drafts).deviation[:, 0]
             # One number, whichever token was drafted.
             np.testing.assert_allclose(reported, exact, atol=EXACT)
@@ -159,7 +159,7 @@ def test_no_other_token_in_place_of_a_refused_draft_deviates_less(name):
                 accepted[round_.drafts.tokens[i, 0]] += share
             else:
                 refused += share
-    distance = lambda rest: 0.5 * np.abs(accepted + refused * rest - target.law(())).sum()
+    distance = lambda rest: 0.5 * np.abs(accepted + refused * rest - target.log_probs(())).sum()
     reported = evaluate(arithmetic(name), round_.drafts).deviation[0, 0]
     others = np.random.default_rng(0).dirichlet(np.ones(VOCAB), size=2000)
     assert reported <= min(map(distance, others)) + EXACT
@@ -168,16 +168,16 @@ def test_no_other_token_in_place_of_a_refused_draft_deviates_less(name):
 def test_only_decided_positions_count():
     rng = np.random.default_rng(3)
     rows, k = 400, 3
-    laws = jnp.asarray(np.log(rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))), jnp.float32)
-    target, draft = laws[:, : k + 1], laws[:, k + 1 :]
+    probs = jnp.asarray(np.log(rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))), jnp.float32)
+    target, draft = probs[:, : k + 1], probs[:, k + 1 :]
     tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
     submitted = np.arange(rows) % (k + 1)
     valid = jnp.asarray(np.arange(k)[None] < submitted[:, None])
-    draws = TokenVerifier().draws(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 5, jnp.int32))
-    for rule, law in itertools.product((Lenience(0.3), Typical()), (draft, None)):
-        proposal = Proposal(tokens, valid, law)
-        verdict = verify(RelaxedVerifier(rule), draws, proposal, target)
-        at, accepted = np.asarray(law_of(rule, proposal, target).deviation), np.asarray(verdict.accepted)
+    rng = TokenVerifier().rng(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 5, jnp.int32))
+    for rule, probs in itertools.product((Lenience(0.3), Typical()), (draft, None)):
+        proposal = Proposal(tokens, valid, probs)
+        verdict = verify(RelaxedVerifier(rule), rng, proposal, target)
+        at, accepted = np.asarray(probs_of(rule, proposal, target).deviation), np.asarray(verdict.accepted)
         sums = [at[row, : min(accepted[row] + 1, submitted[row])].sum() for row in range(rows)]
         np.testing.assert_allclose(verdict.deviation.sum(axis=1), sums, atol=1e-6)
         assert set(accepted.tolist()) == {0, 1, 2, 3}
@@ -188,15 +188,15 @@ def test_only_decided_positions_count():
 def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
     rng = np.random.default_rng(2)
     rows, k = 2_000, 3
-    laws = rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))
-    laws[::3, :, 1] = 0
+    probs = rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))
+    probs[::3, :, 1] = 0
     with np.errstate(divide="ignore"):
-        laws = jnp.asarray(np.log(laws / laws.sum(-1, keepdims=True)), jnp.float32)
+        probs = jnp.asarray(np.log(probs / probs.sum(-1, keepdims=True)), jnp.float32)
     tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
-    proposal = Proposal(tokens, jnp.ones((rows, k), jnp.bool_), None if certain else laws[:, k + 1 :])
-    draws = TokenVerifier().draws(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 9, jnp.int32))
-    found = verify(RelaxedVerifier(EXACT_RULES[name]), draws, proposal, laws[:, : k + 1])
-    expected = verify(TokenVerifier(), draws, proposal, laws[:, : k + 1])
+    proposal = Proposal(tokens, jnp.ones((rows, k), jnp.bool_), None if certain else probs[:, k + 1 :])
+    rng = TokenVerifier().rng(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 9, jnp.int32))
+    found = verify(RelaxedVerifier(EXACT_RULES[name]), rng, proposal, probs[:, : k + 1])
+    expected = verify(TokenVerifier(), rng, proposal, probs[:, : k + 1])
     np.testing.assert_array_equal(found.accepted, expected.accepted)
     np.testing.assert_array_equal(found.next_token, expected.next_token)
     np.testing.assert_array_equal(found.deviation, 0)
@@ -205,8 +205,8 @@ def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
 @pytest.mark.parametrize("factor", [0.9, 0.5, 0.1])
 def test_lenience_keeps_every_token_within_its_factor(factor):
     rng = np.random.default_rng(4)
-    laws = rng.dirichlet(np.full(6, 0.5), size=(300, 2))
-    target, draft = laws[:, 0], laws[:, 1]
+    probs = rng.dirichlet(np.full(6, 0.5), size=(300, 2))
+    target, draft = probs[:, 0], probs[:, 1]
     accepted = np.minimum(draft, target / factor)
     rest = np.maximum(target - draft, 0)
     emitted = accepted + (1 - accepted.sum(1, keepdims=True)) * rest / rest.sum(1, keepdims=True)
@@ -216,24 +216,24 @@ def test_lenience_keeps_every_token_within_its_factor(factor):
     with jax.enable_x64(True):
         proposal = Proposal(jnp.zeros((300, 1), jnp.int32), jnp.ones((300, 1), jnp.bool_), jnp.log(draft)[:, None])
         both = jnp.log(jnp.stack([target, target], axis=1))
-        found = chain_law(Lenience(factor), proposal, both).deviation
+        found = chain_log_probs(Lenience(factor), proposal, both).deviation
     np.testing.assert_allclose(found[:, 0], distance, atol=EXACT)
 
 
-def test_a_nan_draft_law_is_refused_and_deviates_by_nothing():
+def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
     target = jnp.log(jnp.full((1, 2, VOCAB), 0.25))
     proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), jnp.full((1, 1, VOCAB), jnp.nan))
     for name in ("lenience 0.5", "typical", "neighbourhood 0.1"):
         rule = RULES[name]
-        law = law_of(rule, proposal, target)
-        assert law.deviation.tolist() == [[0.0]]
-        assert not law.log_acceptance[0, 0] > -jnp.inf
-        np.testing.assert_array_equal(next_law(rule, proposal, target, jnp.zeros(1, jnp.int32)), target[:, 0])
+        probs = probs_of(rule, proposal, target)
+        assert probs.deviation.tolist() == [[0.0]]
+        assert not probs.log_acceptance[0, 0] > -jnp.inf
+        np.testing.assert_array_equal(next_log_probs(rule, proposal, target, jnp.zeros(1, jnp.int32)), target[:, 0])
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SmallestDraws(RoundDraws):
+class SmallestDraws(RoundKeys):
     """The least favourable luck: everything that can pass does."""
 
     def uniforms(self, count):

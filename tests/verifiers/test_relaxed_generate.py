@@ -29,7 +29,7 @@ class Branches(Drafter):
     def init(self, context, prefilled, slots):
         return ()
 
-    def propose(self, draws, state, context):
+    def propose(self, rng, state, context):
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         tokens = (last + jnp.arange(1, 5, dtype=jnp.int32)[None]) % tiny.VOCAB
         parents = jnp.broadcast_to(jnp.array([[-1, -1, 0, 1]], jnp.int32), tokens.shape)
@@ -47,7 +47,7 @@ def test_rules_for_chains_refuse_trees(rule):
     tokens = jnp.zeros((1, 1), jnp.int32)
     tree = Proposal(tokens, tokens == 0, None, tokens - 1, 1)
     with pytest.raises(ValueError, match="proposal that branches"):
-        verifier.verify(verifier.draws(jax.random.key(0)[None], tokens[0]), tree, jnp.zeros((1, 2, VOCAB)))
+        verifier.verify(verifier.rng(jax.random.key(0)[None], tokens[0]), tree, jnp.zeros((1, 2, VOCAB)))
     verifier.check(jaxspec.NGramDrafter(k=2))
     RelaxedVerifier(Typical()).check(Branches())
 
@@ -59,7 +59,7 @@ OPTIONS = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new
 
 
 def test_the_caller_must_agree():
-    with pytest.raises(ValueError, match="RelaxedVerifier does not keep the target's law; pass lossy=True"):
+    with pytest.raises(ValueError, match="RelaxedVerifier does not keep the target's distribution; pass lossy=True"):
         jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=2), PROMPT, verifier=RelaxedVerifier(Typical()), **OPTIONS)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundDraws
+from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_law
+from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_log_probs
 from jaxspec.verifiers.typical import Typical
 from tests.oracle.drafting import path_to
-from tests.oracle.statistics import same_law
+from tests.oracle.statistics import same_distribution
 
 VOCAB = 5
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
@@ -21,57 +21,57 @@ verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Likeliest(RoundDraws):
+class Likeliest(RoundKeys):
     """Without luck: the token that follows is the most likely one."""
 
     def next_noise(self, vocab_size):
         return jnp.zeros((1, vocab_size), jnp.float32)
 
 
-def random_laws(rng, *shape):
+def random_probs(rng, *shape):
     """Peaked, flat and full of holes."""
-    laws = rng.dirichlet(np.ones(VOCAB), size=shape) ** rng.choice([0.2, 1, 4], size=(*shape, 1))
-    laws[rng.random((*shape, VOCAB)) < 0.2] = 0
-    laws[..., 0] += laws.sum(-1) == 0
-    return laws / laws.sum(-1, keepdims=True)
+    probs = rng.dirichlet(np.ones(VOCAB), size=shape) ** rng.choice([0.2, 1, 4], size=(*shape, 1))
+    probs[rng.random((*shape, VOCAB)) < 0.2] = 0
+    probs[..., 0] += probs.sum(-1) == 0
+    return probs / probs.sum(-1, keepdims=True)
 
 
-def thresholds(laws, epsilon, delta):
+def thresholds(probs, epsilon, delta):
     with np.errstate(divide="ignore", invalid="ignore"):
-        entropy = -np.where(laws > 0, laws * np.log(laws), 0).sum(-1)
+        entropy = -np.where(probs > 0, probs * np.log(probs), 0).sum(-1)
     return np.minimum(epsilon, delta * np.exp(-entropy))
 
 
-def log32(laws):
+def log32(probs):
     with np.errstate(divide="ignore"):
-        return jnp.asarray(np.log(laws), jnp.float32)
+        return jnp.asarray(np.log(probs), jnp.float32)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.3, 0.55), (0.01, 0.1), (1.0, 0.99)])
 def test_against_the_formula(epsilon, delta):
     rng = np.random.default_rng(0)
     rows = 500
-    laws = random_laws(rng, rows, 2)
+    probs = random_probs(rng, rows, 2)
     tokens = rng.integers(VOCAB, size=(rows, 1))
     proposal = Proposal(jnp.asarray(tokens, jnp.int32), jnp.ones((rows, 1), jnp.bool_))
-    found = np.exp(chain_law(Typical(epsilon, delta), proposal, log32(laws)).log_acceptance[:, 0])
-    chance = laws[np.arange(rows), 0, tokens[:, 0]]
-    limit = thresholds(laws[:, 0], epsilon, delta)
+    found = np.exp(chain_log_probs(Typical(epsilon, delta), proposal, log32(probs)).log_acceptance[:, 0])
+    chance = probs[np.arange(rows), 0, tokens[:, 0]]
+    limit = thresholds(probs[:, 0], epsilon, delta)
     clear = np.abs(chance - limit) > 1e-6
     np.testing.assert_array_equal(found[clear], (chance > limit)[clear])
     assert 0 < found.mean() < 1
-    best = Proposal(jnp.asarray(laws[:, :1].argmax(-1), jnp.int32), proposal.valid)
-    assert (chain_law(Typical(epsilon, delta), best, log32(laws)).log_acceptance == 0).all()
+    best = Proposal(jnp.asarray(probs[:, :1].argmax(-1), jnp.int32), proposal.valid)
+    assert (chain_log_probs(Typical(epsilon, delta), best, log32(probs)).log_acceptance == 0).all()
 
 
-def typical_paths(parents, tokens, valid, laws, epsilon, delta):
+def typical_paths(parents, tokens, valid, probs, epsilon, delta):
     """Every path whose nodes all pass, with its log-likelihood; the empty one too."""
     paths = {(): 0.0}
     for node in range(len(parents)):
         path = path_to(tuple(parents), node)
         befores = [parents[i] + 1 for i in path]
-        chances = np.array([laws[row, tokens[i]] for row, i in zip(befores, path, strict=True)])
-        if (chances > thresholds(laws[befores], epsilon, delta)).all() and valid[list(path)].all():
+        chances = np.array([probs[row, tokens[i]] for row, i in zip(befores, path, strict=True)])
+        if (chances > thresholds(probs[befores], epsilon, delta)).all() and valid[list(path)].all():
             paths[path] = float(np.log(chances).sum())
     return paths
 
@@ -85,34 +85,34 @@ def test_the_longest_path_of_a_tree_against_trying_them_all():
     rows, count, epsilon, delta = 400, 7, 0.2, 0.45
     trees = np.stack([random_tree(rng, count) for _ in range(rows)])
     depth = max(len(path_to(tuple(tree), node)) for tree in trees for node in range(count))
-    laws = random_laws(rng, rows, count + 1)
+    probs = random_probs(rng, rows, count + 1)
     tokens = rng.integers(VOCAB, size=(rows, count))
     valid = rng.random((rows, count)) < 0.9
     for node in range(count):
         valid[:, node] &= np.where(trees[:, node] < 0, True, valid[np.arange(rows), trees[:, node]])
     as_int = lambda x: jnp.asarray(x, jnp.int32)
     tree = Proposal(as_int(tokens), jnp.asarray(valid), None, as_int(trees), depth)
-    draws = Likeliest(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 4, jnp.int32))
-    verdict = verify(RelaxedVerifier(Typical(epsilon, delta)), draws, tree, log32(laws))
+    rng = Likeliest(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 4, jnp.int32))
+    verdict = verify(RelaxedVerifier(Typical(epsilon, delta)), rng, tree, log32(probs))
     assert set(np.asarray(verdict.accepted).tolist()) >= {0, 1, 2, 3}
     for row in range(rows):
-        paths = typical_paths(trees[row], tokens[row], valid[row], laws[row], epsilon, delta)
+        paths = typical_paths(trees[row], tokens[row], valid[row], probs[row], epsilon, delta)
         path = tuple(verdict.path[row, : verdict.accepted[row]].tolist())
         assert len(path) == max(map(len, paths))
         assert paths[path] == pytest.approx(max(x for other, x in paths.items() if len(other) == len(path)), abs=1e-5)
         end = path[-1] + 1 if path else 0
-        assert verdict.next_token[row] == laws[row, end].argmax()
-        kept = [laws[row, trees[row, node] + 1, tokens[row, node]] for node in path]
+        assert verdict.next_token[row] == probs[row, end].argmax()
+        kept = [probs[row, trees[row, node] + 1, tokens[row, node]] for node in path]
         assert verdict.deviation[row].sum() == pytest.approx(sum(1 - chance for chance in kept), abs=1e-5)
 
 
 def test_of_equally_long_paths_the_likelier_is_kept():
-    law = np.array([0.2, 0.35, 0.25, 0.2])
+    probs = np.array([0.2, 0.35, 0.25, 0.2])
     tree = Proposal(
         jnp.array([[0, 1, 2]], jnp.int32), jnp.ones((1, 3), jnp.bool_), None, jnp.full((1, 3), -1, jnp.int32), 1
     )
-    draws = RoundDraws(jax.random.split(jax.random.key(0), 1), jnp.ones(1, jnp.int32))
-    verdict = verify(RelaxedVerifier(Typical()), draws, tree, jnp.broadcast_to(log32(law), (1, 4, 4)))
+    rng = RoundKeys(jax.random.split(jax.random.key(0), 1), jnp.ones(1, jnp.int32))
+    verdict = verify(RelaxedVerifier(Typical()), rng, tree, jnp.broadcast_to(log32(probs), (1, 4, 4)))
     assert verdict.path.tolist() == [[1]]
     assert verdict.deviation.tolist() == [[pytest.approx(0.65, abs=1e-6)]]
 
@@ -120,25 +120,25 @@ def test_of_equally_long_paths_the_likelier_is_kept():
 def test_a_certain_chain_is_its_own_tree():
     rng = np.random.default_rng(5)
     rows, k = 300, 3
-    laws = log32(random_laws(rng, rows, k + 1))
+    probs = log32(random_probs(rng, rows, k + 1))
     chain = Proposal(jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32), jnp.ones((rows, k), jnp.bool_))
     parents = jnp.broadcast_to(jnp.array([[-1, 0, 1]], jnp.int32), (rows, k))
     tree = Proposal(chain.tokens, chain.valid, None, parents, k)
-    draws = RoundDraws(jax.random.split(jax.random.key(2), rows), jnp.full(rows, 8, jnp.int32))
-    found, expected = (verify(RelaxedVerifier(Typical()), draws, proposal, laws) for proposal in (tree, chain))
+    rng = RoundKeys(jax.random.split(jax.random.key(2), rows), jnp.full(rows, 8, jnp.int32))
+    found, expected = (verify(RelaxedVerifier(Typical()), rng, proposal, probs) for proposal in (tree, chain))
     np.testing.assert_array_equal(found.accepted, expected.accepted)
     np.testing.assert_array_equal(found.next_token, expected.next_token)
     np.testing.assert_allclose(found.deviation, expected.deviation, atol=1e-5)
 
 
-def test_the_token_after_a_path_follows_the_targets_law_there():
+def test_the_token_after_a_path_follows_the_targets_distribution_there():
     rows = 20_000
-    laws = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4])
+    probs = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4])
     wide = lambda x: jnp.broadcast_to(jnp.asarray(x)[None], (rows, *np.shape(x)))
     tree = Proposal(
         wide(np.array([0, 3], np.int32)), wide(np.array([True, False])), None, wide(np.array([-1, 0], np.int32)), 2
     )
-    draws = RoundDraws(jax.random.split(jax.random.key(4), rows), jnp.full(rows, 2, jnp.int32))
-    verdict = verify(RelaxedVerifier(Typical()), draws, tree, wide(log32(laws)))
+    rng = RoundKeys(jax.random.split(jax.random.key(4), rows), jnp.full(rows, 2, jnp.int32))
+    verdict = verify(RelaxedVerifier(Typical()), rng, tree, wide(log32(probs)))
     assert (verdict.accepted == 1).all()
-    same_law(laws[1], np.bincount(verdict.next_token, minlength=4))
+    same_distribution(probs[1], np.bincount(verdict.next_token, minlength=4))

@@ -9,7 +9,7 @@ from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import block_accepted
-from tests.oracle.rounds import emitted_law, enumerate_round, mean_accepted
+from tests.oracle.rounds import emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.rules import block_rule, descent_rule
 from tests.oracle.tables import PAIR_NAMES, pair, total_variation
 
@@ -28,7 +28,7 @@ def test_a_chain_is_verified_as_a_block(name, k):
     target, draft = pair(name, 3, k + 1)
     found, block = (enumerate_round(target, drawn(chain(k), draft), rule) for rule in (TRAVERSAL, block_rule))
     assert mean_accepted(found) == pytest.approx(block_accepted(target, draft, k), abs=EXACT)
-    assert total_variation(emitted_law(found), emitted_law(block)) < EXACT
+    assert total_variation(emitted_probs(found), emitted_probs(block)) < EXACT
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
@@ -50,4 +50,4 @@ def test_draws_keyed_by_absolute_position_are_seen():
         ("next", n),
     )
     found = several_rounds(target, drawn(parents, draft), TRAVERSAL, length=3, names=fixed)
-    assert total_variation(found, target.text_law(3)) > 1e-3
+    assert total_variation(found, target.text_probs(3)) > 1e-3

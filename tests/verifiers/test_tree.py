@@ -16,22 +16,22 @@ class TestContract(TreeVerifierContract):
 
 def test_children_that_have_all_the_mass_leave_nothing_else():
     """Rounding cannot make the walk end where the target wants nothing but the children."""
-    law = jnp.log(jnp.array([[[0.1, 0.2, 0.7, 0.0]] * 4], jnp.float32))
+    probs = jnp.log(jnp.array([[[0.1, 0.2, 0.7, 0.0]] * 4], jnp.float32))
     tree = Proposal(
         jnp.array([[0, 1, 2]], jnp.int32), jnp.ones((1, 3), jnp.bool_), None, jnp.full((1, 3), -1, jnp.int32), 1
     )
     for uniform in (0.0, 0.5, 1 - 2.0**-24):
-        found = descend(tree, law, jnp.full((1, 3), uniform, jnp.float32))
+        found = descend(tree, probs, jnp.full((1, 3), uniform, jnp.float32))
         assert found.accepted.tolist() == [1]
-    found = descend(tree, law, jnp.full((1, 3), 1.0, jnp.float32))
-    assert np.isneginf(found.next_law[0, 3])
+    found = descend(tree, probs, jnp.full((1, 3), 1.0, jnp.float32))
+    assert np.isneginf(found.next_log_probs[0, 3])
 
 
 def test_a_repeated_sibling_has_no_second_chance():
-    law = jnp.log(jnp.array([[[0.3, 0.7]] * 3], jnp.float32))
+    probs = jnp.log(jnp.array([[[0.3, 0.7]] * 3], jnp.float32))
     tree = Proposal(
         jnp.array([[0, 0]], jnp.int32), jnp.ones((1, 2), jnp.bool_), None, jnp.full((1, 2), -1, jnp.int32), 1
     )
-    found = descend(tree, law, jnp.array([[0.5, 0.0]], jnp.float32))
+    found = descend(tree, probs, jnp.array([[0.5, 0.0]], jnp.float32))
     assert found.accepted.tolist() == [0]
-    assert np.isneginf(found.next_law[0, 0])
+    assert np.isneginf(found.next_log_probs[0, 0])

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.groups import in_order
-from jaxspec.bench.quality import Agreement, partings
+from jaxspec.bench.quality import Agreement, divergences
 from jaxspec.bench.quality_report import agreed
 from jaxspec.bench.summary import ALL, Spread, speeds
 from jaxspec.bench.tables import Table
@@ -60,7 +60,7 @@ def _against(temperature: float, task: str, peer: str, turns: list[dict[str, Any
         Spread.of(theirs),
         {case: Spread.of(a / b for a, b in zip(own, theirs, strict=True)) for case, own in ours.items()},
         sum(repeat["accepted"] or 0 for repeat in repeats) / drafted if drafted else None,
-        Agreement.of(partings(turns, "peers", peer)) if "partings" in repeats[0] else None,
+        Agreement.of(divergences(turns, "peers", peer)) if "partings" in repeats[0] else None,
     )
 
 

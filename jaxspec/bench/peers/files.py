@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.folder import config_of
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import recipes
+from jaxspec.families.params import param_mappings
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope, frequencies
@@ -106,7 +106,7 @@ def _described(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _tensors(model: LanguageModel, kind: str) -> Iterator[tuple[str, np.ndarray]]:
-    for recipe in recipes(model.module.config, kind):
+    for recipe in param_mappings(model.module.config, kind):
         yield from recipe.take_apart(model.params).items()
 
 

@@ -25,9 +25,9 @@ class Transformers:
     def answer(self, mode: str, request: Request) -> Answer:
         torch.manual_seed(request.seed)
         prompt = torch.tensor([request.prompt])
-        law = {"do_sample": False}
+        log_probs = {"do_sample": False}
         if request.temperature > 0:
-            law = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
+            log_probs = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
         with torch.inference_mode():
             tokens = self._model.generate(
                 prompt,
@@ -35,7 +35,7 @@ class Transformers:
                 max_new_tokens=request.max_new_tokens,
                 eos_token_id=request.stop or None,
                 pad_token_id=0,
-                **law,
+                **log_probs,
                 **self._ways[mode],
             )
         return Answer(tokens[0, len(request.prompt) :].tolist())

@@ -26,7 +26,7 @@ class Request:
     Attributes:
       prompt: token ids.
       max_new_tokens: the most tokens of the answer.
-      temperature: 0 is greedy decoding; nothing else bends the law.
+      temperature: 0 is greedy decoding; nothing else bends the distribution.
       seed: of the draws.
       stop: token ids that end the answer, and belong to it.
     """

@@ -10,7 +10,7 @@ from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.checkpoints.load import load
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
-from jaxspec.drafters.hybrid import Compose
+from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.named import load_drafter
 from jaxspec.nn.convert import PRODUCTS
 
@@ -46,7 +46,7 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
 
 def _parts(drafter: Drafter) -> Iterator[Drafter]:
     """Each that has a schedule of its own."""
-    if isinstance(drafter, Compose):
+    if isinstance(drafter, HybridDrafter):
         yield from (drafter.copying, drafter.model)
     else:
         yield drafter

@@ -14,7 +14,7 @@ from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
 from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
-from jaxspec.families.params import Recipe
+from jaxspec.families.params import ParamMapping
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
@@ -44,7 +44,7 @@ def read_early_exit(
       folder: where it lies.
       config: the contents of its `config.json`.
       target: the model that it was trained for, which lends rows of its output head.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go; `None` is the default device.
 
     Raises:
@@ -91,10 +91,10 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
     save_head_folder(folder, config | {"torch_dtype": "bfloat16"}, tensors)
 
 
-def _tensors(module: ExitNetwork) -> Iterator[Recipe]:
+def _tensors(module: ExitNetwork) -> Iterator[ParamMapping]:
     """Every parameter by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state)["params"]
     for keys, x in jax.tree.leaves_with_path(shapes):
         path = tuple(key.key for key in keys)
-        yield Recipe(path, ((".".join(path), x.shape),), np.asarray, is_norm=path[0].endswith("norm"))
+        yield ParamMapping(path, ((".".join(path), x.shape),), np.asarray, is_norm=path[0].endswith("norm"))

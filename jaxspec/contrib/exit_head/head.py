@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.contrib.exit_head.network import ExitNetwork
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.nn.language_model import Network
@@ -32,7 +32,7 @@ class EarlyExitHead(Network):
     params: Any
     layers: int = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
 
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """The logits over the draft vocabulary, float32.

@@ -1,7 +1,7 @@
 """Training an early exit of a frozen target: what its first layers know already is made easier to read.
 
 The exit begins as the one that `EarlyExitDrafter` has without training: the target's final norm, blocks that add
-nothing, and the target's output head. It learns the target's whole law of each answer token, from the state that the
+nothing, and the target's output head. It learns the target's whole distribution of each answer token, from the state that the
 first layers leave of the token before.
 """
 
@@ -40,7 +40,7 @@ class EarlyExitRecipe(Recipe):
       blocks: before the norm; 0 trains the norm alone.
       draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
       places: the most places chosen in a row of the batch.
-      divergence: of the exit's law from the target's.
+      divergence: of the exit's distribution from the target's.
       k: drafts a round where it is evaluated.
     """
 
@@ -86,15 +86,15 @@ class EarlyExitRecipe(Recipe):
 
     def loss(self, params, target, batch, features, key):
         places, chosen = _before_answers(batch, self.places, key)
-        law = project(target.normalise(at_places(features.last, places)), target.head).astype(jnp.float32)
-        law = jax.nn.log_softmax(law)
+        log_probs = project(target.normalize(at_places(features.last, places)), target.head).astype(jnp.float32)
+        log_probs = jax.nn.log_softmax(log_probs)
         if "ids" in params:
-            law = law[..., params["ids"]]
+            log_probs = log_probs[..., params["ids"]]
         (state,) = features.hidden
         guess = jax.nn.log_softmax(self.head(params, target)(target, at_places(state, places)))
         count = jnp.sum(chosen, dtype=jnp.float32)
-        accepted = masked_mean(acceptance(law, guess), chosen)
-        return masked_mean(self.divergence(law, guess), chosen), {"acceptance": accepted, "count": count}
+        accepted = masked_mean(acceptance(log_probs, guess), chosen)
+        return masked_mean(self.divergence(log_probs, guess), chosen), {"acceptance": accepted, "count": count}
 
     def drafter(self, params, target, token_counts) -> Drafter:
         return EarlyExitDrafter(self.layers, k=self.k, head=self.head(params, target))

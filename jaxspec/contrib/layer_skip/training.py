@@ -5,7 +5,7 @@ All of the target's weights learn to say the next token after any of its layers,
     loss  =  sum over exits of weight * cross-entropy with the data's own tokens
 
 in a pass where each row of the batch leaves out layers by chance, late ones more often, so that early ones rely less
-on what comes after them. What comes out is another model: `EarlyExitDrafter` is lossless for its law, not for that of
+on what comes after them. What comes out is another model: `EarlyExitDrafter` is lossless for its distribution, not for that of
 the target as it was.
 """
 
@@ -25,20 +25,20 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.packed import stored_kernels
+from jaxspec.nn.packed import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.gradients import rounded
 from jaxspec.training.losses import acceptance
 from jaxspec.training.recipe import Recipe
 
-# Positions whose laws stand in memory at once.
+# Positions whose distributions stand in memory at once.
 _CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkipRecipe(Recipe):
-    """The target itself, trained to exit early: another model then, whose law is kept in place of the target's.
+    """The target itself, trained to exit early: another model then, whose distribution is kept in place of the target's.
 
     A forward and a backward pass over all layers, which are computed though they are dropped, and one over what is
     inside them once more, so that memory holds the states between layers alone; the output head for each exit that is
@@ -83,7 +83,7 @@ class LayerSkipRecipe(Recipe):
           TypeError: the target's weights are no plain arrays.
           ValueError: the target has not more layers than the exit.
         """
-        if kernels := stored_kernels(target):
+        if kernels := packed_weights(target):
             raise TypeError(f"all weights are trained, got {type(kernels[0]).__name__}; load the target as floats")
         count = target.module.config.num_layers
         recipe = cls(**({"layers": max(1, count // 4), "rotation": min(8, max(1, count - 1))} | options))
@@ -201,7 +201,7 @@ def sum_over_exits(
 ) -> Float[Array, ""]:
     """The cross-entropies of all answer tokens after each layer, weighted; an exit of weight 0 costs nothing.
 
-    Laws are computed again for gradients, so that they never stand in memory for more than one chunk and exit.
+    Distributions are computed again for gradients, so that they never stand in memory for more than one chunk and exit.
     """
     chunks = jax.vmap(answers.chunks)(states)
     layers, count = chunks.shape[:2]
@@ -212,8 +212,8 @@ def sum_over_exits(
         weight, tokens, there, state = part
 
         def cross_entropy():
-            law = jax.nn.log_softmax(_logits(model, state))
-            return -weight * jnp.sum(jnp.where(there, _of_tokens(law, tokens), 0.0))
+            log_probs = jax.nn.log_softmax(_logits(model, state))
+            return -weight * jnp.sum(jnp.where(there, _of_tokens(log_probs, tokens), 0.0))
 
         return jax.lax.cond((weight > 0) & jnp.any(there), cross_entropy, lambda: jnp.float32(0.0))
 
@@ -222,8 +222,8 @@ def sum_over_exits(
 
 
 def _logits(model: LanguageModel, states: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-    return project(model.normalise(states), model.head).astype(jnp.float32)
+    return project(model.normalize(states), model.head).astype(jnp.float32)
 
 
-def _of_tokens(law: Float[Array, "b t v"], tokens: Int[Array, "b t"]) -> Float[Array, "b t"]:
-    return jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0]
+def _of_tokens(log_probs: Float[Array, "b t v"], tokens: Int[Array, "b t"]) -> Float[Array, "b t"]:
+    return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]

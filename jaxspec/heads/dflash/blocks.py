@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
@@ -20,11 +20,11 @@ class Blocks:
     """The drafts of blocks that begin at `a` anchors of each text, all tokens before a draft being the text's.
 
     Attributes:
-      guess: the drafter's law of each draft, log-probabilities over its vocabulary.
+      guess: the drafter's distribution of each draft, log-probabilities over its vocabulary.
       wanted: the target's, scaled to sum to 1 over the same tokens.
       odds: the estimated log-odds of acceptance; `None` without a confidence head.
       counts: which drafts stand for tokens of an answer, after tokens that could all be drafted.
-      states: the target's last states that the wanted laws are made of.
+      states: the target's last states that the wanted distributions are made of.
     """
 
     guess: Float[Array, "b a k n"]
@@ -36,7 +36,7 @@ class Blocks:
     @classmethod
     def of(
         cls,
-        head: BlockHead,
+        head: DFlashHead,
         target: LanguageModel,
         batch: Batch,
         features: Features,
@@ -47,7 +47,7 @@ class Blocks:
 
         Args:
           head: the drafter's.
-          target: whose laws are wanted.
+          target: whose distributions are wanted.
           batch: the texts.
           features: the target's pass over them, of the states that `head` captures.
           anchors: where blocks begin.
@@ -62,13 +62,13 @@ class Blocks:
         before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
         guess = jax.nn.log_softmax(head.logits(known) + head.added(before))
         at = jnp.minimum(_places(anchors, drafts), batch.tokens.shape[1] - 1).reshape(known.shape[:2])
-        states = target.normalise(at_places(features.last, at))
+        states = target.normalize(at_places(features.last, at))
         wanted = jax.nn.log_softmax(project(states, head.params["head"]).astype(jnp.float32))
         odds = None if head.config.confidence == "none" else split(head.odds(known, before))
         return cls(split(guess), split(wanted), odds, counts, split(states))
 
-    def held(self, head: BlockHead, target: LanguageModel, drafts: int) -> Float[Array, "b a m"]:
-        """The logarithm of what the draft vocabulary holds of the target's law, of each block's first drafts."""
+    def held(self, head: DFlashHead, target: LanguageModel, drafts: int) -> Float[Array, "b a m"]:
+        """The logarithm of what the draft vocabulary holds of the target's distribution, of each block's first drafts."""
         states = self.states[:, :, :drafts]
         if head.ids.shape[0] == target.vocab_size:
             return jnp.zeros(states.shape[:-1], jnp.float32)
@@ -96,7 +96,7 @@ def _places(anchors: Int[Array, "b a"], count: int) -> Int[Array, "b a n"]:
     return anchors[..., None] + jnp.arange(count, dtype=jnp.int32)[None, None]
 
 
-def _block_tokens(head: BlockHead, batch: Batch, anchors: Int[Array, "b a"], chosen: Bool[Array, "b a"]):
+def _block_tokens(head: DFlashHead, batch: Batch, anchors: Int[Array, "b a"], chosen: Bool[Array, "b a"]):
     """The text's tokens from each anchor on, one more than drafts, and which drafts count."""
     at = _places(anchors, head.config.num_drafts + 1)
     inside = at < batch.length[:, None, None]

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from jaxspec.heads.dflash.blocks import Blocks, choose_anchors
-from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import Batch
 from jaxspec.training.losses import acceptance
@@ -24,7 +24,7 @@ _BINS = 20
 _SCALES = np.geomspace(0.2, 5.0, 65)
 
 
-def calibrate(head: BlockHead, target: LanguageModel, batches: Iterable[Batch], seed: int = 0) -> BlockHead:
+def calibrate(head: DFlashHead, target: LanguageModel, batches: Iterable[Batch], seed: int = 0) -> DFlashHead:
     """The same head with a `confidence_scale`, fitted to texts that it was not trained on.
 
     Acceptance is that of drafts drawn at temperature 1, of the text's own tokens before them.
@@ -80,7 +80,7 @@ def calibration_error(chance: Float[np.ndarray, "m"], happened: Float[np.ndarray
 
 
 @jax.jit
-def _outcomes(head: BlockHead, target: LanguageModel, batch: Batch, key: Array):
+def _outcomes(head: DFlashHead, target: LanguageModel, batch: Batch, key: Array):
     """Estimated log-odds, the true chance of acceptance, and which drafts count."""
     capture = (*head.capture, target.module.config.num_layers)
     *hidden, last = target(batch.tokens, target.init_cache(batch.tokens.shape[0], 1), capture=capture).hidden

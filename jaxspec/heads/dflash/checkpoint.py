@@ -1,6 +1,6 @@
 """Block drafters in files: DFlash's and DSpark's public layouts, and our own.
 
-All three name the layers alike (`block_recipes`), and the states that are read by the layer that makes them, -1 for
+All three name the layers alike (`dflash_mappings`), and the states that are read by the layer that makes them, -1 for
 the embeddings. What else they hold:
 
                       DFlash (z-lab)            DSpark (DeepSpec)         ours
@@ -27,9 +27,17 @@ from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folde
 from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import LLAMA_NORMS, Recipe, attention_mappings, mlp_mappings, norm_mapping, plain, same
-from jaxspec.heads.dflash.head import BlockHead
-from jaxspec.heads.dflash.network import BlockConfig, BlockNetwork
+from jaxspec.families.params import (
+    LLAMA_NORMS,
+    ParamMapping,
+    attention_mappings,
+    mlp_mappings,
+    norm_mapping,
+    plain,
+    same,
+)
+from jaxspec.heads.dflash.head import DFlashHead
+from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
@@ -49,21 +57,21 @@ _UNSUPPORTED = {
 }
 
 
-def is_block(config: Mapping[str, Any]) -> bool:
+def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether this is the configuration of a block drafter."""
     return "dflash_config" in config or {"block_size", "target_layer_ids"} <= set(config)
 
 
-def read_block(
+def read_dflash(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
-) -> BlockHead:
+) -> DFlashHead:
     """The block drafter in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
       config: the contents of its `config.json`.
       target: the model it was trained for, whose embedding and output head it may share.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go; `None` is the default device.
 
     Raises:
@@ -80,20 +88,20 @@ def read_block(
     _check_target(folder, config, shape, capture, ids, target)
     ours = _OURS in config.get("architectures", ())
     lent = _lent(folder, config, tensors, target, ids, dtype, ours)
-    params = build_params(list(block_recipes(shape, ours=ours)), tensors, str(folder), dtype, placement)
+    params = build_params(list(dflash_mappings(shape, ours=ours)), tensors, str(folder), dtype, placement)
     for name, x in lent.items():
         params[name] = x if placement is None else put(x, placement.sharding(x.shape, parameter_axes((name,), x.ndim)))
-    head = BlockHead.of(BlockNetwork(shape, dtype), params, ids, capture, target.vocab_size)
+    head = DFlashHead.of(DFlashNetwork(shape, dtype), params, ids, capture, target.vocab_size)
     if (scale := config.get(_SCALE)) is not None:
         head = dataclasses.replace(head, confidence_scale=jnp.asarray(scale, jnp.float32))
     return head if placement is None else placed(head, placement)
 
 
-def write_block(head: BlockHead, folder: Path, *, with_head: bool = True) -> None:
+def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> None:
     """Writes a block drafter in our layout, in bfloat16; the folder appears whole or not at all.
 
     Args:
-      head: a network without windows and causal layers, as all that `BlockRecipe` trains are.
+      head: a network without windows and causal layers, as all that `DFlashRecipe` trains are.
       folder: the folder to make; it must not exist.
       with_head: whether its output head is written; if not, it must be the target's rows.
 
@@ -105,7 +113,7 @@ def write_block(head: BlockHead, folder: Path, *, with_head: bool = True) -> Non
     if any(shape.causal_layers) or any(window is not None for window in shape.windows):
         raise ValueError("write_block writes no networks with windows or causal layers; keep the folder it came from")
     tensors = {
-        name: part for one in block_recipes(shape, ours=True) for name, part in one.take_apart(head.params).items()
+        name: part for one in dflash_mappings(shape, ours=True) for name, part in one.take_apart(head.params).items()
     }
     tensors |= {_MASK: np.asarray(head.params["mask"]), _VOCABULARY: np.asarray(head.ids)}
     if with_head:
@@ -128,7 +136,7 @@ def write_block(head: BlockHead, folder: Path, *, with_head: bool = True) -> Non
     save_head_folder(folder, config, tensors)
 
 
-def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> BlockConfig:
+def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFlashConfig:
     for name in ("block_size", "target_layer_ids"):
         if not config.get(name):
             raise ValueError(f"{folder}: the configuration of this block drafter lacks {name!r}")
@@ -143,7 +151,7 @@ def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> Bloc
     if config.get("enable_confidence_head"):
         confidence = "place and token" if config.get("confidence_head_with_markov") else "place"
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
-    return BlockConfig(
+    return DFlashConfig(
         **sizes,
         block_size=config["block_size"],
         num_features=len(config["target_layer_ids"]),
@@ -164,7 +172,7 @@ def _causal_layers(config: dict[str, Any], layers: TransformerConfig) -> tuple[b
     return causal if any(causal) else ()
 
 
-def _check_target(folder, config, shape: BlockConfig, capture, ids: np.ndarray, target: LanguageModel) -> None:
+def _check_target(folder, config, shape: DFlashConfig, capture, ids: np.ndarray, target: LanguageModel) -> None:
     theirs = target.module.config
     trained_for = {
         "tokens": (config.get("vocab_size"), theirs.vocab_size),
@@ -215,7 +223,7 @@ def _of_token(folder, config, embedding, target: LanguageModel) -> Any:
     return target.embed(jnp.full((1, 1), token, jnp.int32))[0, 0]
 
 
-def block_recipes(config: BlockConfig, *, ours: bool) -> Iterator[Recipe]:
+def dflash_mappings(config: DFlashConfig, *, ours: bool) -> Iterator[ParamMapping]:
     """Every parameter of a block drafter but its mask and its output head, by DSpark's names.
 
     Those of ours have a row for tokens outside of the draft vocabulary; the public ones need none.
@@ -234,7 +242,7 @@ def block_recipes(config: BlockConfig, *, ours: bool) -> Iterator[Recipe]:
         yield from mlp_mappings(config, (path, "mlp"), f"{name}.mlp")
     if rank := config.markov_rank:
         rows, build = (config.vocab_size + 1, same) if ours else (config.vocab_size, _row_of_zeros)
-        yield Recipe(("markov_before",), (("markov_head.markov_w1.weight", (rows, rank)),), build)
+        yield ParamMapping(("markov_before",), (("markov_head.markov_w1.weight", (rows, rank)),), build)
         yield plain(("markov_after",), "markov_head.markov_w2.weight", (config.vocab_size, rank))
     if config.confidence != "none":
         known = width + (config.markov_rank if config.confidence == "place and token" else 0)

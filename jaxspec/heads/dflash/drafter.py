@@ -10,24 +10,24 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
-from jaxspec.draft_length.base import Schedule, split
+from jaxspec.draft_length.base import DraftLength, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
-from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.cache import KVCache
-from jaxspec.verifiers.base import Draws
+from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BlockDrafterState:
-    """What a `BlockDrafter` keeps between rounds.
+class DFlashState:
+    """What a `DFlashDrafter` keeps between rounds.
 
     Attributes:
       cache: the context's keys and values: of all committed tokens but the last.
@@ -42,13 +42,13 @@ class BlockDrafterState:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BlockDrafter(Drafter):
+class DFlashDrafter(Drafter):
     """Guesses a whole block in one pass, whose cost does not grow with `k`.
 
     A small network reads the last token, masks in place of the drafts, and what the target knew of the text before
     (DFlash, 2602.06036). With a Markov head (DSpark, section 3.1) a drafted token then moves the logits of the next
     one by a product of low rank, so that the drafts of a block fit each other; without one they are drawn
-    independently. Each draft's law is that of its own logits and is reported as such.
+    independently. Each draft's distribution is that of its own logits and is reported as such.
 
     The target's states after a token are known once it was verified. They are taken in at the end of each round,
     whoever drafted in it, so a schedule may pause the drafter for as long as it likes:
@@ -60,22 +60,22 @@ class BlockDrafter(Drafter):
     A one-token text has no context, only its block.
 
     Attributes:
-      head: from `jaxspec.load_head`, or a `jaxspec.heads.dflash.training.BlockRecipe`.
+      head: from `jaxspec.load_head`, or a `jaxspec.heads.dflash.training.DFlashRecipe`.
       k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
-        `Schedule` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
+        `DraftLength` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
       schedule: how many of the `k` are submitted; follows from `k`.
     """
 
-    head: BlockHead
+    head: DFlashHead
     k: int | None = dataclasses.field(default=None, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     def __post_init__(self):
         if self.schedule is not None:  # a pytree that is put together again
             return
-        if isinstance(self.head, type) or not isinstance(self.head, BlockHead):
+        if isinstance(self.head, type) or not isinstance(self.head, DFlashHead):
             raise TypeError(
                 f"BlockDrafter needs a BlockHead, got {type(self.head).__name__}; jaxspec.load_head makes one"
             )
@@ -107,27 +107,27 @@ class BlockDrafter(Drafter):
         batch = context.tokens.shape[0]
         entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
         cache = self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
-        return BlockDrafterState(cache, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+        return DFlashState(cache, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
 
-    def propose(self, draws: Draws, state: BlockDrafterState, context: Context):
+    def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        limit = jnp.where(context.done, 0, self.schedule.limit(state.schedule, ~context.done))
+        limit = jnp.where(context.done, 0, self.schedule.longest(state.schedule, ~context.done))
         proposal = _nothing(limit.shape[0], self.k, None if policy.greedy else self.head.vocab_size)
         if self.k > 0:
             # The cache is read and not passed on, so the branches copy none.
             proposal = jax.lax.cond(
-                jnp.any(limit > 0), lambda: self._draft(policy, limit, draws, state, context), lambda: proposal
+                jnp.any(limit > 0), lambda: self._draft(policy, limit, rng, state, context), lambda: proposal
             )
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
 
-    def observe(self, state: BlockDrafterState, context: Context, verdict, hidden):
+    def observe(self, state: DFlashState, context: Context, verdict, hidden):
         cache = state.cache.append(self.head.context(hidden, state.cache.length))
         held = state.cache.length + jnp.where(context.done, 0, verdict.accepted + 1)
         schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
-        return BlockDrafterState(cache.truncate(held), schedule, state.submitted)
+        return DFlashState(cache.truncate(held), schedule, state.submitted)
 
-    def _draft(self, policy: Policy, limit, draws: Draws, state: BlockDrafterState, context: Context) -> Proposal:
+    def _draft(self, policy: Policy, limit, rng: Rng, state: DFlashState, context: Context) -> Proposal:
         """One pass over the block, then a draw for each draft."""
         head, schedule = self.head, self.schedule
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
@@ -137,16 +137,16 @@ class BlockDrafter(Drafter):
             token, going, log_survival = carry
             offset, known, logits = draft
             before = head.before(token[:, None])
-            law, seen = _laws(policy, (logits + head.added(before))[:, 0])
+            log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
             if schedule.reads_confidence:
                 log_survival = log_survival + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < limit) & schedule.trusts(state.schedule, jnp.exp(log_survival))
-            submitted = submitted & schedule.submits(state.schedule, seen)
-            token, place, law = self._token(law, seen, draws, offset)
+            submitted = going & (offset < limit) & schedule.should_verify(state.schedule, jnp.exp(log_survival))
+            submitted = submitted & schedule.should_draft(state.schedule, seen)
+            token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
-            going = submitted & schedule.goes_on(state.schedule, log_prob)
+            going = submitted & schedule.continue_(state.schedule, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
-            return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, law)
+            return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
         start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
@@ -154,30 +154,30 @@ class BlockDrafter(Drafter):
         _, drafts = jax.lax.scan(draw, start, each)
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
 
-    def _token(self, law: Float[Array, "b n"] | None, seen: Float[Array, "b n"], draws: Draws, offset):
-        """The drawn token, its place in the draft vocabulary, and the law over the target's."""
-        if law is None:
-            place = best_token(seen)
+    def _token(self, log_probs: Float[Array, "b n"] | None, seen: Float[Array, "b n"], rng: Rng, offset):
+        """The drawn token, its place in the draft vocabulary, and the distribution over the target's."""
+        if log_probs is None:
+            place = argmax(seen)
             return self.head.ids[place], place, None
-        place = best_token(law + draws.draft_noise(offset, self.head.vocab_size, self.head.ids))
-        return self.head.ids[place], place, expand(law, self.head.ids, self.head.vocab_size)
+        place = argmax(log_probs + rng.draft_noise(offset, self.head.vocab_size, self.head.ids))
+        return self.head.ids[place], place, expand(log_probs, self.head.ids, self.head.vocab_size)
 
 
 def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
-    # Any law will do for drafts that are never drawn, and this one is a law.
-    law = None if vocab_size is None else jnp.full((batch, k, vocab_size), -math.log(vocab_size), jnp.float32)
-    return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), law)
+    # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+    log_probs = None if vocab_size is None else jnp.full((batch, k, vocab_size), -math.log(vocab_size), jnp.float32)
+    return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), log_probs)
 
 
-def _laws(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The law that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
+    """The distribution that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
 
-    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot law
+    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot distribution
     says nothing of how sure the head is: a schedule then sees the head's own.
     """
     own = jax.nn.log_softmax(logits)
     if policy.greedy:
         return None, own
-    law = policy.log_probs(logits[:, None])[:, 0]
-    certain: Bool[Array, "b 1"] = jnp.max(law, axis=-1, keepdims=True) == 0
-    return law, jnp.where(certain, own, law)
+    log_probs = policy.log_probs(logits[:, None])[:, 0]
+    certain: Bool[Array, "b 1"] = jnp.max(log_probs, axis=-1, keepdims=True) == 0
+    return log_probs, jnp.where(certain, own, log_probs)

@@ -1,4 +1,4 @@
-"""The network of a block drafter with its parameters and draft vocabulary: what `BlockDrafter` runs."""
+"""The network of a block drafter with its parameters and draft vocabulary: what `DFlashDrafter` runs."""
 
 import dataclasses
 from typing import Any, Self
@@ -8,17 +8,17 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import places
-from jaxspec.heads.dflash.network import BlockConfig, BlockNetwork
+from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.language_model import Network
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BlockHead(Network):
+class DFlashHead(Network):
     """A block drafter's network, made for one target.
 
     Attributes:
@@ -30,26 +30,26 @@ class BlockHead(Network):
       confidence_scale: what the log-odds of each draft's acceptance are divided by (sequential temperature scaling,
         DSpark, section 3.2); `None` is 1.
       placement: how its cache is laid out over a mesh; `jaxspec.shard` sets it.
-      cache_type: the class of its cache; `jaxspec.native_products` sets it.
+      cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
     """
 
-    module: BlockNetwork = dataclasses.field(metadata={"static": True})
+    module: DFlashNetwork = dataclasses.field(metadata={"static": True})
     params: Any
     ids: Int[Array, "n"]
     places: Int[Array, "v"]
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     confidence_scale: Float[Array, "k"] | None = None
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @classmethod
-    def of(cls, module: BlockNetwork, params: Any, ids: Any, capture: tuple[int, ...], vocab_size: int) -> Self:
+    def of(cls, module: DFlashNetwork, params: Any, ids: Any, capture: tuple[int, ...], vocab_size: int) -> Self:
         """One for a target with `vocab_size` tokens, of which `ids` (rising, `int[n]`) can be guessed."""
         ids = jnp.asarray(ids, jnp.int32)
         return cls(module, params, ids, places(ids, vocab_size), capture)
 
     @property
-    def config(self) -> BlockConfig:
+    def config(self) -> DFlashConfig:
         """The network's shape."""
         return self.module.config
 

@@ -31,7 +31,7 @@ _init = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockConfig(TransformerConfig):
+class DFlashConfig(TransformerConfig):
     """The hyperparameters of a block drafter, whose layers are those of a decoder.
 
     `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the drafter's own, `width` is the
@@ -40,7 +40,7 @@ class BlockConfig(TransformerConfig):
     Attributes:
       block_size: tokens of a block, the last committed one included.
       num_features: how many hidden states of the target are read.
-      feature_norms: whether each of them is normalised before they are mixed: states of late layers are far larger.
+      feature_norms: whether each of them is normalized before they are mixed: states of late layers are far larger.
       first_predicts: whether the block's first place predicts the token after it (DSpark), or only the masks predict
         the tokens in their own places (DFlash).
       markov_rank: the rank of what a drafted token adds to the logits of the next one (DSpark, equation 5); 0 is
@@ -71,10 +71,10 @@ class BlockConfig(TransformerConfig):
         return self.block_size if self.first_predicts else self.block_size - 1
 
 
-class BlockAttention(nn.Module):
+class DFlashAttention(nn.Module):
     """Grouped-query attention of blocks over the context and over themselves."""
 
-    config: BlockConfig
+    config: DFlashConfig
     layer: int
     dtype: Any
 
@@ -116,16 +116,16 @@ class BlockAttention(nn.Module):
         return self.output(attended.reshape(*attended.shape[:2], -1))
 
 
-class BlockLayer(nn.Module):
+class DFlashLayer(nn.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
-    config: BlockConfig
+    config: DFlashConfig
     layer: int
     dtype: Any
 
     def setup(self):
         self.attention_norm, self.mlp_norm = Norm(self.config), Norm(self.config)
-        self.attention = BlockAttention(self.config, self.layer, self.dtype)
+        self.attention = DFlashAttention(self.config, self.layer, self.dtype)
         self.mlp = MLP(self.config, self.dtype)
 
     def __call__(self, x, *seen):
@@ -133,13 +133,13 @@ class BlockLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class BlockNetwork(nn.Module):
+class DFlashNetwork(nn.Module):
     """The layers, what feeds them, and the heads on them.
 
     `head` holds the target's frozen rows for the draft vocabulary; everything else is trained.
     """
 
-    config: BlockConfig
+    config: DFlashConfig
     dtype: Any = jnp.float32
 
     def setup(self):
@@ -149,7 +149,7 @@ class BlockNetwork(nn.Module):
         self.mix = Dense((config.width,), False, self.dtype)
         self.context_norm, self.final_norm = Norm(config), Norm(config)
         self.mask = self.param("mask", _init, (config.width,), self.dtype)
-        self.layer = [BlockLayer(config, number, self.dtype) for number in range(config.num_layers)]
+        self.layer = [DFlashLayer(config, number, self.dtype) for number in range(config.num_layers)]
         self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
         if rank:
             # The last row is that of every token outside of the draft vocabulary.

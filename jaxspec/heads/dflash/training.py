@@ -5,7 +5,7 @@ Some places of each text are anchors, as if the text so far had just been commit
     text       ...  a  b  c  d  e  f          c is an anchor
     context         A  B                      the target's states after a, b and all before
     block                 c  _  _             the block's tokens are masks, whatever the text says
-    labels                law law law         the target's laws after c, d, e: of d, e, f
+    labels                distribution distribution distribution         the target's distributions after c, d, e: of d, e, f
     before                c  d  e             what the Markov head is given: the text's own tokens
 
 All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself
@@ -28,10 +28,10 @@ from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads.dflash.blocks import Blocks, choose_anchors
 from jaxspec.heads.dflash.calibration import calibrate
-from jaxspec.heads.dflash.checkpoint import write_block
-from jaxspec.heads.dflash.drafter import BlockDrafter
-from jaxspec.heads.dflash.head import BlockHead
-from jaxspec.heads.dflash.network import BlockConfig, BlockNetwork
+from jaxspec.heads.dflash.checkpoint import write_dflash
+from jaxspec.heads.dflash.drafter import DFlashDrafter
+from jaxspec.heads.dflash.head import DFlashHead
+from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.heads.files import load_head
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope
@@ -40,15 +40,15 @@ from jaxspec.training.recipe import Recipe, check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockRecipe(Recipe):
+class DFlashRecipe(Recipe):
     """A block drafter with DSpark's heads and losses, whose output head is the target's, frozen.
 
     A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
     `2 * block_size * rows * width`; a token of the text `6 * (parameters of the mix and of keys and values)`, and the
     target's pass. For SmolLM2-135M and the defaults these are 520 and 66 million a block, and 11 and 220 a token.
 
-    Departs from DSpark in this: the cross-entropy is that of the target's law and not of the text's token, which is
-    less noisy; the laws are compared over a draft vocabulary; the mask is a vector of its own; states are normalised
+    Departs from DSpark in this: the cross-entropy is that of the target's distribution and not of the text's token, which is
+    less noisy; the distributions are compared over a draft vocabulary; the mask is a vector of its own; states are normalized
     before they are mixed.
 
     Attributes:
@@ -61,7 +61,7 @@ class BlockRecipe(Recipe):
       confidence: whether it has a confidence head.
       anchor_every: one anchor for so many tokens of the padded text, all of them in answers.
       decay: draft `i` weighs `exp(-i / decay)`.
-      cross_entropy: the weight of the cross-entropy with the target's law.
+      cross_entropy: the weight of the cross-entropy with the target's distribution.
       total_variation: the weight of the L1 distance, twice the total variation.
       trust: the weight of the confidence head's loss.
       k: drafts a round where it is evaluated; `None` is the whole block.
@@ -120,7 +120,7 @@ class BlockRecipe(Recipe):
         terms = self.cross_entropy * ForwardKL()(blocks.wanted, blocks.guess)
         terms += self.total_variation * 2 * (1 - agreement)
         reported = self._reported(agreement, counts)
-        # Of the first draft's law as it is, and not only of what the draft vocabulary holds of it.
+        # Of the first draft's distribution as it is, and not only of what the draft vocabulary holds of it.
         held = blocks.held(head, target, drafts=1)[..., 0]
         first = acceptance(blocks.wanted[..., 0, :] + held[..., None], blocks.guess[..., 0, :])
         reported["acceptance"] = masked_mean(first, counts[..., 0])
@@ -134,23 +134,23 @@ class BlockRecipe(Recipe):
         return loss, reported | {"count": jnp.sum(weights)}
 
     def drafter(self, params, target, token_counts) -> Drafter:
-        return BlockDrafter(self.head(params, target), k=self.k)
+        return DFlashDrafter(self.head(params, target), k=self.k)
 
     def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
-        write_block(self.head(params, target), Path(path), with_head=False)
+        write_dflash(self.head(params, target), Path(path), with_head=False)
 
     def measured(self, folder, target, batches, path) -> bool:
         """The scales of the confidence head (`jaxspec.heads.dflash.calibration`)."""
         if self.confidence:
-            write_block(calibrate(load_head(folder, target), target, batches), path, with_head=False)
+            write_dflash(calibrate(load_head(folder, target), target, batches), path, with_head=False)
         return self.confidence
 
-    def head(self, params: Any, target: LanguageModel) -> BlockHead:
+    def head(self, params: Any, target: LanguageModel) -> DFlashHead:
         """The head of these parameters, with its rows of the target's output head."""
         network, ids = params["network"], params["ids"]
         dtype = network["mask"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
-        return BlockHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
+        return DFlashHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
 
     def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
         places = range(1, self.block_size)
@@ -158,11 +158,11 @@ class BlockRecipe(Recipe):
         reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
         return reported | {"length": 1 + masked_mean(jnp.sum(reach, axis=-1), counts[..., 0])}
 
-    def _module(self, target: LanguageModel, dtype) -> BlockNetwork:
+    def _module(self, target: LanguageModel, dtype) -> DFlashNetwork:
         config = target.module.config
         size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
         rope = next((rope for rope in config.ropes if rope is not None), Rope(10_000.0))
-        shape = BlockConfig(
+        shape = DFlashConfig(
             vocab_size=size,
             num_layers=self.num_layers,
             width=config.width,
@@ -181,7 +181,7 @@ class BlockRecipe(Recipe):
             markov_rank=self.markov_rank,
             confidence="none" if not self.confidence else "place and token" if self.markov_rank else "place",
         )
-        return BlockNetwork(shape, jnp.dtype(dtype))
+        return DFlashNetwork(shape, jnp.dtype(dtype))
 
 
 def _principal(target: LanguageModel, ids: Int[Array, "n"], rank: int) -> Float[Array, "n_plus_1 r"]:

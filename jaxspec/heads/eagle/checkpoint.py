@@ -24,7 +24,7 @@ from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
 from jaxspec.checkpoints.tensors import LazyTensor
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import Recipe, attention_mappings, mlp_mappings, norm_mapping, plain, same
+from jaxspec.families.params import ParamMapping, attention_mappings, mlp_mappings, norm_mapping, plain, same
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
 from jaxspec.nn.config import TransformerConfig
@@ -75,7 +75,7 @@ def _third(folder, config, tensors, target, dtype, placement) -> EagleHead:
     capture = _capture(config) or _default_capture(target)
     width = config.get("target_hidden_size") or target.module.config.width
     module = EagleLayer(layer, len(capture) * width, dtype)
-    wanted = eagle_recipes(layer, module.features)
+    wanted = eagle3_mappings(layer, module.features)
     own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
     params, embedding = _params(folder, wanted, tensors, own_head, own_embedding, target, dtype, placement)
     if not own_head:
@@ -88,14 +88,14 @@ def _third(folder, config, tensors, target, dtype, placement) -> EagleHead:
 def _first(folder, config, tensors, target, dtype, placement) -> EagleHead:
     layer = _layer_config(folder, config, target.vocab_size)
     module = FirstEagleLayer(layer, layer.width, dtype)
-    wanted = first_eagle_recipes(layer, bias="fc.bias" in tensors)
+    wanted = eagle1_mappings(layer, bias="fc.bias" in tensors)
     tensors.pop("lm_head.weight", None)  # never trained: it is the target's
     own_embedding = "embed_tokens.weight" in tensors
     params, embedding = _params(folder, wanted, tensors, False, own_embedding, target, dtype, placement)
     params["mix"].setdefault("bias", jnp.zeros(layer.width, dtype))
     params["head"] = _rows(folder, target, layer, np.arange(target.vocab_size), dtype)
     capture = (target.module.config.num_layers,)
-    return EagleHead(module, params, None, embedding, target.vocab_size, capture, normalised=True)
+    return EagleHead(module, params, None, embedding, target.vocab_size, capture, normalized=True)
 
 
 def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> None:
@@ -114,7 +114,7 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
         raise TypeError(f"write_eagle writes EAGLE-3 heads, got a layer of type {type(head.module).__name__}")
     layer = head.module.config
     ids = np.arange(head.vocab_size) if head.ids is None else np.asarray(head.ids)
-    wanted = [one for one in eagle_recipes(layer, head.module.features) if with_head or one.path != ("head",)]
+    wanted = [one for one in eagle3_mappings(layer, head.module.features) if with_head or one.path != ("head",)]
     tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
     if head.embedding is not None:
         tensors["embed_tokens.weight"] = np.asarray(head.embedding)
@@ -169,7 +169,7 @@ def _default_capture(target: LanguageModel) -> tuple[int, ...]:
 
 def _params(
     folder: Path,
-    wanted: Iterator[Recipe],
+    wanted: Iterator[ParamMapping],
     tensors: dict[str, LazyTensor],
     own_head: bool,
     own_embedding: bool,
@@ -193,7 +193,7 @@ def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np
     return target.head[jnp.asarray(ids)].astype(dtype)
 
 
-def eagle_recipes(config: TransformerConfig, features: int) -> Iterator[Recipe]:
+def eagle3_mappings(config: TransformerConfig, features: int) -> Iterator[ParamMapping]:
     """Every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
     norm = functools.partial(norm_mapping, build=same)
     yield plain(("fuse", "kernel"), "fc.weight", (config.width, features))
@@ -206,7 +206,7 @@ def eagle_recipes(config: TransformerConfig, features: int) -> Iterator[Recipe]:
     yield plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-def first_eagle_recipes(config: TransformerConfig, *, bias: bool) -> Iterator[Recipe]:
+def eagle1_mappings(config: TransformerConfig, *, bias: bool) -> Iterator[ParamMapping]:
     """Every parameter of an EAGLE-1 layer; its output head is the target's."""
     norm = functools.partial(norm_mapping, build=same)
     yield plain(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))

@@ -21,13 +21,13 @@ from jaxspec.core.prefill import CHUNK
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Window
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import Entries, KVCache
-from jaxspec.verifiers.base import pick
+from jaxspec.verifiers.base import take_row
 
 # While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
 _PATIENCE = 16
@@ -157,7 +157,7 @@ class EagleDraft(Draft):
             tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, most), axis=1)
             states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
             count = jnp.clip(waiting - index * chunk, 0, chunk)
-            state = jnp.where((count > 0)[:, None], pick(states, jnp.maximum(count - 1, 0)), state)
+            state = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state)
             return cache.append(entries).truncate(cache.length + count), state
 
         trips = (jnp.max(waiting) + chunk - 1) // chunk
@@ -205,7 +205,7 @@ class EagleDrafter(ChainDrafter):
 
     Attributes:
       head: from `jaxspec.load_head`, or trained by `jaxspec train eagle`.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
@@ -214,7 +214,7 @@ class EagleDrafter(ChainDrafter):
     head: EagleHead
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     @property
     def capture(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.nn.cache import Entries, KVCache
@@ -28,9 +28,9 @@ class EagleHead(Network):
       embedding: `[v, d]`, its own; `None` is the target's.
       vocab_size: the target's.
       capture: the target's hidden states that it reads: `i` enters layer `i`.
-      normalised: whether the target's final norm comes before the head reads a state, as in EAGLE-1 and MTP.
+      normalized: whether the target's final norm comes before the head reads a state, as in EAGLE-1 and MTP.
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
-      cache_type: the class of its cache; `jaxspec.native_products` sets it.
+      cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
     """
 
     module: Any = dataclasses.field(metadata={"static": True})
@@ -39,8 +39,8 @@ class EagleHead(Network):
     embedding: Float[Array, "v d"] | None
     vocab_size: int = dataclasses.field(metadata={"static": True})
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    normalised: bool = dataclasses.field(default=False, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    normalized: bool = dataclasses.field(default=False, metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
@@ -59,8 +59,8 @@ class EagleHead(Network):
 
     def features(self, target: Any, hidden: tuple[Float[Array, "b t d"], ...]) -> Float[Array, "b t f"]:
         """The captured states side by side, as they are kept until the layer reads them."""
-        if self.normalised:
-            hidden = tuple(target.normalise(x) for x in hidden)
+        if self.normalized:
+            hidden = tuple(target.normalize(x) for x in hidden)
         return jnp.concatenate(hidden, axis=-1).astype(self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:

@@ -23,7 +23,15 @@ from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
 from jaxspec.checkpoints.tensors import LazyTensor
 from jaxspec.families.config import transformer_config
-from jaxspec.families.params import LLAMA_NORMS, Recipe, attention_mappings, mlp_mappings, norm_mapping, plain, same
+from jaxspec.families.params import (
+    LLAMA_NORMS,
+    ParamMapping,
+    attention_mappings,
+    mlp_mappings,
+    norm_mapping,
+    plain,
+    same,
+)
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.nn.config import TransformerConfig
@@ -53,7 +61,7 @@ def read_mtp(
       folder: where it lies.
       config: the contents of its `config.json`, the target's own.
       target: the model it was trained with, which lends what the module shares with it.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go; `None` is the default device.
 
     Raises:
@@ -79,13 +87,13 @@ def read_mtp(
             f"{target.module.config.width}; load the target that it was trained with"
         )
     embedding, own_head = tensors.pop("embed_tokens.weight", None), _HEAD in tensors
-    wanted = [one for one in mtp_recipes(layer) if own_head or one.path != ("head",)]
+    wanted = [one for one in mtp_mappings(layer) if own_head or one.path != ("head",)]
     params = build_params(wanted, tensors, f"{folder}, layer {number}", dtype, placement)
     if not own_head:
         params["head"] = target.head.astype(dtype)
     own = None if embedding is None else jnp.asarray(embedding.read(), dtype)
     module, capture = MtpLayer(layer, layer.width, dtype), (target.module.config.num_layers,)
-    return EagleHead(module, params, None, own, target.vocab_size, capture, normalised=True)
+    return EagleHead(module, params, None, own, target.vocab_size, capture, normalized=True)
 
 
 def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tuple[int, dict[str, LazyTensor]]:
@@ -108,7 +116,7 @@ def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tupl
     return number, {own.sub("", name): tensor for name, tensor in tensors.items() if own.match(name)}
 
 
-def mtp_recipes(config: TransformerConfig) -> Iterator[Recipe]:
+def mtp_mappings(config: TransformerConfig) -> Iterator[ParamMapping]:
     """Every parameter of a multi-token prediction module, by their names in its layer."""
     norm = functools.partial(norm_mapping, build=same)
     for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():

@@ -48,7 +48,7 @@ class EagleRecipe(Recipe):
       steps: drafts that each place unrolls.
       decay: step `k` weighs `decay ** k`.
       places: the most places chosen in a row of the batch.
-      divergence: of each step's law from the target's, both over the draft vocabulary.
+      divergence: of each step's distribution from the target's, both over the draft vocabulary.
       k: drafts a round where it is evaluated.
     """
 
@@ -98,8 +98,8 @@ class EagleRecipe(Recipe):
         head = self.head(params, target)
         steps = _Steps.of(head, target, batch, features, places)
         known = vocabulary.places(head.ids, target.vocab_size) >= 0
-        law = project(target.normalise(features.last), head.params["head"]).astype(jnp.float32)
-        law = jax.nn.log_softmax(law)
+        log_probs = project(target.normalize(features.last), head.params["head"]).astype(jnp.float32)
+        log_probs = jax.nn.log_softmax(log_probs)
         total, weight, reported = jnp.zeros(()), 0.0, {}
         for step in range(self.steps):
             steps, logits = steps.draft()
@@ -107,7 +107,7 @@ class EagleRecipe(Recipe):
             guessed = at_places(batch.tokens, at)
             learns = chosen & (places + step + 2 < batch.length[:, None])
             learns &= at_places(batch.answer, at) & known[guessed]
-            wanted = at_places(law, at - 1)
+            wanted = at_places(log_probs, at - 1)
             guess = jax.nn.log_softmax(logits.astype(jnp.float32))
             total += self.decay**step * masked_mean(self.divergence(wanted, guess), learns)
             weight += self.decay**step

@@ -24,7 +24,7 @@ from jaxspec.checkpoints.folder import read_integers, save_head_folder
 from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
 from jaxspec.checkpoints.tensors import LazyTensor
-from jaxspec.families.params import Recipe
+from jaxspec.families.params import ParamMapping
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
 from jaxspec.nn.language_model import LanguageModel
@@ -58,7 +58,7 @@ def read_medusa(
       folder: where they lie.
       config: the contents of its `config.json`.
       target: the model they were trained for, whose output head they may share.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go; `None` is the default device.
 
     Raises:
@@ -116,7 +116,7 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
     save_head_folder(folder, config, tensors)
 
 
-def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[ConditionedHeads, Iterator[Recipe]]:
+def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[ConditionedHeads, Iterator[ParamMapping]]:
     sizes = ConditionedConfig(
         width=target.module.config.width,
         vocab_size=target.vocab_size if ids is None else len(ids),
@@ -128,7 +128,7 @@ def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[Condition
     return module, _our_tensors(module)
 
 
-def _papers(config, tensors, target: LanguageModel, dtype, ids) -> tuple[MedusaHeads, Iterator[Recipe]]:
+def _papers(config, tensors, target: LanguageModel, dtype, ids) -> tuple[MedusaHeads, Iterator[ParamMapping]]:
     blocks = config.get(_BLOCKS, config.get("num_hidden_layers", 1))
     _rename(tensors, blocks)
     found = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
@@ -173,27 +173,27 @@ def _complete(tensors: dict[str, LazyTensor], sizes: MedusaConfig) -> None:
             tensors.setdefault(f"{here}.bias", none)
 
 
-def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> Iterator[Recipe]:
+def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> Iterator[ParamMapping]:
     """Every parameter of the paper's heads; `rows` are those of the output matrices to take, of how many."""
     width, (select, held) = sizes.width, (slice(None), sizes.vocab_size) if rows is None else rows
     for head in range(sizes.num_heads):
         for block in range(sizes.num_blocks):
             name = f"{head}.{block}.linear"
-            yield Recipe((f"head_{head}_{block}", "kernel"), ((f"{name}.weight", (width, width)),), np.asarray)
-            yield Recipe((f"head_{head}_{block}", "bias"), ((f"{name}.bias", (width,)),), np.asarray)
+            yield ParamMapping((f"head_{head}_{block}", "kernel"), ((f"{name}.weight", (width, width)),), np.asarray)
+            yield ParamMapping((f"head_{head}_{block}", "bias"), ((f"{name}.bias", (width,)),), np.asarray)
         if not sizes.shared_output:
             source = (f"{head}.{sizes.num_blocks}.weight", (held, width))
-            yield Recipe((f"output_{head}", "head"), (source,), lambda x: x[select])
+            yield ParamMapping((f"output_{head}", "head"), (source,), lambda x: x[select])
 
 
-def _our_tensors(module: ConditionedHeads) -> Iterator[Recipe]:
+def _our_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
     """Every parameter of our heads but the output matrix, by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state, state)["params"]
     del shapes["output"]
     for keys, x in jax.tree.leaves_with_path(shapes):
         path = tuple(key.key for key in keys)
-        yield Recipe(path, ((".".join(path), x.shape),), np.asarray, is_norm=path[-1] == "scale")
+        yield ParamMapping(path, ((".".join(path), x.shape),), np.asarray, is_norm=path[-1] == "scale")
 
 
 def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: LanguageModel) -> np.ndarray | None:

@@ -11,18 +11,18 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
-from jaxspec.core.argmax import best_token
+from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
-from jaxspec.draft_length.base import Fixed, Schedule, split
+from jaxspec.draft_length.base import DraftLength, Fixed, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import likeliest
 from jaxspec.heads.medusa.head import MedusaHead
-from jaxspec.verifiers.base import Draws, pick
+from jaxspec.verifiers.base import Rng, take_row
 
 
 @register_dataclass
@@ -53,16 +53,16 @@ class MedusaDrafter(Drafter):
         position           t    t+1   t+2  t+3
         text          ...  d    e                  e is committed and unfed
         newest state       d
-        head 0                        .            the law of the token after e
+        head 0                        .            the distribution of the token after e
         head 1                             .
 
-    A chain takes head `i`'s likeliest token under a greedy policy, and draws from head `i`'s law under any other; no
-    draft looks at another, so that law is reported for each. A tree has head `i`'s likeliest tokens at depth `i`, the
+    A chain takes head `i`'s likeliest token under a greedy policy, and draws from head `i`'s distribution under any other; no
+    draft looks at another, so that distribution is reported for each. A tree has head `i`'s likeliest tokens at depth `i`, the
     same below every parent. A text of one token has no state yet: its row drafts nothing in that round.
 
     Attributes:
       head: from `jaxspec.load_head`.
-      k: the most drafted tokens a round, at most one a head; `None` is one a head. Give a `Schedule` in its place to
+      k: the most drafted tokens a round, at most one a head; `None` is one a head. Give a `DraftLength` in its place to
         draft as many as pay.
       topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
@@ -73,7 +73,7 @@ class MedusaDrafter(Drafter):
     k: int = dataclasses.field(default=None, metadata={"static": True})
     topology: Tree | None = dataclasses.field(default=None, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     def __post_init__(self):
         if self.topology is not None and not isinstance(self.topology, Tree):
@@ -132,21 +132,21 @@ class MedusaDrafter(Drafter):
     def init(self, context, prefilled, slots):
         batch = context.tokens.shape[0]
         # Of a text of one token there is no state; what stands there is not looked at.
-        newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))
+        newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))
         return MedusaDrafterState(newest, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
 
-    def propose(self, draws: Draws, state: MedusaDrafterState, context: Context):
+    def propose(self, rng: Rng, state: MedusaDrafterState, context: Context):
         ready = ~context.done & (context.length >= 2)
         if self.tree:
             return self._draft_tree(state, context, ready), state
-        limit = jnp.where(ready, self.schedule.limit(state.schedule, ready), 0)
-        proposal = self._draft_chain(draws, state, context, limit)
+        limit = jnp.where(ready, self.schedule.longest(state.schedule, ready), 0)
+        proposal = self._draft_chain(rng, state, context, limit)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
 
     def observe(self, state: MedusaDrafterState, context, verdict, hidden):
         # The last token's state stands first, then the drafts'; the next token has none yet.
-        newest = pick(hidden[0], verdict.accepted)
+        newest = take_row(hidden[0], verdict.accepted)
         schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
         return MedusaDrafterState(newest, schedule, state.submitted)
 
@@ -164,7 +164,7 @@ class MedusaDrafter(Drafter):
         valid = ready[:, None] & (at(best) > -jnp.inf)
         return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
 
-    def _draft_chain(self, draws: Draws, state: MedusaDrafterState, context: Context, limit) -> Proposal:
+    def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, limit) -> Proposal:
         """Where no row drafts anything, the heads do not run."""
         policy = context.sampling if self.sampling is None else self.sampling
         vocab_size = context.target.vocab_size
@@ -172,34 +172,36 @@ class MedusaDrafter(Drafter):
         def none() -> Proposal:
             tokens = jnp.zeros((*limit.shape, self.k), jnp.int32)
             shape = (*tokens.shape, vocab_size)
-            # Any law will do for drafts that are never drawn, and this one is a law.
-            laws = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
-            return Proposal(tokens, tokens.astype(jnp.bool_), laws)
+            # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+            all_log_probs = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
+            return Proposal(tokens, tokens.astype(jnp.bool_), all_log_probs)
 
         def draft() -> Proposal:
-            logits, laws = self._logits(state, context), None
+            logits, all_log_probs = self._logits(state, context), None
             own = jax.nn.log_softmax(logits)
             if policy.greedy:
-                chosen, seen = best_token(logits), own
+                chosen, seen = argmax(logits), own
             else:
-                law, ids = policy.log_probs(logits), self.head.ids
-                noise = [draws.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]
-                chosen = best_token(law + jnp.stack(noise, axis=1))
-                # A one-hot law says nothing of how sure a head is: a schedule then sees the head's own.
-                seen = jnp.where(jnp.max(law, axis=-1, keepdims=True) == 0, own, law)
-                laws = placement_of(context.target).logits(self.head.over_vocabulary(law, vocab_size))
+                next_log_probs, ids = policy.log_probs(logits), self.head.ids
+                noise = [rng.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]
+                chosen = argmax(next_log_probs + jnp.stack(noise, axis=1))
+                # A one-hot distribution says nothing of how sure a head is: a schedule then sees the head's own.
+                seen = jnp.where(jnp.max(next_log_probs, axis=-1, keepdims=True) == 0, own, next_log_probs)
+                all_log_probs = placement_of(context.target).logits(
+                    self.head.over_vocabulary(next_log_probs, vocab_size)
+                )
             valid = self._submitted(state.schedule, limit, seen, chosen)
-            return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, laws)
+            return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, all_log_probs)
 
         return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.k > 0 else none()
 
     def _submitted(self, schedule_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
-        """Which drafts are submitted: whether draft `i` is depends on its law and on drafts before it."""
+        """Which drafts are submitted: whether draft `i` is depends on its distribution and on drafts before it."""
         log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
         going, valid = limit > 0, []
         for i in range(self.k):
-            valid.append(going & self.schedule.submits(schedule_state, seen[:, i]))
-            going = valid[i] & (i + 1 < limit) & self.schedule.goes_on(schedule_state, log_probs[:, i])
+            valid.append(going & self.schedule.should_draft(schedule_state, seen[:, i]))
+            going = valid[i] & (i + 1 < limit) & self.schedule.continue_(schedule_state, log_probs[:, i])
         return jnp.stack(valid, axis=1)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand, places
 from jaxspec.heads.medusa.network import ConditionedHeads, MedusaHeads
@@ -33,7 +33,7 @@ class MedusaHead(Network):
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = dataclasses.field(default=None, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
 
     @property
     def num_heads(self) -> int:
@@ -46,12 +46,12 @@ class MedusaHead(Network):
         """The logits of the guesses over the draft vocabulary, float32.
 
         Args:
-          target: whose states these are; it normalises them, and embeds the tokens.
+          target: whose states these are; it normalizes them, and embeds the tokens.
           hidden: states of `capture`.
           tokens: the token after each of them.
         """
         dtype = self.module.dtype
-        states = target.normalise(hidden).astype(dtype)
+        states = target.normalize(hidden).astype(dtype)
         return self.module.apply({"params": self.params}, states, target.embed(tokens).astype(dtype))
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:

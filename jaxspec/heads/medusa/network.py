@@ -57,7 +57,7 @@ class MedusaHeads(nn.Module):
         """The logits of each head, float32.
 
         Args:
-          hidden: the target's last states, normalised as its own output head takes them.
+          hidden: the target's last states, normalized as its own output head takes them.
           embedding: of the token after each; not looked at.
         """
         del embedding
@@ -114,7 +114,7 @@ class ConditionedHeads(nn.Module):
         """The logits of each head, float32.
 
         Args:
-          hidden: the target's last states, normalised as its own output head takes them.
+          hidden: the target's last states, normalized as its own output head takes them.
           embedding: of the token after each.
         """
         config, x = self.config, hidden

@@ -1,15 +1,15 @@
 """Training Medusa's heads on a frozen target (Medusa-1, Cai et al. 2401.10774, section 2.2.1).
 
 Guesses that begin at place `a` read the state of the token at `a - 2` and the token at `a - 1`; head `i` guesses the
-token at `a + i`. Its label is the target's whole law of that token, given the text before it:
+token at `a + i`. Its label is the target's whole distribution of that token, given the text before it:
 
     text         ...  .  .  [.  .  .  .]  .       the answer in brackets
     place                    a
     reads            a-2 a-1
     guesses                  a a+1 a+2
-    law after           a-1 a a+1                 one row of logits each, shared by the guesses of several places
+    distribution after           a-1 a a+1                 one row of logits each, shared by the guesses of several places
 
-In the mean over texts that is the law which a head that does not see the tokens between can learn, as from the paper's
+In the mean over texts that is the distribution which a head that does not see the tokens between can learn, as from the paper's
 labels, the text's own tokens, but with less noise.
 """
 
@@ -55,7 +55,7 @@ class MedusaRecipe(Recipe):
       num_blocks: blocks of each head.
       decay: head `i` weighs `decay ** i`.
       places: the most places chosen in a row of the batch; where there are more, as many in a row at random.
-      divergence: of each head's law from the target's, both over the draft vocabulary. The forward one's gradient is
+      divergence: of each head's distribution from the target's, both over the draft vocabulary. The forward one's gradient is
         that of the paper's cross-entropy.
     """
 
@@ -87,16 +87,16 @@ class MedusaRecipe(Recipe):
         head = self.head(params, target)
         chosen = Chosen.of(batch, self.places, self.num_heads, key)
         logits = chosen.logits(head, target, features.last)
-        laws = project(target.normalise(at_places(features.last, chosen.places - 1)), target.head[params["ids"]])
-        laws = jax.nn.log_softmax(laws.astype(jnp.float32))
+        log_probs = project(target.normalize(at_places(features.last, chosen.places - 1)), target.head[params["ids"]])
+        log_probs = jax.nn.log_softmax(log_probs.astype(jnp.float32))
         known = head.places(chosen.tokens, target.vocab_size) >= 0
         total, reported, reach, length = jnp.zeros(()), {}, 1.0, jnp.ones(())
         for i in range(self.num_heads):
             guesses, known_here = chosen.guesses(i), chosen.of_head(known, i)
-            law, guess = chosen.of_head(laws, i), jax.nn.log_softmax(logits[:, :, i])
-            total += self.decay**i * masked_mean(self.divergence(law, guess), guesses & known_here)
-            # Laws leave out the tokens that cannot be guessed; those come about as often as they stand in the text.
-            accepted = jnp.where(known_here, acceptance(law, guess), 0.0)
+            next_log_probs, guess = chosen.of_head(log_probs, i), jax.nn.log_softmax(logits[:, :, i])
+            total += self.decay**i * masked_mean(self.divergence(next_log_probs, guess), guesses & known_here)
+            # Distributions leave out the tokens that cannot be guessed; those come about as often as they stand in the text.
+            accepted = jnp.where(known_here, acceptance(next_log_probs, guess), 0.0)
             reported["acceptance" if i == 0 else f"acceptance_{i + 1}"] = masked_mean(accepted, guesses)
             reach *= accepted
             length += masked_mean(reach, guesses)

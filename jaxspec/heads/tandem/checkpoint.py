@@ -6,7 +6,7 @@
     captured_states       the target's states that are read: i enters layer i
     vocab_size            the target's; `draft_vocab_size` is the draft vocabulary's
 
-The tensors are those of `tandem_recipes`, in bfloat16, and `draft_vocabulary`: ids. A decoder whose output head is the
+The tensors are those of `tandem_mappings`, in bfloat16, and `draft_vocabulary`: ids. A decoder whose output head is the
 target's is written without it, and gets the target's rows again when it is read.
 """
 
@@ -25,7 +25,7 @@ from jaxspec.checkpoints.params import build_params
 from jaxspec.families.config import transformer_config
 from jaxspec.families.params import (
     LLAMA_NORMS,
-    Recipe,
+    ParamMapping,
     attention_mappings,
     by_head,
     mlp_mappings,
@@ -57,7 +57,7 @@ def read_tandem(
       folder: where it lies.
       config: the contents of its `config.json`.
       target: the model it was trained for, which lends its embedding, and its output head if the folder has none.
-      dtype: of weights and activations; normalisation scales stay float32.
+      dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go; `None` is the default device.
 
     Raises:
@@ -72,7 +72,7 @@ def read_tandem(
         raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
     shape, capture = _shape(folder, config, len(ids)), tuple(config[_LAYERS])
     own_head = _HEAD in tensors
-    wanted = [one for one in tandem_recipes(shape) if own_head or one.path != ("head",)]
+    wanted = [one for one in tandem_mappings(shape) if own_head or one.path != ("head",)]
     params = build_params(wanted, tensors, str(folder), dtype, placement)
     if not own_head:
         params["head"] = target.head[jnp.asarray(ids)].astype(dtype)
@@ -90,7 +90,7 @@ def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> N
     Raises:
       FileExistsError: the folder exists.
     """
-    wanted = [one for one in tandem_recipes(head.config) if with_head or one.path != ("head",)]
+    wanted = [one for one in tandem_mappings(head.config) if with_head or one.path != ("head",)]
     tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
     tensors[_VOCABULARY] = np.asarray(head.ids)
     config = config_of(head.config) | {
@@ -132,7 +132,7 @@ def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], tar
         )
 
 
-def tandem_recipes(config: TandemConfig) -> Iterator[Recipe]:
+def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
     """Every parameter of a tandem decoder, by names of our own where Llama has none."""
     norm, width, theirs = functools.partial(norm_mapping, build=same), config.width, config.target_width
     rows = config.num_kv_heads * config.head_dim
@@ -146,7 +146,7 @@ def tandem_recipes(config: TandemConfig) -> Iterator[Recipe]:
     for number in range(config.num_layers):
         path, name = f"layer_{number}", f"layers.{number}"
         sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
-        yield Recipe((f"inject_{number}", "key_value", "kernel"), sources, by_head)
+        yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, by_head)
         for ours, public in LLAMA_NORMS.items():
             yield norm((path, ours, "scale"), f"{name}.{public}.weight", width)
         yield from attention_mappings(config, (path, "attention"), f"{name}.self_attn", norm, width)

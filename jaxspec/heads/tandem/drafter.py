@@ -16,7 +16,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
-from jaxspec.draft_length.base import Schedule
+from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Window
@@ -95,7 +95,7 @@ class TandemDrafter(ChainDrafter):
 
     Attributes:
       head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
-      k: the most drafted tokens a round. Give a `Schedule` in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
       schedule: how many of the `k` are drafted; follows from `k`.
     """
@@ -103,7 +103,7 @@ class TandemDrafter(ChainDrafter):
     head: TandemHead
     k: int = dataclasses.field(default=4, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: Schedule | None = None
+    schedule: DraftLength | None = None
 
     @property
     def capture(self) -> tuple[int, ...]:

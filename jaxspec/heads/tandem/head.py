@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Anywhere
+from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
@@ -27,7 +27,7 @@ class TandemHead(Network):
       vocab_size: the target's.
       capture: the target's hidden states that it reads, in this order (`i` enters layer `i`).
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
-      cache_type: the class of its cache; `jaxspec.native_products` sets it.
+      cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
     """
 
     module: TandemNetwork = dataclasses.field(metadata={"static": True})
@@ -35,7 +35,7 @@ class TandemHead(Network):
     ids: Int[Array, "n"]
     vocab_size: int = dataclasses.field(metadata={"static": True})
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    placement: Any = dataclasses.field(default=Anywhere(), metadata={"static": True})
+    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property

@@ -6,7 +6,7 @@ each row of a batch. With blocks of three tokens:
     text       a | b  c  d | e  f  g | h          the first block may be shorter
     state           A          A B C D            e, f and g each see the target's states before their block,
     own                        e; e f; e f g      and the decoder's own of their block up to themselves
-    learnt                     f  g  h            the target's laws after e, f, g
+    learnt                     f  g  h            the target's distributions after e, f, g
 
 That is what drafting sees, whatever was accepted: no more than what the target knew when the block was begun. All
 blocks of a text run in one pass, and every token of it is learned from.
@@ -53,7 +53,7 @@ class TandemRecipe(Recipe):
       mlp_width: inner width of its feed-forward blocks.
       block_size: tokens of a block, the committed one included: as many drafts are learned of each.
       decay: draft `i` of a block weighs `decay ** i`.
-      divergence: of each draft's law from the target's, both over the draft vocabulary.
+      divergence: of each draft's distribution from the target's, both over the draft vocabulary.
       k: drafts a round where it is evaluated.
     """
 
@@ -111,8 +111,8 @@ class TandemRecipe(Recipe):
         head = self.head(params, target)
         starts = block_starts(batch.tokens.shape, self.block_size, key)
         guess = jax.nn.log_softmax(guesses(head, target, batch.tokens, features, starts)[:, :-1])
-        law = project(target.normalise(features.last[:, :-1]), head.params["head"]).astype(jnp.float32)
-        wanted = jax.nn.log_softmax(law)
+        log_probs = project(target.normalize(features.last[:, :-1]), head.params["head"]).astype(jnp.float32)
+        wanted = jax.nn.log_softmax(log_probs)
         agreement = acceptance(wanted, guess)
         place = jnp.arange(batch.tokens.shape[1] - 1, dtype=jnp.int32)[None] - starts[:, :-1]
         learns = _learns(head, batch, starts)

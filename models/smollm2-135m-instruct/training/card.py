@@ -22,7 +22,7 @@ TITLES = {
     "medusa": "Medusa heads",
     "distilled": "Small draft model, distilled,",
 }
-LICENCES = (
+LICENSES = (
     "permissive, but for passages of BoolQ (CC-BY-SA-3.0) and questions of ARC (CC-BY-SA-4.0), see the recipe; "
     "what is learned is what the target wrote after them"
 )
@@ -32,10 +32,10 @@ CARD = """# smollm2-135m-instruct/{kind}
 
 | | |
 |---|---|
-| licence | Apache-2.0 |
+| license | Apache-2.0 |
 | parameters | {parameters:,} in bfloat16, {megabytes:.1f} MB |
 | trained on | the target's own answers to prompts of [the recipe](../training/README.md): {sets} |
-| data's licences | {licences} |
+| data's licenses | {licenses} |
 | tokens seen | {tokens:,}, of them {answers:,} in answers, in {steps:,} updates |
 | time, hardware | {minutes:.0f} minutes, {hardware} |
 | evaluation questions | none: `prompts.sha256.gz` in [training](../training) lists every prompt, and a test compares |
@@ -98,7 +98,7 @@ def card(folder: pathlib.Path, kind: str, results: str, hardware: str, commands:
         title=TITLES[kind],
         parameters=size // 2,
         megabytes=size / 1e6,
-        licences=LICENCES,
+        licenses=LICENSES,
         sets=", ".join(sets),
         tokens=report["tokens"],
         answers=report["answer_tokens"],

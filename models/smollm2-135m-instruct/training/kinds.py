@@ -1,6 +1,6 @@
 """Five kinds of prompts (conversation has a file of its own): generators of records.
 
-A record is {"turns": [...], "category": ..., "source": "package==version: file", "licence": ...}.
+A record is {"turns": [...], "category": ..., "source": "package==version: file", "license": ...}.
 Each generator gives at least the wanted number where its sources hold as many.
 """
 
@@ -36,10 +36,10 @@ _SCREEN_QUESTIONS = ("who plays in {s}", "when did {s} come out", "what is {s} a
 def record(turns: list[str], category: str, archive: Archive | None = None, member: str = "") -> dict:
     """A prompt with where its text is from; without an archive it was made by the rules in this folder."""
     if archive is None:
-        source, licence = "rules in this folder", "this repository's"
+        source, license = "rules in this folder", "this repository's"
     else:
-        source, licence = f"{archive.source.requirement}: {member}", archive.licence(member)
-    return {"turns": turns, "category": category, "source": source, "licence": licence}
+        source, license = f"{archive.source.requirement}: {member}", archive.license(member)
+    return {"turns": turns, "category": category, "source": source, "license": license}
 
 
 def cut(text: str, longest: int) -> str:

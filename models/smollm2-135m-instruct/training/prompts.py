@@ -32,7 +32,7 @@ RUN = 13
 _SEED = 20
 
 
-def normalised(text: str) -> list[str]:
+def normalized(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower())
 
@@ -43,14 +43,14 @@ class Exclusion:
     def __init__(self, turns: Iterable[str]):
         self._turns, self._runs = set(), set()
         for turn in turns:
-            words = normalised(turn)
+            words = normalized(turn)
             self._turns.add(tuple(words))
             self._runs.update(_runs(words))
 
     def covers(self, turns: Sequence[str]) -> bool:
         """Whether any turn is one of the excluded, or shares 13 words in a row with one."""
         for turn in turns:
-            words = normalised(turn)
+            words = normalized(turn)
             if tuple(words) in self._turns or any(run in self._runs for run in _runs(words)):
                 return True
         return False
@@ -69,7 +69,7 @@ def distinct(records: Iterable[dict], keep: Callable[[dict], bool]) -> Iterator[
     """The records to keep whose turns did not occur before."""
     seen = set()
     for record in records:
-        key = tuple(tuple(normalised(turn)) for turn in record["turns"])
+        key = tuple(tuple(normalized(turn)) for turn in record["turns"])
         if key not in seen and keep(record):
             seen.add(key)
             yield record

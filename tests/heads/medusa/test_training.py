@@ -1,4 +1,4 @@
-"""Training Medusa's heads: the loss is of the laws that the drafter drafts from, and training helps."""
+"""Training Medusa's heads: the loss is of the distributions that the drafter drafts from, and training helps."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
 from jaxspec.training.options import TrainingOptions
 from tests._fixtures import tiny
-from tests._fixtures.medusa import laws
+from tests._fixtures.medusa import probs
 
 TARGET = tiny.transformer(3)
 COUNTS = np.arange(tiny.VOCAB, 0, -1)
@@ -56,17 +56,17 @@ def random_params(one):
     return params | {"blocks": jax.tree.map(noisy, params["blocks"])}
 
 
-def test_the_loss_is_of_the_laws_that_are_drafted_from():
+def test_the_loss_is_of_the_distributions_that_are_drafted_from():
     one, batch = recipe(draft_vocabulary=6), texts()
     params = random_params(one)
     loss, reported = loss_of(one, params, batch)
     head, ids = one.head(params, TARGET), np.asarray(params["ids"])
     after = jax.jit(lambda tokens: TARGET(tokens, TARGET.init_cache(3, WIDTH)).logits)
-    target_laws = np.asarray(jax.nn.softmax(after(batch.tokens)), np.float64)
+    target_probs = np.asarray(jax.nn.softmax(after(batch.tokens)), np.float64)
     divergence, accepted = [[], [], []], [[], [], []]
     for row, place, i in answers(batch, 3):
         text = batch.tokens[row].tolist()
-        wanted, guess = target_laws[row, place + i - 1][ids], laws(TARGET, head, text[:place])[i][ids]
+        wanted, guess = target_probs[row, place + i - 1][ids], probs(TARGET, head, text[:place])[i][ids]
         wanted, known = wanted / wanted.sum(), text[place + i] in ids
         accepted[i].append(np.minimum(wanted, guess).sum() if known else 0.0)
         if known:
@@ -84,7 +84,7 @@ def test_heads_begin_as_the_targets_own():
     one, batch = recipe(), texts()
     head = one.head(one.init(jax.random.key(0), TARGET, COUNTS), TARGET)
     text = batch.tokens[0, :5].tolist()
-    np.testing.assert_allclose(laws(TARGET, head, text), [tiny.transformer_law(TARGET, text[:-1])] * 3, atol=1e-5)
+    np.testing.assert_allclose(probs(TARGET, head, text), [tiny.transformer_probs(TARGET, text[:-1])] * 3, atol=1e-5)
 
 
 def test_a_draft_vocabulary_is_of_the_most_frequent_tokens():
@@ -124,8 +124,8 @@ def test_accuracies_are_shares_of_the_texts_tokens():
     hits, counts = np.zeros((3, 4)), np.zeros(3)
     for row, place, i in answers(batch, 3):
         text = batch.tokens[row].tolist()
-        law = laws(TARGET, head, text[:place])[i]
-        rank = int(np.sum(law > law[text[place + i]])) if text[place + i] in np.asarray(params["ids"]) else 4
+        probs = probs(TARGET, head, text[:place])[i]
+        rank = int(np.sum(probs > probs[text[place + i]])) if text[place + i] in np.asarray(params["ids"]) else 4
         counts[i] += 1
         if rank < 4:
             hits[i, rank] += 1

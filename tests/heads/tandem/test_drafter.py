@@ -1,4 +1,4 @@
-"""`TandemDrafter`: the laws it reports, its cache of what the target knew, and what it refuses."""
+"""`TandemDrafter`: the distributions it reports, its cache of what the target knew, and what it refuses."""
 
 import functools
 
@@ -23,13 +23,13 @@ HEAD = random_head(TARGET, ids=SOME, seed=4)
 
 
 @functools.cache
-def law(text: tuple[int, ...], offset: int):
-    """The law of the draft after `text`, whose last `offset` tokens are drafts, by NumPy."""
+def probs(text: tuple[int, ...], offset: int):
+    """The distribution of the draft after `text`, whose last `offset` tokens are drafts, by NumPy."""
     known = len(text) - offset - 1
     hidden = full_pass(TARGET, jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32))
     states = [np.asarray(hidden[i][0, :known], np.float64) for i in HEAD.capture]
     embedded = np.asarray(TARGET.params["embedding"], np.float64)[list(text[known:])]
-    return Reference(HEAD).law(states, embedded)
+    return Reference(HEAD).log_probs(states, embedded)
 
 
 @jax.jit
@@ -43,7 +43,7 @@ class TandemContract(DrafterContract):
     target = TARGET
 
     def guess(self, text, offset):
-        return law(tuple(text), offset)
+        return probs(tuple(text), offset)
 
 
 class TestTandem(TandemContract):
@@ -81,7 +81,7 @@ class TestMostLikely(TandemContract):
     drafter = jaxspec.TandemDrafter(HEAD, k=2, sampling=jaxspec.Greedy())
 
     def guess(self, text, offset):
-        return int(np.argmax(law(tuple(text), offset)))
+        return int(np.argmax(probs(tuple(text), offset)))
 
 
 @pytest.mark.slow
@@ -98,12 +98,12 @@ class TestDynamicTree(TreeDrafterContract):
     drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
     test_its_model_is_traced_twice_however_many_levels_there_are = None
 
-    def test_the_reported_law_is_that_of_the_drafts(self, rounds):
+    def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         """All nodes at once: the chosen paths, in the order they were found."""
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
                 text = tokens[row, : length[row]].tolist()
-                after = lambda path, text=text: law(tuple(path), len(path) - len(text))
+                after = lambda path, text=text: probs(tuple(path), len(path) - len(text))
                 assert paths(proposal, row) == search(after, text, top_k=2, depth=3, nodes=6)
 
 

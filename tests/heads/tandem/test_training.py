@@ -37,7 +37,7 @@ def texts(lengths=(11, 7, 0)):
 
 
 def shaken(one, scale=0.3):
-    """Parameters that no symmetry hides, so that a law depends on all that is seen."""
+    """Parameters that no symmetry hides, so that a distribution depends on all that is seen."""
     rng = np.random.default_rng(0)
     leaf = lambda x: x + jnp.asarray(rng.normal(size=x.shape) * scale, x.dtype) if x.dtype == jnp.float32 else x
     return jax.tree.map(leaf, one.init(jax.random.key(0), TARGET, COUNTS))
@@ -45,7 +45,7 @@ def shaken(one, scale=0.3):
 
 @jax.jit
 def drafted(head, tokens, start):
-    """The laws of three drafts for the text up to the token at `start`, the text's own tokens fed as drafts."""
+    """The distributions of three drafts for the text up to the token at `start`, the text's own tokens fed as drafts."""
     draft, hidden = TandemDraft(head), TARGET(tokens, TARGET.init_cache(1, WIDTH), capture=head.capture).hidden
     context = Context(TARGET, None, tokens, start[None] + 1, jnp.zeros(1, jnp.bool_), jaxspec.Greedy())
     window, cache = draft.first(draft.init(context, Prefilled(None, hidden), WIDTH), context)
@@ -77,7 +77,7 @@ def test_one_masked_pass_is_the_drafter_step_by_step(seed):
 
 
 def test_the_loss_is_over_the_drafts_of_all_blocks():
-    """By NumPy, of the drafter's own laws: those after tokens that could all be drafted, before an answer's."""
+    """By NumPy, of the drafter's own distributions: those after tokens that could all be drafted, before an answer's."""
     one, batch, key = recipe(draft_vocabulary=8), texts(), jax.random.key(1)
     params = shaken(one)
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)
@@ -86,12 +86,12 @@ def test_the_loss_is_over_the_drafts_of_all_blocks():
     after = jax.jit(lambda row: TARGET(row[None], TARGET.init_cache(1, WIDTH)).logits[0])
     ids, terms, weights, kept = np.asarray(head.ids), [], [], [[] for _ in range(SIZE)]
     for row, tokens in enumerate(np.asarray(batch.tokens)):
-        laws = np.asarray(jax.nn.log_softmax(after(batch.tokens[row])[:, ids]))
+        probs = np.asarray(jax.nn.log_softmax(after(batch.tokens[row])[:, ids]))
         found = all_drafted(head, batch.tokens[row], starts[row])[:, ids]
         for place in range(WIDTH - 1):
             start, ahead = int(starts[row, place]), tokens[int(starts[row, place]) + 1 : place + 2]
             if place + 1 < batch.length[row] and batch.answer[row, place + 1] and np.isin(ahead, ids).all():
-                wanted, guess = laws[place], found[place]
+                wanted, guess = probs[place], found[place]
                 terms.append(np.sum(np.exp(wanted) * (wanted - guess)))
                 weights.append(0.9 ** (place - start))
                 kept[place - start].append(np.exp(np.minimum(wanted, guess)).sum())
