@@ -1,0 +1,44 @@
+"""Each public name has an example in its docstring, and the examples run."""
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+import jaxspec
+from tests._fixtures import examples
+
+ROOMS = ("", "drafters", "verifiers", "draft_length", "heads", "contrib", "sharding", "training", "checkpoints", "nn")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def public():
+    """Every public class and function, by the first name it is found under."""
+    found = {}
+    for room in ROOMS:
+        module = importlib.import_module(f"jaxspec.{room}".rstrip("."))
+        for name in dir(module):
+            value = getattr(module, name)
+            if name.startswith("_") or inspect.ismodule(value) or not callable(value):
+                continue
+            found.setdefault(id(value), (f"{room}.{name}".lstrip("."), value))
+    return dict(found.values())
+
+
+PUBLIC = public()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_example_runs(name, tmp_path):
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path), name, None, 0)
+    assert parsed.examples, f"{name} has no example"
+    failures = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    runner.run(parsed, out=failures.append)
+    assert not runner.failures, "".join(failures)
+
+
+def test_the_public_names_are_few():
+    assert len([name for name in dir(jaxspec) if not name.startswith("_")]) <= 60
