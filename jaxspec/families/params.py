@@ -79,13 +79,13 @@ def attention_mappings(
 ) -> Iterator[ParamMapping]:
     """`width` is that of what queries, keys and values are made of."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    by_head = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    group = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
     for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
         weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
-        yield ParamMapping((*path, ours, "kernel"), weights, by_head)
+        yield ParamMapping((*path, ours, "kernel"), weights, group)
         if config.qkv_bias:
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
-            yield ParamMapping((*path, ours, "bias"), biases, by_head)
+            yield ParamMapping((*path, ours, "bias"), biases, group)
     if config.query_key_norm:
         yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
         yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
