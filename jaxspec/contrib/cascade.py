@@ -21,12 +21,13 @@ from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import ModelDraft
 from jaxspec.drafters.lookup import Guess, LookupDrafter
-from jaxspec.verifiers.base import Rng, count_leading
 
 
 @register_dataclass

@@ -10,6 +10,7 @@ from jax import Array
 from jaxspec.contrib.union import UnionDrafter, UnionState, chain_parents
 from jaxspec.core.model import Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import positive
@@ -19,7 +20,6 @@ from jaxspec.drafters.model import ModelDrafter
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard_stack
 from jaxspec.sharding.stack import ModelStack
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

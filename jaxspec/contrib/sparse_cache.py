@@ -15,6 +15,7 @@ import jax
 
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import positive
@@ -22,7 +23,6 @@ from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.cache import KVCache
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import one_hot
-from jaxspec.verifiers.base import Rng, count_leading
 
 
 @register_dataclass

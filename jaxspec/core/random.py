@@ -166,6 +166,10 @@ class PositionNoise:
         return _fold(self.keys, jnp.int32(_TOKEN_STREAM))
 
 
+# What a verifier hands out for a round: to the drafter for its drafts, and to itself for its verdict.
+Rng = RoundKeys | PositionNoise
+
+
 def _fold(keys, data: Array):
     """Folds integers into keys, elementwise over whatever shape the keys have."""
     fold = jax.random.fold_in

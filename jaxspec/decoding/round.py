@@ -23,11 +23,13 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
 from jaxspec.core.tree import depths, verification_mask
 from jaxspec.drafters.base import Drafter
-from jaxspec.verifiers.base import Rng, Verifier, count_leading
+from jaxspec.verifiers.base import Verifier
 
 
 @register_dataclass

@@ -9,8 +9,8 @@ import jax
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.verifiers.base import Rng
 
 
 class Drafter(abc.ABC):

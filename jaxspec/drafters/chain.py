@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.draft_model import Draft, Hidden
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -5,13 +5,13 @@ from typing import Any
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.draft_length.base import DraftLength, split
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.draft_model import Draft
-from jaxspec.verifiers.base import Rng
 
 
 class ChainDrafter(Drafter):

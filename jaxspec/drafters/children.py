@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.drafters.frontier import likeliest
-from jaxspec.verifiers.base import Rng
 
 
 class Draw(abc.ABC):

@@ -28,6 +28,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.prefill import CATCH_UP_CHUNK
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.draft_length.base import DraftLength, split
@@ -35,7 +36,6 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.draft_model import ModelDraft, check_is_model
 from jaxspec.drafters.token_map import TokenMap
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

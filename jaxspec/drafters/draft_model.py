@@ -16,8 +16,8 @@ from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model, ModelOutput
 from jaxspec.core.prefill import Prefilled, catch_up, prefill
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import take_row
 from jaxspec.core.state import Context, Verdict
-from jaxspec.verifiers.base import take_row
 
 Hidden = tuple[Array, ...]
 

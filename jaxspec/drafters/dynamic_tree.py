@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import positive
@@ -25,7 +26,6 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, likeliest, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import positive
@@ -26,7 +27,6 @@ from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.partial import Partial
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.model import Cache
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.drafters.draft_model import Draft, Window
-from jaxspec.verifiers.base import count_leading
 
 # Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
 _PARTS = 256

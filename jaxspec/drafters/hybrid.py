@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength
@@ -18,7 +20,6 @@ from jaxspec.draft_length.pausing import Pausing, PausingState
 from jaxspec.draft_length.shared_account import SharedAccount
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
-from jaxspec.verifiers.base import Rng, count_leading
 
 # What rows start from counts as so many promised drafts that were right, and as so many rounds of the model.
 _PRIOR = 4.0

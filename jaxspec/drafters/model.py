@@ -5,6 +5,7 @@ import dataclasses
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree, positive
@@ -14,7 +15,6 @@ from jaxspec.drafters.chain import Chain
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.draft_model import ModelDraft
 from jaxspec.drafters.tree import TreeDrafter
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

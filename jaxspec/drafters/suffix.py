@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import take_row
 from jaxspec.draft_length.base import DraftLength, split
 from jaxspec.drafters.lookup import Guess, LookupDrafter
 from jaxspec.drafters.text_store import TextStore
-from jaxspec.verifiers.base import take_row
 
 
 @register_dataclass

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
@@ -21,7 +22,6 @@ from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 from jaxspec.drafters.kinds import as_draft
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -10,10 +10,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import PositionNoise, RoundKeys
+from jaxspec.core.random import Rng, RoundKeys
+from jaxspec.core.rows import count_leading, first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
-
-Rng = RoundKeys | PositionNoise
 
 
 @register_dataclass
@@ -89,11 +88,6 @@ def walk_tree(proposal: Proposal, token_at: Callable[[int, Array], Array]) -> Ve
     return Verdict(accepted, token, jnp.stack(path, axis=1))
 
 
-def first_true(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
-    """The first that is set; 0 if none is."""
-    return jnp.argmax(flags, axis=1).astype(jnp.int32)
-
-
 def first_row(batch: int, count: int) -> Bool[Array, "b n_plus_1"]:
     """The rows of logits that stand for the accepted text, before anything is accepted.
 
@@ -115,14 +109,3 @@ def go_on(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[A
     """
     moved = jnp.pad(accepted, ((0, 0), (1, 0)))
     return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)
-
-
-def count_leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
-    """How many flags are set before the first that is not."""
-    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
-
-
-def take_row(values: Array, index: Int[Array, "b"]) -> Array:
-    """`values[b, index[b]]` for each row: `[b, n, ...]` to `[b, ...]`."""
-    index = index.reshape(-1, *(1,) * (values.ndim - 1))
-    return jnp.take_along_axis(values, index, axis=1)[:, 0]

@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, take_row
+from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.rejection import TokenVerifier, log_residual
 
 

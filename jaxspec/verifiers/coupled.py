@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import PositionNoise
+from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, match_path, take_row, walk_tree
+from jaxspec.verifiers.base import Verifier, match_path, walk_tree
 
 
 @register_dataclass

@@ -8,8 +8,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import first_true, take_row
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree_walk import TreeWalk, WalkResult, earlier
 

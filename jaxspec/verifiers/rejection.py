@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import count_leading, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, count_leading, take_row
+from jaxspec.verifiers.base import Verifier
 
 
 @register_dataclass

@@ -13,9 +13,10 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import count_leading, take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.core.validate import is_concrete
-from jaxspec.verifiers.base import Verifier, count_leading, take_row
+from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.rejection import log_residual
 
 

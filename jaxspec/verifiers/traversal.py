@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier, first_true, take_row
+from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.tree_walk import WalkResult, as_tree, draw_verdict

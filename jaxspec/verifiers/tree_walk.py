@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import candidates, first_row, first_true, go_on, take_row
+from jaxspec.verifiers.base import candidates, first_row, go_on
 
 
 @register_dataclass

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal
 from jaxspec.core.tree import ancestors
-from jaxspec.verifiers.base import take_row
 from jaxspec.verifiers.relaxed import Choice, RelaxedRule, at_tokens, check_number, register_unchecked
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import count_leading, match_path, take_row
+from jaxspec.verifiers.base import match_path
 from tests._fixtures import tiny
 
 VOCAB, K = 6, 3
@@ -66,14 +66,6 @@ def test_drafts_beyond_the_budget_are_cut_and_not_counted(budget):
     assert info.count.tolist() == [budget] * VOCAB
     assert info.drafted.tolist() == info.accepted.tolist() == [min(budget, K)] * VOCAB
     assert state.done.all() and (state.stop_reason == jaxspec.StopReason.MAX_NEW_TOKENS).all()
-
-
-def test_leading_and_pick():
-    flags = jnp.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], jnp.bool_)
-    assert count_leading(flags).tolist() == [2, 0, 4]
-    assert count_leading(flags[:, :0]).tolist() == [0, 0, 0]
-    values = jnp.arange(12, dtype=jnp.int32).reshape(3, 4)
-    assert take_row(values, jnp.array([3, 0, 1], jnp.int32)).tolist() == [3, 4, 9]
 
 
 def test_a_withdrawn_draft_stops_the_prefix():

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.core.rows import take_row
 from jaxspec.verifiers import block
 from jaxspec.verifiers import rejection as token
-from jaxspec.verifiers.base import take_row
 from jaxspec.verifiers.recursive import RecursiveRejection
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement, enumerate_drafts
 from tests.oracle.draws import Names, several_rounds

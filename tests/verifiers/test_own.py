@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.verifiers.base import count_leading
+from jaxspec.core.rows import count_leading
 from jaxspec.verifiers.rejection import next_log_probs
 from tests.contracts import VerifierContract
 

@@ -13,6 +13,7 @@ from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.draft_length.base import DraftLength, split
@@ -21,7 +22,6 @@ from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.cache import KVCache
-from jaxspec.verifiers.base import Rng
 
 
 @register_dataclass

@@ -19,6 +19,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model, ModelOutput
 from jaxspec.core.prefill import CHUNK
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.draft_length.base import DraftLength
@@ -27,7 +28,6 @@ from jaxspec.drafters.chain_drafter import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Window
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import Entries, KVCache
-from jaxspec.verifiers.base import take_row
 
 # While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
 _PATIENCE = 16

@@ -14,6 +14,8 @@ from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
@@ -22,7 +24,6 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import likeliest
 from jaxspec.heads.medusa.head import MedusaHead
-from jaxspec.verifiers.base import Rng, take_row
 
 
 @register_dataclass

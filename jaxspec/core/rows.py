@@ -1,0 +1,28 @@
+"""Counts and picks along the second axis of `[b, n, ...]` arrays, row by row."""
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+
+def count_leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
+    """Counts the flags that are set before the first that is not, such as accepted drafts of a chain.
+
+    Args:
+      flags: one a position; `n` may be 0.
+
+    Returns:
+      Counts from 0 to `n`, int32.
+    """
+    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+
+
+def first_true(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
+    """Finds the first flag that is set in each row, int32; 0 where none is."""
+    return jnp.argmax(flags, axis=1).astype(jnp.int32)
+
+
+def take_row(values: Array, index: Int[Array, "b"]) -> Array:
+    """Takes `values[b, index[b]]` of each row: `[b, n, ...]` to `[b, ...]`."""
+    index = index.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.take_along_axis(values, index, axis=1)[:, 0]
