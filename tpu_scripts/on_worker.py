@@ -51,9 +51,10 @@ def generate(rest: list[str]) -> None:
 
 
 def benchmark(rest: list[str]) -> None:
-    """The command `python -m jaxspec.bench`."""
-    sys.argv = ["jaxspec.bench", *rest]
-    runpy.run_module("jaxspec.bench", run_name="__main__")
+    """Runs `python -m tests.benchmarks` of the source that this file is part of."""
+    sys.argv = ["tests.benchmarks", *rest]
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    runpy.run_module("tests.benchmarks", run_name="__main__", alter_sys=True)
 
 
 def profile(rest: list[str]) -> None:

@@ -6,7 +6,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'END'
 run.sh generate  --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  of `jaxspec generate`
-run.sh benchmark --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  of `python -m jaxspec.bench`
+run.sh benchmark --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  of `python -m tests.benchmarks`
 run.sh profile   --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  PROMPT [--model M] [--draft D]
                                      [-k K] [--max-new-tokens N] [--temperature T] [--seed S]
 

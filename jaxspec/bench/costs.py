@@ -2,28 +2,23 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
-from jaxspec.checkpoints.load import load
+from jaxspec.bench.timing import interleave
 from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
 LENGTHS = (0, 2, 4, 8)
 ROUNDS = 8
-NEW_TOKENS = 128
 
 
 @register_dataclass
@@ -115,26 +110,3 @@ def _rolled_back(after, start):
     is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
     rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
     return jax.tree.map(rolled_back, after, start, is_leaf=is_cache)
-
-
-def run(model_name: str, repeats: int) -> None:
-    """Prints the cost table of two drafters, and what `Adaptive` makes of each, greedy, batch 1."""
-    show_machine()
-    target = load(model_name)
-    drafters: dict[str, Any] = {
-        "n-gram": jaxspec.NGramDrafter(),
-        "draft of 6 layers": jaxspec.ModelDrafter(first_layers(target, 6)),
-    }
-    prompt = chat_prompt(target)
-    for name, drafter in drafters.items():
-        costs = measure_costs(target, drafter, repeats=repeats)
-        show(f"{name}: costs at {LENGTHS}", str(costs))
-        adaptive = dataclasses.replace(drafter, k=Adaptive(costs, LENGTHS), schedule=None)
-        players = {"plain": None, "k=4": drafter, "adaptive": adaptive}
-        cases = {
-            case: functools.partial(jaxspec.generate, target, player, prompt, max_new_tokens=NEW_TOKENS)
-            for case, player in players.items()
-        }
-        samples = interleave(cases, repeats=repeats)
-        for case in ("k=4", "adaptive"):
-            show_ratio(f"{name}: speed-up of {case}", samples.ratio("plain", case))

@@ -7,7 +7,7 @@ from jaxspec.training.prompts import Conversation, read_prompts
 
 _FOLDER = Path(__file__).parent
 # Five for each of Spec-Bench's tasks; requests of programmers, most of them about code that they give.
-NAMES = {"ours": _FOLDER / "speed" / "prompts.jsonl", "code": _FOLDER / "code.jsonl"}
+NAMES = {"ours": _FOLDER / "prompts.jsonl", "code": _FOLDER / "code.jsonl"}
 
 
 def read_questions(name_or_path: str | os.PathLike[str]) -> list[Conversation]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from jaxspec.bench.ahead_of_time import Case, Compiled
 from jaxspec.bench.hlo import Instruction, Program, Step
-from jaxspec.bench.workload import pass_bytes
+from jaxspec.bench.plan.roofline import pass_bytes
 
 # A copy, or a gathered array, below this is no weight and no cache.
 _LARGE = 2**20

@@ -46,14 +46,3 @@ def interleave(
             if turn >= warm_up:
                 seconds[name].append(end - start)
     return Samples(seconds)
-
-
-def show(title: str, value: str) -> None:
-    """Prints one aligned line."""
-    print(f"{title:<58} {value}", flush=True)
-
-
-def show_ratio(title: str, ratio: tuple[float, float, float]) -> None:
-    """Prints a ratio with its spread over the turns."""
-    low, median, high = ratio
-    show(title, f"{median:.3f}  (turns {low:.3f} to {high:.3f})")

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.bench.workload import disturbed
 from tests._fixtures import text_models, tiny, token_maps
+from tests.benchmarks.workload import disturbed
 
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, 64, (4, 6))

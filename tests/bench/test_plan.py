@@ -12,9 +12,8 @@ from jaxspec.bench.plan.acceptance import Acceptance, Answer
 from jaxspec.bench.plan.costs import RoundCost
 from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, best_of, crossover, recommend
-from jaxspec.bench.plan.roofline import Device, measure_device, pass_operations, roofline
+from jaxspec.bench.plan.roofline import Device, measure_device, pass_bytes, pass_operations, roofline
 from jaxspec.bench.summary import ALL, Spread, Summary
-from jaxspec.bench.workload import pass_bytes
 from jaxspec.drafters.ngram import NGramDrafter
 from tests._fixtures import tiny
 from tests.bench.test_run import Clock

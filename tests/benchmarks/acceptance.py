@@ -1,4 +1,4 @@
-"""How many tokens a round each verifier emits, with one draft, at temperature 1."""
+"""Measures how many tokens a round each verifier emits, with one draft model, at temperature 1."""
 
 import dataclasses
 import json
@@ -8,8 +8,6 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.timing import show
-from jaxspec.bench.workload import chat_prompts, disturbed, show_machine
 from jaxspec.checkpoints.load import load
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
@@ -24,6 +22,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
+from tests.benchmarks.workload import chat_prompts, disturbed, show, show_machine
 
 ROUNDS, BATCH, K = 12, 16, 4
 LENGTHS = (1, 2, 4)
@@ -39,7 +38,7 @@ class Case:
     distinct: bool = True
 
     def drafter(self, model, k: int) -> Drafter:
-        """Chains of `k` tokens from the draft model."""
+        """Returns a drafter of chains of `k` tokens."""
         return ModelDrafter(model, k=k, num_drafts=self.num_drafts, distinct=self.distinct)
 
 
@@ -54,7 +53,7 @@ CASES = {
     "4 drafts, traversal": Case(TraversalVerifier(), 4),
 }
 TREES = {
-    "tree of 16, likeliest children": (None, TreeVerifier()),
+    "tree of 16, top children": (None, TreeVerifier()),
     "tree of 16, without replacement": (WithoutReplacement(), MultiDraftVerifier()),
     "tree of 16, traversal": (WithoutReplacement(), TraversalVerifier()),
 }
@@ -74,7 +73,7 @@ def run(model_name: str, repeats: int) -> None:
 
 
 def run_over_k(model_name: str, repeats: int) -> None:
-    """The same for several k; draws `acceptance.svg` here. Goes on from an `acceptance.json` here."""
+    """Prints the same for several k; draws `acceptance.svg` here. Goes on from an `acceptance.json` here."""
     show_machine()
     _show_setting(repeats)
     path = pathlib.Path("acceptance.json")
@@ -131,7 +130,7 @@ class _Bench:
         return cls(target, disturbed(target, NOISE), repeats)
 
     def measure(self, make_drafter, verifier: Verifier) -> tuple[float, float]:
-        """Mean acceptance length over all rows, and its standard error."""
+        """Returns the mean acceptance length over all rows, and its standard error."""
         # Programs of earlier cases are done with, and each takes hundreds of megabytes.
         jax.clear_caches()
         drafter = make_drafter(self.draft)
@@ -146,7 +145,7 @@ class _Bench:
 
 @jax.jit
 def _rounds(target, drafter, verifier, tokens, lengths, key):
-    """Counts of `ROUNDS` rounds in each row: rounds and not tokens, so that none is cut short."""
+    """Counts `ROUNDS` rounds in each row: rounds and not tokens, so that none is cut short."""
     state = jaxspec.init(
         target,
         drafter,

@@ -1,13 +1,13 @@
-"""A cache of many slots with few used: does the cost follow the use?"""
+"""Times a cache of many slots with few used: the cost should follow the use."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import filled_cache, show_machine
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
+from tests.benchmarks.workload import filled_cache, show, show_machine, show_ratio
 
 USED = 300
 STEPS = 16
@@ -25,8 +25,8 @@ def run(model_name: str, repeats: int) -> None:
 
 
 def _decoding(model, capacity: int):
-    """A case of `STEPS` one-token passes, each of which finds about `USED` tokens in the cache."""
-    kept = [filled_cache(model, capacity, USED)]
+    """Returns a case of `STEPS` one-token passes, each of which finds about `USED` tokens in the cache."""
+    caches = [filled_cache(model, capacity, USED)]
 
     @functools.partial(jax.jit, donate_argnums=1)
     def decode(model, cache):
@@ -39,7 +39,7 @@ def _decoding(model, capacity: int):
         return token, cache.truncate(jnp.full(1, USED, jnp.int32))
 
     def case():
-        token, kept[0] = decode(model, kept[0])
+        token, caches[0] = decode(model, caches[0])
         return token
 
     return case

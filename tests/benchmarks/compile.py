@@ -1,13 +1,12 @@
-"""How long a new shape takes to compile, and that a second call compiles nothing."""
+"""Times the compilation of new shapes, and counts what a second call compiles."""
 
 import time
 
 import jax
 
 import jaxspec
-from jaxspec.bench.timing import show
-from jaxspec.bench.workload import chat_prompt, show_machine
 from jaxspec.checkpoints.load import load
+from tests.benchmarks.workload import chat_prompt, show, show_machine
 
 
 def run(model_name: str, repeats: int) -> None:

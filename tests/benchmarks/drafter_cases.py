@@ -1,4 +1,4 @@
-"""Which drafters are measured: those that ship with a model, and others by name."""
+"""Chooses the drafters to measure: those that ship with a model, and others by name."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Cases = dict[str, Callable[[], Drafter]]
 def choose_cases(
     model_name: str, target: LanguageModel, shipped: Sequence[str], drafts: Sequence[str], dtype: str | None
 ) -> Cases:
-    """Those of `shipped_cases` that are named, all where none is; and `drafts`, by `load_drafter` with `K` drafts.
+    """Returns those of `shipped_cases` that are named, all where none is; and `drafts`, by `load_drafter`.
 
     Raises:
       ValueError: a name is unknown, or is in both.
@@ -43,7 +43,7 @@ def choose_cases(
 
 
 def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
-    """Every drafter that ships with the model, in chains and in trees, and n-grams."""
+    """Returns every drafter that ships with the model, in chains and in trees, and n-grams."""
     found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
     if zoo.find_drafter(f"{model_name}/distilled"):
         found["distilled"] = lambda: drafter_of(native_like(target, load(f"{model_name}/distilled")))
@@ -60,14 +60,14 @@ def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
 
 
 def weights_of(model_name: str, name: str) -> str | None:
-    """What tells a drafter's file of weights from one that it had before; `None` of a drafter without a folder."""
+    """Returns a digest of a drafter's file of weights; `None` for a drafter without a folder."""
     own = name.partition(", ")[0].rpartition("+")[2]
     file = (zoo.find_drafter(f"{model_name}/{own}") or Path(own).expanduser()) / "model.safetensors"
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
 
 
 def _beside(drafter: Drafter) -> Drafter:
-    """N-grams where they promise more."""
+    """Adds n-grams, used where they promise more."""
     return HybridDrafter(NGramDrafter(k=drafter.k), drafter)
 
 

@@ -1,8 +1,9 @@
-"""What a round costs with a drafter, on real text: measured in steps of plain decoding, and by bytes."""
+"""Times rounds of a drafter on real text, in steps of plain decoding."""
 
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jaxspec
 from jaxspec.bench.cases import PLAIN, Case
@@ -10,27 +11,22 @@ from jaxspec.bench.questions import padded
 from jaxspec.bench.rounds import split_rounds
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.nn.language_model import LanguageModel
-from tests.benchmarks.draft_bytes import drafting_by_bytes
 
 # Rounds that follow each other, after so many tokens of each prompt's answer.
 ROUNDS, ANSWERED = 16, 64
-# Rows whose cost by bytes is told.
-ROWS = (1, 32)
 _CASE = "drafter"
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterCost:
-    """Of greedy rounds of one row.
+    """The time of greedy rounds of one row.
 
     Attributes:
       drafts: the most drafts of a round, all nodes of a tree.
       round: a round's mean time in steps of plain decoding, the median over turns.
       low: the least over turns.
       high: the largest.
-      share: how much of a round is not the target's pass over its drafts.
-      by_bytes: the passes of a round's drafts in passes of the target, by the bytes that they read, for each number of
-        rows; `None` where that is not known.
+      share: the part of a round's time beyond the target's pass over its drafts.
     """
 
     drafts: int
@@ -38,7 +34,11 @@ class DrafterCost:
     low: float
     high: float
     share: float
-    by_bytes: Mapping[str, float | None]
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "DrafterCost":
+        """Reads one from JSON; older files hold more."""
+        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
 
 
 def measure_cost(
@@ -60,18 +60,16 @@ def measure_cost(
     ratio = lambda over, under: sorted(a / b for a, b in zip(times[over], times[under], strict=True))  # noqa: E731
     steps = ratio(f"{_CASE} round", f"{PLAIN} round")
     verification = statistics.median(ratio(f"{_CASE} verify", f"{_CASE} round"))
-    text = round(statistics.mean(map(len, prompts)))
-    by_bytes = {str(rows): drafting_by_bytes(target, drafter, rows, text) for rows in ROWS}
-    return DrafterCost(drafter.lengths[-1], statistics.median(steps), steps[0], steps[-1], 1.0 - verification, by_bytes)
+    return DrafterCost(drafter.lengths[-1], statistics.median(steps), steps[0], steps[-1], 1.0 - verification)
 
 
 def _summed(found: Sequence[Mapping[str, Mapping[str, Sequence[float]]]], label: str, part: str) -> list[float]:
-    """Seconds of each turn, all prompts together."""
+    """Sums the seconds of each turn over all prompts."""
     return [sum(turn) for turn in zip(*(one[label][part] for one in found), strict=True)]
 
 
 def begun(target: LanguageModel, prompt: Sequence[int]) -> list[int]:
-    """A prompt and the first tokens of the target's own answer: what rounds are timed after."""
+    """Returns a prompt with the first tokens of the target's own answer: rounds are timed after them."""
     stops, context = target.tokenizer.eos_token_ids, target.context_length
     most = ANSWERED if context is None else min(ANSWERED, context - len(prompt))
     tokens, length = padded([prompt], 1, None if context is None else context - most)

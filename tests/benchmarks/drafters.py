@@ -1,7 +1,7 @@
-"""How many tokens a round drafters emit, task by task, what drafting costs, and what they gain by both.
+"""Counts the tokens a round that drafters emit, task by task, times their rounds, and measures what they gain.
 
 `--questions FILE` (in Spec-Bench's format, or by name: ours, code, source) counts tokens a round, `--costs` times
-rounds, and both together end with the speed-up that follows; all in tables in Markdown. An interrupted run goes on from
+rounds, and `--measure COUNT` answers; all in tables in Markdown. An interrupted run goes on from
 the results in `--out`. Without `--questions` rounds are timed alone.
 """
 
@@ -20,19 +20,19 @@ import numpy as np
 from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.named_questions import read_questions
 from jaxspec.bench.plan.check import check
-from jaxspec.bench.questions import BATCH, Counts, ask, evenly
+from jaxspec.bench.questions import evenly
 from jaxspec.bench.setting import Setting, policy_at
-from jaxspec.bench.timing import show
-from jaxspec.bench.workload import PROMPT, show_machine
 from jaxspec.checkpoints.load import load
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.nn.convert import kernels_of, native_if_possible
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
+from tests.benchmarks.counting import BATCH, Counts, ask
 from tests.benchmarks.drafter_cases import Cases, choose_cases, weights_of
 from tests.benchmarks.drafter_costs import DrafterCost, begun, measure_cost
 from tests.benchmarks.drafter_tables import costs_markdown, greedy, markdown, total_of
 from tests.benchmarks.source_text import after_source, source_questions
+from tests.benchmarks.workload import PROMPT, show, show_machine
 
 # Rounds are timed on so many questions of middling length; one long text is enough.
 _TIMED = 2
@@ -40,7 +40,7 @@ _TIMED = 2
 
 @dataclasses.dataclass
 class Results:
-    """What was measured so far, kept in a file if there is one.
+    """Results so far, kept in a file if there is one.
 
     Raises:
       ValueError: the file has results of another setting.
@@ -59,7 +59,7 @@ class Results:
         self.weights: dict[str, str | None] = known.get("weights", {})
 
     def renew(self, weights: dict[str, str | None]) -> None:
-        """Forgets what was measured of drafters, by name, that had other weights then."""
+        """Forgets the results of drafters, by name, that had other weights then."""
         for name, digest in weights.items():
             if self.weights.setdefault(name, digest) == digest:
                 continue
@@ -71,7 +71,7 @@ class Results:
             self.measured.pop(name, None)
 
     def write(self) -> None:
-        """Replaces the file whole."""
+        """Replaces the file."""
         if self.path is None:
             return
         parts = ("setting", "weights", "found", "costs", "measured")
@@ -103,7 +103,7 @@ def count(results: Results, target: LanguageModel, cases: Cases, questions: list
 
 def cost(results: Results, target: LanguageModel, cases: Cases, questions: list[Conversation], repeats: int) -> None:
     """Prints a greedy round's time, one row, and how much of it is not verification."""
-    show("products", kernels_of(target))
+    show("kernels", kernels_of(target))
     prompts = None
     for name, make in cases.items():
         if name not in results.costs:
@@ -111,7 +111,7 @@ def cost(results: Results, target: LanguageModel, cases: Cases, questions: list[
             prompts = prompts or [begun(target, one) for one in _middling(target, questions)]
             results.costs[name] = dataclasses.asdict(measure_cost(target, make(), prompts, repeats=repeats))
             results.write()
-        one = DrafterCost(**results.costs[name])
+        one = DrafterCost.read(results.costs[name])
         turns = f"(turns {one.low:.3f} to {one.high:.3f})"
         show(f"{name}: drafts {one.drafts}, a round in plain steps", f"{one.round:.3f}  {turns}")
         show("  share of a round beyond the target's pass", f"{one.share:.3f}")
@@ -132,7 +132,7 @@ def measure(results: Results, target: LanguageModel, cases: Cases, questions: li
 
 
 def _middling(target: LanguageModel, questions: Sequence[Conversation]) -> list[list[int]]:
-    """Token ids of the questions of middling length, which programs of few shapes are for."""
+    """Returns token ids of the questions of middling length: programs of few shapes run them."""
     ids = [target.tokenizer.apply_chat_template([{"role": "user", "content": one.turns[0]}]) for one in questions]
     ids = sorted(ids, key=lambda one: (len(one), one))
     start = max(len(ids) - _TIMED, 0) // 2
@@ -150,7 +150,7 @@ def _show(label: str, counts: dict[str, Counts]) -> None:
 
 
 def _asked(options: Any, target: LanguageModel) -> list[Conversation]:
-    """The questions of the options; without any, the benchmarks' prompt, or one about our source text."""
+    """Returns the questions of the options; by default a built-in prompt, or one about the source text."""
     if options.questions is None:
         found = [Conversation((PROMPT,))] if options.context is None else source_questions()[:1]
     else:
@@ -208,10 +208,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Returns the command's options."""
     found = argparse.ArgumentParser(prog="python -m tests.benchmarks.drafters", description=__doc__)
     found.add_argument("--questions", help="JSON lines with turns and category; or ours, code or source")
-    found.add_argument("--context", type=int, help="put our source text before each question: this many tokens in all")
+    found.add_argument("--context", type=int, help="put source text before each question: so many tokens in all")
     found.add_argument("--batch", type=int, default=BATCH, help="questions that are counted together")
     found.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
     found.add_argument("--dtype", help="of weights and activations; left out, float32 on a CPU, else bfloat16")
@@ -220,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="0 is greedy")
     found.add_argument("--count", type=int, help="this many questions, evenly over the file")
     found.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
-    found.add_argument("--costs", action="store_true", help="time rounds too, and predict the speed-up")
+    found.add_argument("--costs", action="store_true", help="time rounds too")
     found.add_argument("--measure", type=int, help="time answers to so many of the questions as well")
     found.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="results of --questions so far"

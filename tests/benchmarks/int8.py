@@ -1,4 +1,4 @@
-"""int8 weights and caches: what they save, what they cost in quality, and what they cost or gain in time."""
+"""Measures int8 weights and caches: bytes, quality and time."""
 
 import dataclasses
 import functools
@@ -11,11 +11,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.bench.named_questions import read_questions
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import filled_cache, show_machine
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.quantize import quantize_cache, quantize_weights
+from tests.benchmarks.workload import filled_cache, show, show_machine, show_ratio
 
 _WIDTH = 256
 _CAPACITY, _USED = 512, 300
@@ -23,12 +23,13 @@ _CAPACITY, _USED = 512, 300
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """Of a model, on some texts.
+    """The quality of a model on some texts.
 
     Attributes:
       perplexity: of the tokens after the first.
-      same: the share of places where its likeliest token is the float model's.
-      overlap: the mean of `sum(min(log_probs, float log_probs))`: how often a token drawn from one would be accepted by the other.
+      same: the share of places where its top-1 token is the float model's.
+      overlap: the mean of `sum(min(probs, float probs))`: how often a token drawn from one would be accepted by the
+        other.
     """
 
     perplexity: float
@@ -49,7 +50,7 @@ def run(model_name: str, repeats: int) -> None:
         show(f"{name}: weights, MB; cache, kB a token", f"{size / 1e6:.0f}; {slots / 1e3:.1f}")
         found = quality(variant, model, texts, there)
         show(
-            f"{name}: perplexity; likeliest token the same; overlap",
+            f"{name}: perplexity; top-1 token the same; overlap",
             f"{found.perplexity:.3f}; {found.same:.3f}; {found.overlap:.3f}",
         )
     for count in (1, 5):
@@ -61,7 +62,7 @@ def run(model_name: str, repeats: int) -> None:
 
 
 def variants_of(model: LanguageModel) -> dict[str, LanguageModel]:
-    """The model itself, with int8 weights, with an int8 cache, and with both."""
+    """Returns the model itself, with int8 weights, with an int8 cache, and with both."""
     weights = quantize_weights(model)
     return {
         "float": model,
@@ -74,7 +75,7 @@ def variants_of(model: LanguageModel) -> dict[str, LanguageModel]:
 def quality(
     variant: LanguageModel, model: LanguageModel, texts: Int[Array, "n t"], there: Bool[Array, "n t"]
 ) -> Quality:
-    """Over all texts; `there` says which of their tokens are no padding."""
+    """Compares two models over all texts; `there` says which of their tokens are no padding."""
     sums = np.zeros(4)
     for text, real in zip(texts, there, strict=True):
         sums += np.asarray(_compare(variant, model, text[None], real[None]))
@@ -84,13 +85,13 @@ def quality(
 
 @jax.jit
 def _compare(variant, model, text, there) -> Float[Array, "4"]:
-    probs, wanted = (
+    log_probs, float_log_probs = (
         jax.nn.log_softmax(one(text, one.init_cache(1, 0)).logits[:, :-1].astype(jnp.float32))
         for one in (variant, model)
     )
-    loss = -jnp.take_along_axis(probs, text[:, 1:, None], axis=-1)[..., 0]
-    same = (jnp.argmax(probs, axis=-1) == jnp.argmax(wanted, axis=-1)).astype(jnp.float32)
-    overlap = jnp.sum(jnp.exp(jnp.minimum(probs, wanted)), axis=-1)
+    loss = -jnp.take_along_axis(log_probs, text[:, 1:, None], axis=-1)[..., 0]
+    same = (jnp.argmax(log_probs, axis=-1) == jnp.argmax(float_log_probs, axis=-1)).astype(jnp.float32)
+    overlap = jnp.sum(jnp.exp(jnp.minimum(log_probs, float_log_probs)), axis=-1)
     found = jnp.stack([loss, same, overlap, jnp.ones_like(loss)])
     return jnp.sum(jnp.where(there[None, :, 1:], found, 0.0), axis=(1, 2))
 

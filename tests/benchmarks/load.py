@@ -1,4 +1,4 @@
-"""How much host memory it takes to load a model, whole and split over simulated devices."""
+"""Measures the host memory that loading a model takes, on one device and split over simulated devices."""
 
 import multiprocessing
 import resource

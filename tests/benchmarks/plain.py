@@ -1,16 +1,14 @@
-"""Plain decoding against `transformers` on the same weights, and against the memory bandwidth."""
+"""Times plain decoding against `transformers` on the same weights, and against the memory bandwidth."""
 
 import importlib.util
 
-import jax
-import jax.numpy as jnp
-
 import jaxspec
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import chat_prompt, show_machine, weight_bytes
+from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe, weight_bytes
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.nn.language_model import LanguageModel
+from tests.benchmarks.workload import chat_prompt, show, show_machine, show_ratio
 
 NEW_TOKENS = 128
 
@@ -37,26 +35,6 @@ def run(model_name: str, repeats: int) -> None:
     show_bandwidth(model, rate, PROBE_BYTES / samples.median("bandwidth"))
 
 
-PROBE_BYTES = 2**29
-
-
-def bandwidth_probe(passes: int = 1):
-    """A case that reads half a GiB, as a vector-matrix product: what decoding could reach.
-
-    Where a call takes longer to begin than half a GiB to read, pass how often one call is to read it.
-    """
-    matrix = jnp.ones((2**17, 2**10), jnp.float32)
-    vector = jnp.ones(2**10, jnp.float32)
-
-    @jax.jit
-    def product(matrix, vector):
-        # Each pass needs all of the one before, or the compiler would leave it out.
-        again = lambda _, vector: jnp.max((matrix @ vector).reshape(-1, 2**10), axis=0) * 2.0**-10  # noqa: E731
-        return matrix @ jax.lax.fori_loop(0, passes - 1, again, vector)
-
-    return lambda: product(matrix, vector)
-
-
 def show_bandwidth(model: LanguageModel, rate: float, bandwidth: float) -> None:
     """Prints what share of the bandwidth limit a decoding rate reaches."""
     show("read bandwidth of a vector-matrix product, GB/s", f"{bandwidth / 1e9:.1f}")
@@ -65,7 +43,7 @@ def show_bandwidth(model: LanguageModel, rate: float, bandwidth: float) -> None:
 
 
 def transformers_case(model_name: str, prompt):
-    """Greedy `transformers` generation in float32 on the same weights, from the zoo's GGUF file."""
+    """Returns a case of greedy `transformers` generation in float32 on the same weights, from the zoo's GGUF file."""
     import torch
     import transformers
 

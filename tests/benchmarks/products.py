@@ -1,21 +1,20 @@
-"""What a pass over several tokens costs beside one over a single token, by product and precision of the weights."""
+"""Times passes over several tokens beside one over a single token, by kernel and precision of the weights."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.bench.timing import interleave, show
-from jaxspec.bench.workload import filled_cache, show_machine, weight_bytes
+from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe, weight_bytes
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.nn.convert import native_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.native.build import NoCompilerError
-from tests.benchmarks.plain import bandwidth_probe
+from tests.benchmarks.workload import filled_cache, show, show_machine
 
 COUNTS = (1, 2, 3, 5, 8, 16)
 _CAPACITY, _USED = 512, 150
-_PROBE_BYTES = 2**29
 
 
 def run(model_name: str, repeats: int) -> None:
@@ -32,7 +31,7 @@ def run(model_name: str, repeats: int) -> None:
         show("native", str(error).partition("\n")[0])
     cases = {f"{name}, {count} tokens": _pass_over(one, count) for name, one in ways.items() for count in COUNTS}
     samples = interleave(cases | {"bandwidth": bandwidth_probe()}, repeats=3 * repeats, warm_up=2)
-    limit = _PROBE_BYTES / samples.median("bandwidth")
+    limit = PROBE_BYTES / samples.median("bandwidth")
     show("read bandwidth of a vector-matrix product, GB/s", f"{limit / 1e9:.1f}")
     for name, one in ways.items():
         single = f"{name}, {COUNTS[0]} tokens"

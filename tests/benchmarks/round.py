@@ -1,12 +1,12 @@
-"""One round against its parts: is anything wasted between them?"""
+"""Times one round against its parts."""
 
 import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import chat_prompt, filled_cache, first_layers, show_machine
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
+from tests.benchmarks.workload import chat_prompt, filled_cache, first_layers, show, show_machine, show_ratio
 
 K = 4
 ROUNDS = 16

@@ -1,4 +1,4 @@
-"""Long prompts that need no download: questions about jaxspec's own source text."""
+"""Makes long prompts that need no download: questions about jaxspec's own source text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ _LETTERS = 16
 
 
 def source_questions() -> list[Conversation]:
-    """What can be asked about the source text, which `after_source` puts before it."""
+    """Returns questions about the source text, which `after_source` puts before it."""
     return [Conversation((question,), category="source") for question in ABOUT]
 
 
 def after_source(
     questions: Sequence[Conversation], target: LanguageModel, context: int, new_tokens: int
 ) -> list[Conversation]:
-    """The first turn of each question behind source text of this package, each behind other files.
+    """Puts source text of this package before the first turn of each question, other files before each.
 
     Args:
       questions: the conversations; later turns, which would not fit, are left out.
@@ -56,14 +56,14 @@ def after_source(
 
 
 def _files() -> list[str]:
-    """The package's modules by name. In a wheel, `zoo` holds the models' folders, which are left out."""
+    """Reads the package's modules, by name. In a wheel, `zoo` holds the models' folders, which are left out."""
     root = Path(jaxspec.__file__).parent
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     return [f"# {name}\n{(root / name).read_text('utf-8')}" for name in names if not name.startswith("zoo/")]
 
 
 def _fitted(tokenizer: Tokenizer, text: str, question: str, room: int) -> str:
-    """As much of `text` before the question as a chat turn of at most `room` tokens takes."""
+    """Puts as much of `text` before the question as a chat turn of at most `room` tokens takes."""
     length = lambda said: len(tokenizer.apply_chat_template([{"role": "user", "content": said}]))  # noqa: E731
     tokens = tokenizer.encode(text)
     count = room - length(f"\n\n{question}")

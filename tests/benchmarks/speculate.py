@@ -1,13 +1,13 @@
-"""Speculative decoding against plain decoding on the default model."""
+"""Times speculative against plain decoding on the default model."""
 
 import functools
 
 import jaxspec
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import chat_prompt, show_machine
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.named import load_drafter
+from tests.benchmarks.workload import chat_prompt, show, show_machine, show_ratio
 
 NEW_TOKENS = 128
 TEXTS = {

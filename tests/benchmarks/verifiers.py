@@ -1,17 +1,17 @@
-"""What verification costs: each verifier alone, as a share of a whole round."""
+"""Times each verifier alone, as a share of a whole round."""
 
 import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec.bench.timing import interleave, show, show_ratio
-from jaxspec.bench.workload import chat_prompt, first_layers, show_machine
+from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.verifiers.tree import TreeVerifier
 from tests.benchmarks.acceptance import CASES, K
+from tests.benchmarks.workload import chat_prompt, first_layers, show, show_machine, show_ratio
 
 LAYERS, ROUNDS = 6, 8
 
@@ -21,10 +21,10 @@ def run(model_name: str, repeats: int) -> None:
     show_machine()
     target = load(model_name)
     draft = first_layers(target, LAYERS)
-    players = {name: (case.drafter(draft, K), case.verifier) for name, case in CASES.items()}
-    players["tree of 16, likeliest children"] = (TreeDrafter(draft, Tree.of_size(16)), TreeVerifier())
+    models = {name: (case.drafter(draft, K), case.verifier) for name, case in CASES.items()}
+    models["tree of 16, top children"] = (TreeDrafter(draft, Tree.of_size(16)), TreeVerifier())
     show("draft, batch, temperature", f"first {LAYERS} layers, 1, 1.0")
-    for name, (drafter, verifier) in players.items():
+    for name, (drafter, verifier) in models.items():
         samples = interleave(_cases(target, drafter, verifier), repeats=repeats)
         show(f"{name}: round, verifier, ms", ", ".join(f"{samples.median(x) / ROUNDS * 1e3:.2f}" for x in _NAMES))
         show_ratio(f"{name}: share of a round", samples.ratio("verifier", "round"))
@@ -37,8 +37,8 @@ def _cases(target, drafter, verifier):
     options = {"sampling": jaxspec.Sampling(1.0), "key": jax.random.key(0)}
     state = jaxspec.init(target, drafter, chat_prompt(target), max_new_tokens=ROUNDS * 8, **options)
     step = jaxspec.jit_step()
-    proposal, probs, rng = _inputs(target, drafter, verifier, state)
-    verify = jax.jit(lambda verifier, rng, proposal, probs: verifier.verify(rng, proposal, probs))
+    proposal, log_probs, rng = _inputs(target, drafter, verifier, state)
+    verify = jax.jit(lambda verifier, rng, proposal, log_probs: verifier.verify(rng, proposal, log_probs))
 
     def rounds():
         ours = state
@@ -46,12 +46,12 @@ def _cases(target, drafter, verifier):
             ours, _ = step(target, drafter, verifier, ours)
         return ours
 
-    return {"round": rounds, "verifier": lambda: [verify(verifier, rng, proposal, probs) for _ in range(ROUNDS)]}
+    return {"round": rounds, "verifier": lambda: [verify(verifier, rng, proposal, log_probs) for _ in range(ROUNDS)]}
 
 
 @jax.jit
 def _inputs(target, drafter, verifier, state):
-    """What `verify` is given in the first round; the distribution of a tree's row 0 serves all its rows."""
+    """Returns the inputs of `verify` in the first round; the distribution at a tree's root serves all its nodes."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     rng = verifier.rng(state.keys, state.length)
     if not drafter.deterministic:
@@ -60,5 +60,5 @@ def _inputs(target, drafter, verifier, state):
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     logits = target(last, state.cache).logits
     rows = proposal.tokens.shape[1] + 1
-    probs = state.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
-    return proposal, probs, rng
+    log_probs = state.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
+    return proposal, log_probs, rng

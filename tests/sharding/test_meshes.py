@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.bench.workload import disturbed
 from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
@@ -35,6 +34,7 @@ from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
+from tests.benchmarks.workload import disturbed
 from tests.sharding.test_rules import make_mesh
 
 # Far larger than any other array here, and its parts are like no other size.

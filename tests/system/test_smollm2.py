@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.bench.workload import disturbed
 from jaxspec.core.random import PositionNoise
 from tests._fixtures.near_ties import MARGIN, divergences, next_logits
+from tests.benchmarks.workload import disturbed
 
 pytestmark = pytest.mark.smollm2
 

@@ -4,6 +4,7 @@ The roofline model: Williams, Waterman and Patterson, Communications of the ACM 
 """
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,10 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.bench.timing import interleave
-from jaxspec.bench.workload import pass_bytes
 from jaxspec.nn.language_model import LanguageModel
-from tests.benchmarks.plain import PROBE_BYTES, bandwidth_probe
 
+PROBE_BYTES = 2**29
 _PASSES = 16
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 # A product that takes this long is no longer about how calls begin.
@@ -76,6 +76,23 @@ def measure_device(dtype: Any, *, repeats: int = 3, clock: Callable[[], float] =
     return Device(bandwidth=PROBE_BYTES * _PASSES / seconds, peak=peak)
 
 
+def bandwidth_probe(passes: int = 1):
+    """A case that reads half a GiB, as a vector-matrix product: what decoding could reach.
+
+    Where a call takes longer to begin than half a GiB to read, pass how often one call is to read it.
+    """
+    matrix = jnp.ones((2**17, 2**10), jnp.float32)
+    vector = jnp.ones(2**10, jnp.float32)
+
+    @jax.jit
+    def product(matrix, vector):
+        # Each pass needs all of the one before, or the compiler would leave it out.
+        again = lambda _, vector: jnp.max((matrix @ vector).reshape(-1, 2**10), axis=0) * 2.0**-10  # noqa: E731
+        return matrix @ jax.lax.fori_loop(0, passes - 1, again, vector)
+
+    return lambda: product(matrix, vector)
+
+
 def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
     """The best rate over sizes that grow until one takes long."""
     product = jax.jit(lambda matrix: matrix @ matrix)
@@ -113,3 +130,17 @@ def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
         matrices -= model.params["embedding"].size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * text
     return 2.0 * batch * (matrices + attention)
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
+    size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731 (parameters may be shapes alone)
+    unread = 0 if model.module.config.tied_head else size(model.params["embedding"])
+    return sum(map(size, jax.tree.leaves(model.params))) - unread
+
+
+def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
+    """Bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
+    config = model.module.config
+    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    return weight_bytes(model) + batch * context * slot

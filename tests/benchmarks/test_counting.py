@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.bench.questions import ask
 from jaxspec.training.prompts import Conversation
 from tests._fixtures import text_models, tiny
+from tests.benchmarks.counting import ask
 
 TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
 QUESTIONS = [

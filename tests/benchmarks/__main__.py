@@ -1,9 +1,9 @@
-"""`python -m jaxspec.bench NAME`: the figures of the README."""
+"""Runs a micro-benchmark by name: `python -m tests.benchmarks NAME`."""
 
 import argparse
 import importlib
 
-# The function of jaxspec.bench that prints each.
+# The module and the function that print each.
 BENCHMARKS = {
     "plain": "plain.run",
     "round": "round.run",
@@ -20,10 +20,10 @@ BENCHMARKS = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("name", choices=BENCHMARKS)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     arguments = parser.parse_args()
     module, function = BENCHMARKS[arguments.name].split(".")
-    getattr(importlib.import_module(f"jaxspec.bench.{module}"), function)(arguments.model, arguments.repeats)
+    getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(arguments.model, arguments.repeats)

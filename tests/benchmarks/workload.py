@@ -1,14 +1,12 @@
-"""What the benchmarks run on: the default model, a prompt, and a cheap draft of the same shape."""
+"""Prompts, cheap drafts and printed lines that the micro-benchmarks share."""
 
 import dataclasses
-import math
 import platform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.bench.timing import show
 from jaxspec.nn.language_model import LanguageModel
 
 TURNS = (
@@ -35,12 +33,12 @@ PROMPT = "Write a Python function that merges two sorted lists, and explain each
 
 
 def chat_prompt(model: LanguageModel, text: str = PROMPT) -> np.ndarray:
-    """A chat turn as `[1, t]` token ids."""
+    """Returns a chat turn as `[1, t]` token ids."""
     return np.asarray([model.tokenizer.apply_chat_template([{"role": "user", "content": text}])], np.int32)
 
 
 def chat_prompts(model: LanguageModel, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` different chat turns as `[count, t]` token ids, padded on the right, and their lengths."""
+    """Returns `count` different chat turns as `[count, t]` token ids, padded on the right, and their lengths."""
     texts = [
         TURNS[index % len(TURNS)].format(SUBJECTS[index // len(TURNS) % len(SUBJECTS)])
         for index in range(start, start + count)
@@ -54,7 +52,7 @@ def chat_prompts(model: LanguageModel, start: int, count: int) -> tuple[np.ndarr
 
 
 def disturbed(model: LanguageModel, scale: float) -> LanguageModel:
-    """A draft that often agrees with its target: the same matrices with noise.
+    """Returns a draft that often agrees with its target: the same matrices with noise.
 
     `scale` is the noise's standard deviation in units of each matrix's own.
     """
@@ -70,7 +68,7 @@ def disturbed(model: LanguageModel, scale: float) -> LanguageModel:
 
 
 def first_layers(model: LanguageModel, count: int) -> LanguageModel:
-    """The model's first layers with its own head: a draft that costs less and guesses little."""
+    """Returns the model's first layers with its own head: a cheap draft that is rarely accepted."""
     config = model.module.config
     shorter = dataclasses.replace(config, num_layers=count, ropes=config.ropes[:count], windows=config.windows[:count])
     dropped = {f"layer_{index}" for index in range(count, config.num_layers)}
@@ -79,22 +77,8 @@ def first_layers(model: LanguageModel, count: int) -> LanguageModel:
 
 
 def filled_cache(model: LanguageModel, capacity: int, used: int):
-    """A cache that holds `used` tokens of nothing in particular."""
+    """Returns a cache that holds `used` arbitrary tokens."""
     return model.init_cache(1, capacity).truncate(jnp.full(1, used, jnp.int32))
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
-    size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731 (parameters may be shapes alone)
-    unread = 0 if model.module.config.tied_head else size(model.params["embedding"])
-    return sum(map(size, jax.tree.leaves(model.params))) - unread
-
-
-def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
-    """Bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
-    config = model.module.config
-    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    return weight_bytes(model) + batch * context * slot
 
 
 def show_machine() -> None:
@@ -102,3 +86,14 @@ def show_machine() -> None:
     device = jax.devices()[0]
     show("device", f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}")
     show("jax, python", f"{jax.__version__}, {platform.python_version()}")
+
+
+def show(title: str, value: str) -> None:
+    """Prints one aligned line."""
+    print(f"{title:<58} {value}", flush=True)
+
+
+def show_ratio(title: str, ratio: tuple[float, float, float]) -> None:
+    """Prints a ratio with its spread over the turns."""
+    low, median, high = ratio
+    show(title, f"{median:.3f}  (turns {low:.3f} to {high:.3f})")
