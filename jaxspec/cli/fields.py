@@ -93,6 +93,8 @@ def _plain(hint: Any) -> tuple[type, bool]:
 
 
 def _descriptions(kind: type) -> dict[str, str]:
+    if all("help" in field.metadata for field in dataclasses.fields(kind)):
+        return {field.name: field.metadata["help"].replace("None is", "0 is") for field in dataclasses.fields(kind)}
     text = inspect.getdoc(kind).partition("Attributes:\n")[2]
     parts = _FIELD.split(text)[1:]
     return {name: " ".join(told.split()) for name, told in zip(parts[::2], parts[1::2], strict=True)}

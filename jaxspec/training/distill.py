@@ -36,7 +36,7 @@ from jaxspec.ops.rope import Rope
 from jaxspec.training.batching import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance
 from jaxspec.training.on_policy import rewritten
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, option
 
 _CHUNK = 512
 _FRESH = 0.02  # the spread of an embedding that is not trained yet
@@ -49,31 +49,24 @@ class DistillRecipe(Recipe):
     About `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
     (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
     million for each token of the text. The model has 8.6 million parameters, 7.1 of them its embedding.
-
-    Attributes:
-      width: of the residual stream.
-      layers: how many.
-      heads: of attention; each has keys and values of its own.
-      mlp_width: inner width of the feed-forward blocks.
-      divergence: of the draft's distribution from the target's.
-      hard: the weight in the loss, from 0 to 1, of the cross-entropy with the text's own tokens.
-      on_policy: the share of batches whose answers the draft writes itself, at temperature 1 (GKD, 2306.13649); the
-        others are as the data has them: written by the target, or by anybody.
-      frequent: candidates that are always looked at; `None` is the whole vocabulary.
-      drawn: candidates that are drawn from the rest for each batch.
-      k: drafts a round where it is evaluated.
     """
 
-    width: int = 144
-    layers: int = 6
-    heads: int = 3
-    mlp_width: int = 384
-    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
-    hard: float = 0.0
-    on_policy: float = 0.0
-    frequent: int | None = 8192
-    drawn: int = 1024
-    k: int = 4
+    width: int = option("Of the residual stream.", default=144)
+    layers: int = option("How many.", default=6)
+    heads: int = option("Of attention; each has keys and values of its own.", default=3)
+    mlp_width: int = option("Inner width of the feed-forward blocks.", default=384)
+    divergence: Divergence = option("Of the draft's distribution from the target's.", default_factory=ForwardKL)
+    hard: float = option(
+        "The weight in the loss, from 0 to 1, of the cross-entropy with the text's own tokens.", default=0.0
+    )
+    on_policy: float = option(
+        "The share of batches whose answers the draft writes itself, at temperature 1 (GKD, 2306.13649); the others "
+        "are as the data has them: written by the target, or by anybody.",
+        default=0.0,
+    )
+    frequent: int | None = option("Candidates that are always looked at; None is the whole vocabulary.", default=8192)
+    drawn: int = option("Candidates that are drawn from the rest for each batch.", default=1024)
+    k: int = option("Drafts a round where it is evaluated.", default=4)
 
     def __post_init__(self):
         for name in ("width", "layers", "heads", "mlp_width", "drawn", "k"):

@@ -33,6 +33,16 @@ class Features:
     last: Float[Array, "b t d"]
 
 
+def option(help: str, **default: Any) -> Any:
+    """Declares a field of a recipe, with the words that `jaxspec train --help` has for it.
+
+    Args:
+      help: a sentence. The command line takes 0 for a `None` that is not the default.
+      **default: `default` or `default_factory`, if it has one.
+    """
+    return dataclasses.field(metadata={"help": help}, **default)
+
+
 class Recipe(abc.ABC):
     """How one kind of drafter is trained. Frozen and static.
 

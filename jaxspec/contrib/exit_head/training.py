@@ -24,7 +24,7 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe, check_at_least
+from jaxspec.training.recipe import Recipe, check_at_least, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +33,17 @@ class EarlyExitRecipe(Recipe):
 
     For SmolLM2-135M and the defaults 2.7 million parameters are trained. Verification goes on from what drafting
     computed, as without training.
-
-    Attributes:
-      layers: after how many of the target's layers it exits.
-      mlp_width: of each block; `None` is the target's.
-      blocks: before the norm; 0 trains the norm alone.
-      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
-      places: the most places chosen in a row of the batch.
-      divergence: of the exit's distribution from the target's.
-      k: drafts a round where it is evaluated.
     """
 
-    layers: int
-    mlp_width: int | None = None
-    blocks: int = 1
-    draft_vocabulary: int | None = 8192
-    places: int = 224
-    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
-    k: int = 4
+    layers: int = option("After how many of the target's layers it exits.")
+    mlp_width: int | None = option("Of each block; by default the target's.", default=None)
+    blocks: int = option("Before the norm; 0 trains the norm alone.", default=1)
+    draft_vocabulary: int | None = option(
+        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=8192
+    )
+    places: int = option("The most places chosen in a row of the batch.", default=224)
+    divergence: Divergence = option("Of the exit's distribution from the target's.", default_factory=ForwardKL)
+    k: int = option("Drafts a round where it is evaluated.", default=4)
 
     def __post_init__(self):
         check_at_least(self, 1, "layers", "mlp_width", "draft_vocabulary", "places", "k")

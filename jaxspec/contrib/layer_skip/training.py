@@ -30,7 +30,7 @@ from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.gradients import rounded
 from jaxspec.training.losses import acceptance
-from jaxspec.training.recipe import Recipe
+from jaxspec.training.recipe import Recipe, option
 
 # Positions whose distributions stand in memory at once.
 _CHUNK = 1024
@@ -45,24 +45,23 @@ class LayerSkipRecipe(Recipe):
     in the loss; and a pass without dropout, for what is reported: `acceptance` of a draft after `layers` layers, and
     `exit_loss` and `last_loss`, the cross-entropies there and after the last one. If the last one rises, the model
     gets worse.
-
-    Attributes:
-      layers: after how many of its layers it is to draft; all exits are trained, whatever this is.
-      dropout: how often the last layer is dropped; the first never is, and those between less often.
-      growing_dropout: whether that is reached at the last update only, from 0 at the first, as for a model that begins
-        untrained.
-      exit_scale: what exits before the last one weigh in the loss.
-      rotation: exits so many layers apart are in the loss of one update, and those one layer deeper in that of the
-        next; `None` is from the last one down to the first, one after the other, in the first half of the updates.
-      k: drafts a round where it is evaluated.
     """
 
-    layers: int
-    dropout: float = 0.1
-    growing_dropout: bool = False
-    exit_scale: float = 1.0
-    rotation: int | None = 8
-    k: int = 4
+    layers: int = option("After how many of its layers it is to draft; all exits are trained, whatever this is.")
+    dropout: float = option(
+        "How often the last layer is dropped; the first never is, and those between less often.", default=0.1
+    )
+    growing_dropout: bool = option(
+        "Whether that is reached at the last update only, from 0 at the first, as for a model that begins untrained.",
+        default=False,
+    )
+    exit_scale: float = option("What exits before the last one weigh in the loss.", default=1.0)
+    rotation: int | None = option(
+        "Exits so many layers apart are in the loss of one update, and those one layer deeper in that of the next; "
+        "None is from the last one down to the first, one after the other, in the first half of the updates.",
+        default=8,
+    )
+    k: int = option("Drafts a round where it is evaluated.", default=4)
     frozen = False
 
     def __post_init__(self):

@@ -36,7 +36,7 @@ from jaxspec.heads.files import load_head
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe, check_at_least
+from jaxspec.training.recipe import Recipe, check_at_least, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,36 +50,23 @@ class DFlashRecipe(Recipe):
     Departs from DSpark in this: the cross-entropy is that of the target's distribution and not of the text's token, which is
     less noisy; the distributions are compared over a draft vocabulary; the mask is a vector of its own; states are normalized
     before they are mixed.
-
-    Attributes:
-      capture: the target's states that it reads.
-      block_size: drafts of a block.
-      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
-      num_layers: of the drafter.
-      mlp_width: of its layers.
-      markov_rank: of its Markov head; 0 is none.
-      confidence: whether it has a confidence head.
-      anchor_every: one anchor for so many tokens of the padded text, all of them in answers.
-      decay: draft `i` weighs `exp(-i / decay)`.
-      cross_entropy: the weight of the cross-entropy with the target's distribution.
-      total_variation: the weight of the L1 distance, twice the total variation.
-      trust: the weight of the confidence head's loss.
-      k: drafts a round where it is evaluated; `None` is the whole block.
     """
 
-    capture: tuple[int, ...]
-    block_size: int = 7
-    draft_vocabulary: int | None = 8192
-    num_layers: int = 2
-    mlp_width: int = 1024
-    markov_rank: int = 64
-    confidence: bool = True
-    anchor_every: int = 8
-    decay: float = 4.0
-    cross_entropy: float = 0.1
-    total_variation: float = 0.9
-    trust: float = 1.0
-    k: int | None = None
+    capture: tuple[int, ...] = option("The target's states that it reads.")
+    block_size: int = option("Drafts of a block.", default=7)
+    draft_vocabulary: int | None = option(
+        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=8192
+    )
+    num_layers: int = option("Of the drafter.", default=2)
+    mlp_width: int = option("Of its layers.", default=1024)
+    markov_rank: int = option("Of its Markov head; 0 is none.", default=64)
+    confidence: bool = option("Whether it has a confidence head.", default=True)
+    anchor_every: int = option("One anchor for so many tokens of the padded text, all of them in answers.", default=8)
+    decay: float = option("Draft i weighs exp(-i / decay).", default=4.0)
+    cross_entropy: float = option("The weight of the cross-entropy with the target's distribution.", default=0.1)
+    total_variation: float = option("The weight of the L1 distance, twice the total variation.", default=0.9)
+    trust: float = option("The weight of the confidence head's loss.", default=1.0)
+    k: int | None = option("Drafts a round where it is evaluated; by default the whole block.", default=None)
 
     def __post_init__(self):
         check_at_least(self, 1, "block_size", "draft_vocabulary", "num_layers", "mlp_width", "anchor_every", "k")

@@ -30,7 +30,7 @@ from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe, check_at_least, check_decay
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +39,21 @@ class EagleRecipe(Recipe):
 
     About `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
     target's pass.
-
-    Attributes:
-      capture: the target's states that it reads: low, middle and high (section 3.1).
-      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
-      num_kv_heads: of the layer; `None` is the target's.
-      mlp_width: of the layer; `None` is the target's.
-      steps: drafts that each place unrolls.
-      decay: step `k` weighs `decay ** k`.
-      places: the most places chosen in a row of the batch.
-      divergence: of each step's distribution from the target's, both over the draft vocabulary.
-      k: drafts a round where it is evaluated.
     """
 
-    capture: tuple[int, ...]
-    draft_vocabulary: int | None = 4096
-    num_kv_heads: int | None = None
-    mlp_width: int | None = None
-    steps: int = 5
-    decay: float = 0.8
-    places: int = 224
-    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
-    k: int = 4
+    capture: tuple[int, ...] = option("The target's states that it reads: low, middle and high (section 3.1).")
+    draft_vocabulary: int | None = option(
+        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=4096
+    )
+    num_kv_heads: int | None = option("Of the layer; by default the target's.", default=None)
+    mlp_width: int | None = option("Of the layer; by default the target's.", default=None)
+    steps: int = option("Drafts that each place unrolls.", default=5)
+    decay: float = option("Step k weighs decay ** k.", default=0.8)
+    places: int = option("The most places chosen in a row of the batch.", default=224)
+    divergence: Divergence = option(
+        "Of each step's distribution from the target's, both over the draft vocabulary.", default_factory=ForwardKL
+    )
+    k: int = option("Drafts a round where it is evaluated.", default=4)
 
     def __post_init__(self):
         check_at_least(self, 1, "draft_vocabulary", "num_kv_heads", "mlp_width", "steps", "places", "k")

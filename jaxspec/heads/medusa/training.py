@@ -36,7 +36,7 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe, check_at_least, check_decay
+from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,27 +46,24 @@ class MedusaRecipe(Recipe):
     About `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen place,
     and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220 million
     for each token of the text.
-
-    Attributes:
-      num_heads: how many tokens are guessed.
-      draft_vocabulary: how many tokens they may guess, the most frequent of the data; `None` is all of them.
-      mlp_width: of each block; `None` is four thirds of the target's width.
-      shared_blocks: blocks before the heads part.
-      num_blocks: blocks of each head.
-      decay: head `i` weighs `decay ** i`.
-      places: the most places chosen in a row of the batch; where there are more, as many in a row at random.
-      divergence: of each head's distribution from the target's, both over the draft vocabulary. The forward one's gradient is
-        that of the paper's cross-entropy.
     """
 
-    num_heads: int = 4
-    draft_vocabulary: int | None = 8192
-    mlp_width: int | None = None
-    shared_blocks: int = 2
-    num_blocks: int = 1
-    decay: float = 0.8
-    places: int = 96
-    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
+    num_heads: int = option("How many tokens are guessed.", default=4)
+    draft_vocabulary: int | None = option(
+        "How many tokens they may guess, the most frequent of the data; None is all of them.", default=8192
+    )
+    mlp_width: int | None = option("Of each block; by default four thirds of the target's width.", default=None)
+    shared_blocks: int = option("Blocks before the heads part.", default=2)
+    num_blocks: int = option("Blocks of each head.", default=1)
+    decay: float = option("Head i weighs decay ** i.", default=0.8)
+    places: int = option(
+        "The most places chosen in a row of the batch; where there are more, as many in a row at random.", default=96
+    )
+    divergence: Divergence = option(
+        "Of each head's distribution from the target's, both over the draft vocabulary. The forward one's "
+        "gradient is that of the paper's cross-entropy.",
+        default_factory=ForwardKL,
+    )
 
     def __post_init__(self):
         check_at_least(self, 1, "num_heads", "draft_vocabulary", "mlp_width", "places")

@@ -33,7 +33,7 @@ from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope
 from jaxspec.training.batching import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay
+from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,30 +43,24 @@ class TandemRecipe(Recipe):
     It shares the target's embedding and, over a draft vocabulary, its output head, both frozen, through a projection of
     each. About `6 * (parameters) + 6 * (rows of the head) * (target's width)` flops a token of the text, and the
     target's pass. For SmolLM2-135M and the defaults it has 3.7 million parameters: 36 million flops a token.
-
-    Attributes:
-      capture: the target's states that it reads.
-      draft_vocabulary: how many tokens it may guess, the most frequent of the data; `None` is all of them.
-      width: of its residual stream.
-      layers: how many.
-      heads: of attention; each has keys and values of its own.
-      mlp_width: inner width of its feed-forward blocks.
-      block_size: tokens of a block, the committed one included: as many drafts are learned of each.
-      decay: draft `i` of a block weighs `decay ** i`.
-      divergence: of each draft's distribution from the target's, both over the draft vocabulary.
-      k: drafts a round where it is evaluated.
     """
 
-    capture: tuple[int, ...]
-    draft_vocabulary: int | None = 4096
-    width: int = 256
-    layers: int = 3
-    heads: int = 4
-    mlp_width: int = 768
-    block_size: int = 5
-    decay: float = 0.9
-    divergence: Divergence = dataclasses.field(default_factory=ForwardKL)
-    k: int = 4
+    capture: tuple[int, ...] = option("The target's states that it reads.")
+    draft_vocabulary: int | None = option(
+        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=4096
+    )
+    width: int = option("Of its residual stream.", default=256)
+    layers: int = option("How many.", default=3)
+    heads: int = option("Of attention; each has keys and values of its own.", default=4)
+    mlp_width: int = option("Inner width of its feed-forward blocks.", default=768)
+    block_size: int = option(
+        "Tokens of a block, the committed one included: as many drafts are learned of each.", default=5
+    )
+    decay: float = option("Draft i of a block weighs decay ** i.", default=0.9)
+    divergence: Divergence = option(
+        "Of each draft's distribution from the target's, both over the draft vocabulary.", default_factory=ForwardKL
+    )
+    k: int = option("Drafts a round where it is evaluated.", default=4)
 
     def __post_init__(self):
         for name in ("width", "layers", "heads", "mlp_width", "block_size", "k"):
