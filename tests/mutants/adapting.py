@@ -127,5 +127,6 @@ MUTANTS = (
         "if 0 in self.schedule.lengths else search()",
         "if None in self.schedule.lengths else search()",
         (f"{_ADAPTING}::test_where_no_row_may_draft_none_is_searched",),
+        slow=True,
     ),
 )

@@ -3,12 +3,12 @@
 import importlib
 import pathlib
 
-_TOPICS = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
-_OTHERS = {"catalogue", "mutant", "run", "test_mutants"}
+from tests.mutants.mutant import Mutant
 
-MUTANTS = tuple(
-    mutant
-    for topic in _TOPICS
-    if topic not in _OTHERS
-    for mutant in importlib.import_module(f"tests.mutants.{topic}").MUTANTS
-)
+_MACHINERY = {"catalogue", "choose", "forks", "mutant", "results", "run", "test_mutants", "test_run"}
+_NAMES = sorted({path.stem for path in pathlib.Path(__file__).parent.glob("*.py")} - _MACHINERY)
+
+TOPICS: dict[str, tuple[Mutant, ...]] = {
+    name: tuple(importlib.import_module(f"tests.mutants.{name}").MUTANTS) for name in _NAMES
+}
+MUTANTS = tuple(mutant for listed in TOPICS.values() for mutant in listed)

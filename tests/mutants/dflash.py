@@ -34,6 +34,7 @@ MUTANTS = (
         "jnp.where(context.done, 0, verdict.accepted + 1)",
         "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",
         (f"{_TESTS}::TestPauses::test_the_reported_distribution_is_that_of_the_drafts",),
+        slow=True,
     ),
     Mutant(
         "context stands one place too far",

@@ -39,6 +39,7 @@ MUTANTS = (
         "kept.waiting + self._chunk > self._room",
         "kept.waiting > 2 * self._room",
         (f"{_TESTS}::test_a_pause_longer_than_the_head_s_patience",),
+        slow=True,
     ),
     Mutant(
         "a text without a state is drafted after",

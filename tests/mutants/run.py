@@ -1,19 +1,19 @@
 """Applies each mutant to a copy of the package and shows that the tests see it.
 
-    python -m tests.mutants.run            every mutant
-    python -m tests.mutants.run cache      those whose name has "cache"
-    python -m tests.mutants.run 2/3        the second of three parts
+    python tests/mutants/run.py everything       all of them; hours on two cores, and may be interrupted
+    python tests/mutants/run.py NAME...          those whose name or topic has one of these words
+    python tests/mutants/run.py --changed BASE   those whose file or tests changed since the merge base with BASE
+    python tests/mutants/run.py --fixed          two of each topic, always the same
 
-Prints a table; exits with 1 if a mutant survives, or if its tests fail without it. Each core has a
-copy of its own; all of them take over an hour on two.
+Prints a line a mutant and a summary. Exits with 1 if a mutant survives, if tests fail without it, if tests cannot run
+(BROKEN), or if only slow tests kill a mutant that does not say `slow=True`. What was killed is written to
+`.mutants.jsonl` beside the hash of the mutant, its file and its tests, and is not run again; `--fresh` starts over.
 """
 
-import concurrent.futures
+import argparse
+import functools
 import os
 import pathlib
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,79 +21,156 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.catalogue import MUTANTS  # noqa: E402
+from tests.mutants import choose, forks, results  # noqa: E402
+from tests.mutants.mutant import Mutant  # noqa: E402
 
-FAILED = 1  # pytest's exit status for failed tests; others mean that it could not run them
+KILLED, SLOW, SURVIVES, BROKEN = "killed", "killed, slow", "SURVIVES", "BROKEN"
+PASSES, NOT_RUN = "passes", "not run"
+QUICK_TESTS = "not slow and not smollm2 and not reference"  # within the README's command
+SLOW_TESTS = "slow and not smollm2 and not reference"
 
 
-def main(words: list[str]) -> int:
-    """Runs the mutants of a part, or whose name has one of `words`; all by default."""
-    chosen = _choose(words)
-    workers = os.cpu_count() or 1
+def main(arguments: list[str]) -> int:
+    """Runs what the command line chooses, and returns the exit status."""
+    options = _parser().parse_args(arguments)
+    from tests.mutants.catalogue import TOPICS
+
+    chosen = choose.mutants(TOPICS, options.words, fixed=options.fixed, changed=options.changed, root=ROOT)
+    kept = results.Results(options.results, fresh=options.fresh)
+    forks.warm()
+    found = run(chosen, ROOT, kept, workers=options.workers, budget=options.budget)
+    return summary(chosen, found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="`everything`, or parts of names or topics")
+    parser.add_argument("--changed", metavar="BASE", help="those whose file or tests changed since BASE")
+    parser.add_argument("--fixed", action="store_true", help="two of each topic")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which none is started")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / ".mutants.jsonl")
+    return parser
+
+
+def run(mutants, root: pathlib.Path, kept: results.Results, *, workers: int = 2, budget: float = float("inf")):
+    """Returns the verdict on each mutant by its name; each test first passes without them."""
+    found: dict[str, str] = {}
+    end = time.monotonic() + budget
     with tempfile.TemporaryDirectory(prefix="jaxspec-mutants-") as folder:
-        copies = [_copy(pathlib.Path(folder) / str(worker)) for worker in range(workers)]
-        tests = sorted({test for mutant in chosen for test in mutant.tests})
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            sound = list(pool.map(_passes, copies, [tests[worker::workers] for worker in range(workers)]))
-            if not all(sound):
-                return 1
-            shares = [chosen[worker::workers] for worker in range(workers)]
-            killed = pool.map(lambda copy, share: [(m.name, _killed(copy, m)) for m in share], copies, shares)
-            survivors = [name for share in killed for name, dead in share if not dead]
-    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
-    return 1 if survivors else 0
+        folders = [forks.copy(root, pathlib.Path(folder).resolve() / str(worker)) for worker in range(workers)]
+        keys = {mutant: results.mutant_key(folders[0], mutant) for mutant in mutants}
+        known = {mutant: entry for mutant in mutants if (entry := kept.get(keys[mutant]))}
+        found |= {mutant.name: entry["verdict"] for mutant, entry in known.items()}
+        if found:
+            print(f"{len(found)} were killed by an earlier run", flush=True)
+        groups = choose.by_test_files([mutant for mutant in mutants if mutant not in known])
+        _share(folders, [functools.partial(Group, group, keys, found, kept, end) for group in groups])
+    return found
 
 
-def _choose(words: list[str]) -> list:
-    if len(words) == 1 and (part := re.fullmatch(r"(\d+)/(\d+)", words[0])):
-        number, parts = map(int, part.groups())
-        assert 1 <= number <= parts, f"there is no part {words[0]}"
-        return MUTANTS[number - 1 :: parts]
-    return [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+def _share(folders, groups) -> None:
+    """Runs all groups, one at a time in each copy of the package."""
+    waiting, running = iter(groups), {}
+    free = list(folders)
+    while free or running:
+        while free and (group := next(waiting, None)):
+            _advance(running, free, folder := free.pop(), group(folder).steps(), None)
+        if not running:
+            return
+        child, status = forks.wait()
+        _advance(running, free, *running.pop(child), status)
 
 
-def _passes(copy: pathlib.Path, tests: list[str]) -> bool:
-    """Whether tests pass without a mutant."""
-    if not tests:
-        return True
-    status, seconds, output = _pytest(copy, tests)
-    print(f"{'unchanged':66} {'passes' if status == 0 else 'FAILS':9} {seconds:6.1f} s", flush=True)
-    if status != 0:
-        print(output)
-    return status == 0
+def _advance(running, free, folder, steps, status) -> None:
+    """Starts what a group runs next; if it has ended, its copy is free."""
+    try:
+        running[forks.start(folder, *steps.send(status))] = folder, steps
+    except StopIteration:
+        free.append(folder)
 
 
-def _killed(copy: pathlib.Path, mutant) -> bool:
-    path = copy / "jaxspec" / mutant.file
-    original = path.read_text()
-    assert original.count(mutant.old) == 1, f"{mutant.name}: its old text is not in {mutant.file} exactly once"
-    path.write_text(original.replace(mutant.old, mutant.new))
-    status, seconds, output = _pytest(copy, mutant.tests)
-    path.write_text(original)
-    verdict = {0: "SURVIVES", FAILED: "killed"}.get(status, "BROKEN")
-    print(f"{mutant.name:66} {verdict:9} {seconds:6.1f} s", flush=True)
-    if verdict == "BROKEN":
-        print(output)
-    return verdict == "killed"
+class Group:
+    """Mutants whose tests are in the same files. `steps` yields tests and marks to run, and is sent the exit status."""
+
+    def __init__(self, mutants, keys, found, kept, end, folder):
+        self.folder, self.mutants, self.keys, self.found, self.kept, self.end = folder, mutants, keys, found, kept, end
+        self.start = time.monotonic()
+        self.failures: dict[str, str] = {}  # what fails without a mutant, by marks: empty where all passes
+
+    def steps(self):
+        """Runs the mutants one after another, and writes down what was found."""
+        for mutant in self.mutants:
+            if time.monotonic() > self.end:
+                self.found[mutant.name] = NOT_RUN
+                continue
+            self.start = time.monotonic()
+            verdict, output = yield from self._verdict(mutant)
+            self._report(mutant.name, verdict, output)
+            self.found[mutant.name] = verdict
+            if verdict in (KILLED, SLOW):
+                self.kept.add(self.keys[mutant], mutant.name, verdict, time.monotonic() - self.start)
+
+    def _verdict(self, mutant: Mutant):
+        """Runs a mutant's quick tests, and where those pass, its slow ones."""
+        statuses = []
+        for marks, verdict in ((QUICK_TESTS, KILLED), (SLOW_TESTS, SLOW)):
+            broken = yield from self._fails_without_mutants(marks)
+            if broken:
+                return BROKEN, broken
+            self.start = time.monotonic()
+            with forks.edited(self.folder / mutant.path, mutant.old, mutant.new):
+                statuses.append((yield mutant.tests, marks))
+            if statuses[-1] == forks.FAILED:
+                return verdict, ""
+            if statuses[-1] not in (0, forks.NO_TESTS):
+                return BROKEN, f"exit status {statuses[-1]}\n{self._output()}"
+        return (BROKEN, "it has no tests") if set(statuses) == {forks.NO_TESTS} else (SURVIVES, "")
+
+    def _fails_without_mutants(self, marks: str):
+        """Returns what pytest prints where the tests of this group fail as they are, and nothing where they pass."""
+        if marks not in self.failures:
+            tests = sorted({test for mutant in self.mutants for test in mutant.tests})
+            key, name = results.tests_key(self.folder, (*tests, marks)), f"unchanged: {' '.join(choose.files(tests))}"
+            self.failures[marks] = ""
+            if self.kept.get(key) is None:
+                status = yield tests, marks
+                if status in (0, forks.NO_TESTS):
+                    self.kept.add(key, name, PASSES, time.monotonic() - self.start)
+                    self._report(name, PASSES, "")
+                else:
+                    self.failures[marks] = f"tests fail without a mutant: exit status {status}"
+                    self._report(name, "FAIL", self._output())
+        return self.failures[marks]
+
+    def _output(self) -> str:
+        return (self.folder / forks.LOG).read_text(errors="replace")[-4000:]
+
+    def _report(self, name: str, verdict: str, output: str) -> None:
+        print(f"{name:80} {verdict:12} {time.monotonic() - self.start:6.1f} s", flush=True)
+        if output:
+            print(output, flush=True)
 
 
-def _copy(folder: pathlib.Path) -> pathlib.Path:
-    ignore = shutil.ignore_patterns("__pycache__")
-    folder.mkdir()
-    for name in ("jaxspec", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    return folder
-
-
-def _pytest(copy: pathlib.Path, tests) -> tuple[int, float, str]:
-    """Exit status, seconds and output. No bytecode is written, so no stale one is read."""
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-x", "-p", "no:cacheprovider", "--tb=line", "-m", ""]  # no marks: slow tests too
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    start = time.perf_counter()
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, time.perf_counter() - start, done.stdout + done.stderr
+def summary(mutants, found: dict[str, str]) -> int:
+    """Prints what was found, and returns the exit status."""
+    named = lambda verdict: [mutant for mutant in mutants if found[mutant.name] == verdict]
+    slow, declared = named(SLOW), [mutant for mutant in named(SLOW) if mutant.slow]
+    undeclared = [mutant for mutant in slow if not mutant.slow]
+    needless = [mutant for mutant in named(KILLED) if mutant.slow]
+    for title, those in (
+        ("survive", named(SURVIVES)),
+        ("are broken: their tests cannot run, or fail without them", named(BROKEN)),
+        ("need a slow test, and do not say slow=True", undeclared),
+        ("say slow=True, and need no slow test", needless),
+        ("need a slow test", declared),
+        ("were not run within the budget", named(NOT_RUN)),
+    ):
+        if those:
+            print(f"\n{len(those)} {title}:", *(f"  {mutant.name}" for mutant in those), sep="\n")
+    print(f"\n{len(named(KILLED)) + len(slow)} of {len(mutants)} mutants killed")
+    return 1 if named(SURVIVES) or named(BROKEN) or undeclared or needless else 0
 
 
 if __name__ == "__main__":

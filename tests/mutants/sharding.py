@@ -77,6 +77,7 @@ MUTANTS = (
         'return int.from_bytes(rows[0, :4].tobytes(), "little")',
         "return number",
         (f"{_HOSTS}::test_the_command_line",),
+        slow=True,
     ),
     Mutant(
         "every process prints",
@@ -84,6 +85,7 @@ MUTANTS = (
         "_first_prints(jax.process_index() == 0)",
         "_first_prints(True)",
         (f"{_HOSTS}::test_the_command_line",),
+        slow=True,
     ),
     Mutant(
         "nobody notices that processes pass different arguments",

@@ -224,5 +224,6 @@ MUTANTS = (
         "fresh.mask & _within(positions, fresh.positions, window)",
         "fresh.mask & _within(positions, fresh.positions[:, -1:], window)",
         (f"{_DYNAMIC}::test_a_transformer_finds_them_too",),
+        slow=True,
     ),
 )
