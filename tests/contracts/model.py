@@ -1,4 +1,4 @@
-"""What every model promises, however it keeps its history."""
+"""Promises of every model, however it keeps its history."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What every verifier of trees promises besides: the distribution is kept exactly, whatever the tree's shape."""
+"""Promises of every verifier of trees besides: the distribution is kept exactly, whatever the tree's shape."""
 
 import functools
 import itertools
@@ -78,12 +78,13 @@ class TreeVerifierContract(VerifierContract):
 
     def test_each_row_may_have_a_tree_of_its_own(self):
         """A batch of different trees is verified as each of them alone."""
-        rng = np.random.default_rng(0)
+        random = np.random.default_rng(0)
         trees = np.array([(-1, 0, 1, -1), (-1, -1, -1, -1), (-1, -1, 0, 2), (-1, 0, 0, 1)] * 3)
         rows, count, vocab = *trees.shape, 5
-        probs = np.log(rng.dirichlet(np.ones(vocab), size=(rows, 2 * count + 1)))
-        target, draft = jnp.asarray(probs[:, : count + 1], jnp.float32), jnp.asarray(probs[:, count + 1 :], jnp.float32)
-        tokens = jnp.asarray(rng.integers(vocab, size=(rows, count)), jnp.int32)
+        probs = random.dirichlet(np.ones(vocab), size=(rows, 2 * count + 1))
+        log_probs = jnp.asarray(np.log(probs), jnp.float32)
+        target, draft = log_probs[:, : count + 1], log_probs[:, count + 1 :]
+        tokens = jnp.asarray(random.integers(vocab, size=(rows, count)), jnp.int32)
         valid = jnp.ones((rows, count), jnp.bool_)
         proposal = Proposal(tokens, valid, draft, jnp.asarray(trees, jnp.int32), 3)
         rng = self.verifier.rng(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 7, jnp.int32))
@@ -112,7 +113,7 @@ class TreeVerifierContract(VerifierContract):
         guess = lambda place: (sum(place.prefix) + len(place.siblings)) % 3
         round_ = enumerate_round(target, guessed(parents, guess, 3), self.certain_rule)
         texts = {tuple(round_.drafts.tokens[0, list(path)].tolist()) for path in ([0], [1], [0, 2], [0, 3], [1, 4])}
-        mass = sum(np.prod([target.log_probs(text[:i])[token] for i, token in enumerate(text)]) for text in texts)
+        mass = sum(np.prod([target.probs(text[:i])[token] for i, token in enumerate(text)]) for text in texts)
         assert mean_accepted(round_) == pytest.approx(mass, abs=EXACT)
         assert deviation(round_, target, 3) < EXACT
         assert sum(emitted_probs(round_).values()) == pytest.approx(1)

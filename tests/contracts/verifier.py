@@ -1,4 +1,4 @@
-"""What every verifier promises, whatever its rule."""
+"""Promises of every verifier, whatever its rule."""
 
 from typing import Any
 
@@ -28,21 +28,22 @@ class VerifierContract:
         return _verify(self.verifier, *args)
 
     def test_the_distribution_through_the_real_draws(self):
-        """Drafted, verified, then extended by the target; see `statistics.FALSE_ALARM`."""
-        rng = np.random.default_rng(11)
-        target, draft = (make_table(VOCAB, K + 1, lambda: rng.dirichlet(np.ones(VOCAB))) for _ in range(2))
+        """Drafts, verifies, then extends by the target; see `statistics.FALSE_ALARM`."""
+        random = np.random.default_rng(11)
+        target, draft = (make_table(VOCAB, K + 1, lambda: random.dirichlet(np.ones(VOCAB))) for _ in range(2))
         rng = self.rng(seed=5, rows=ROWS)
         texts = np.zeros((ROWS, 0), np.int64)
-        probs = []
+        draft_log_probs = []
         for offset in range(K):
-            probs = jnp.asarray(_log_rows(draft, texts), jnp.float32)
-            token = jnp.argmax(probs + _draft_noise(rng, jnp.int32(offset)), axis=-1)
+            log_probs = jnp.asarray(_log_rows(draft, texts), jnp.float32)
+            token = jnp.argmax(log_probs + _draft_noise(rng, jnp.int32(offset)), axis=-1)
             texts = np.concatenate([texts, np.asarray(token)[:, None]], axis=1)
-            probs.append(probs)
-        proposal = Proposal(jnp.asarray(texts, jnp.int32), jnp.ones((ROWS, K), jnp.bool_), jnp.stack(probs, 1))
-        probs = jnp.asarray(np.stack([_log_rows(target, texts[:, :i]) for i in range(K + 1)], 1), jnp.float32)
-        verdict = self.verify(rng, proposal, probs)
-        emitted = _extended(rng, target, texts, np.asarray(verdict.accepted), np.asarray(verdict.next_token))
+            draft_log_probs.append(log_probs)
+        valid = jnp.ones((ROWS, K), jnp.bool_)
+        proposal = Proposal(jnp.asarray(texts, jnp.int32), valid, jnp.stack(draft_log_probs, 1))
+        target_log_probs = np.stack([_log_rows(target, texts[:, :i]) for i in range(K + 1)], 1)
+        verdict = self.verify(rng, proposal, jnp.asarray(target_log_probs, jnp.float32))
+        emitted = _extended(random, target, texts, np.asarray(verdict.accepted), np.asarray(verdict.next_token))
         expected = np.array(list(target.text_probs(K + 1).values()))
         same_distribution(expected, np.bincount(emitted @ VOCAB ** np.arange(K, -1, -1), minlength=VOCAB ** (K + 1)))
 
@@ -63,41 +64,41 @@ class VerifierContract:
         proposal, target = _random_case(rows, np.full(rows, K), certain=certain, excluded=2)
         verdict = self.verify(self.rng(2, rows), proposal, target)
         accepted = np.asarray(verdict.accepted)
-        probs = np.asarray(target)
-        at = probs[np.arange(rows), accepted, np.asarray(verdict.next_token)]
+        log_probs = np.asarray(target)
+        at = log_probs[np.arange(rows), accepted, np.asarray(verdict.next_token)]
         assert np.isfinite(at).all()
         for i in range(K):
-            kept = probs[np.arange(rows), i, np.asarray(proposal.tokens)[:, i]][accepted > i]
-            assert np.isfinite(kept).all()
+            emitted = log_probs[np.arange(rows), i, np.asarray(proposal.tokens)[:, i]][accepted > i]
+            assert np.isfinite(emitted).all()
 
-    def test_rows_at_temperature_zero_emit_the_most_likely_tokens(self):
+    def test_rows_at_temperature_zero_emit_the_argmax(self):
         rows = ROWS
         proposal, target = _random_case(rows, np.full(rows, K))
         cold = np.arange(rows) % 2 == 0
         best = np.asarray(jnp.argmax(target, axis=-1))
         one_hot = jnp.where(jax.nn.one_hot(best, VOCAB) > 0, 0.0, -jnp.inf)
-        probs = jnp.where(cold[:, None, None], one_hot, target)
-        verdict = self.verify(self.rng(3, rows), proposal, probs)
+        mixed = jnp.where(cold[:, None, None], one_hot, target)
+        verdict = self.verify(self.rng(3, rows), proposal, mixed)
         same = np.cumprod(np.asarray(proposal.tokens) == best[:, :-1], axis=1).sum(1)
         np.testing.assert_array_equal(np.asarray(verdict.accepted)[cold], same[cold])
         np.testing.assert_array_equal(np.asarray(verdict.next_token)[cold], best[np.arange(rows), same][cold])
 
     def test_a_draft_distribution_of_nan_changes_no_distribution(self):
         rows = ROWS
-        probs = np.log([0.1, 0.2, 0.3, 0.4])
-        target = jnp.broadcast_to(jnp.asarray(probs, jnp.float32), (rows, K + 1, VOCAB))
+        probs = np.array([0.1, 0.2, 0.3, 0.4])
+        target = jnp.broadcast_to(jnp.asarray(np.log(probs), jnp.float32), (rows, K + 1, VOCAB))
         broken = jnp.full((rows, K, VOCAB), jnp.nan)
         proposal = Proposal(jnp.zeros((rows, K), jnp.int32), jnp.ones((rows, K), jnp.bool_), broken)
         verdict = self.verify(self.rng(4, rows), proposal, target)
         first = np.where(np.asarray(verdict.accepted) > 0, 0, np.asarray(verdict.next_token))
-        same_distribution(np.exp(probs), np.bincount(first, minlength=VOCAB))
+        same_distribution(probs, np.bincount(first, minlength=VOCAB))
 
     @pytest.mark.parametrize("certain", [False, True])
     def test_a_target_distribution_of_nan_behind_an_excluded_draft_accepts_nothing(self, certain):
-        """What the target would say after a token that it excludes is no reason to emit that token."""
+        """The target's distribution after a token that it excludes is no reason to emit that token."""
         rows = ROWS
-        probs = jnp.log(jnp.array([0.5, 0.5, 0.0, 0.0], jnp.float32))
-        target = jnp.broadcast_to(probs, (rows, K + 1, VOCAB)).at[:, 1].set(jnp.nan)
+        log_probs = jnp.log(jnp.array([0.5, 0.5, 0.0, 0.0], jnp.float32))
+        target = jnp.broadcast_to(log_probs, (rows, K + 1, VOCAB)).at[:, 1].set(jnp.nan)
         draft = jnp.full((rows, K, VOCAB), -np.log(VOCAB), jnp.float32)
         proposal = Proposal(
             jnp.full((rows, K), 2, jnp.int32), jnp.ones((rows, K), jnp.bool_), None if certain else draft
@@ -120,13 +121,13 @@ class VerifierContract:
         together = self.verify(self.rng(6, rows), proposal, target)
         order = np.random.default_rng(0).permutation(rows)
         moved = jax.tree.map(lambda x: x[order], (self.rng(6, rows), proposal, target))
-        split_policy = self.verify(*moved)
-        np.testing.assert_array_equal(together.accepted[order], split_policy.accepted)
-        np.testing.assert_array_equal(together.next_token[order], split_policy.next_token)
+        alone = self.verify(*moved)
+        np.testing.assert_array_equal(together.accepted[order], alone.accepted)
+        np.testing.assert_array_equal(together.next_token[order], alone.next_token)
 
 
 def _random_case(rows, submitted, *, certain=False, excluded=0):
-    """A proposal and a target's distribution; half of the drafts follow the target's most likely token."""
+    """Makes a proposal and the target's log-probabilities; half of the drafts are the target's argmax."""
     rng = np.random.default_rng(0)
     target = rng.dirichlet(np.ones(VOCAB), size=(rows, K + 1))
     for row in target.reshape(-1, VOCAB):
@@ -141,15 +142,15 @@ def _random_case(rows, submitted, *, certain=False, excluded=0):
 
 
 def _log_rows(table: Table, texts):
-    return np.log(np.array([table.log_probs(tuple(text)) for text in texts.tolist()]))
+    return np.log(np.array([table.probs(tuple(text)) for text in texts.tolist()]))
 
 
-def _extended(rng, target, drafts, accepted, next_token):
-    """Each row's accepted drafts and next token, continued by plain draws from the target."""
+def _extended(random, target, drafts, accepted, next_token):
+    """Continues each row's accepted drafts and next token by plain draws from the target."""
     rows = []
     for draft, count, token in zip(drafts.tolist(), accepted.tolist(), next_token.tolist(), strict=True):
         text = (*draft[:count], token)
         while len(text) <= K:
-            text = (*text, int(rng.choice(VOCAB, p=target.log_probs(text))))
+            text = (*text, int(random.choice(VOCAB, p=target.probs(text))))
         rows.append(text)
     return np.array(rows)

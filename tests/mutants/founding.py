@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "warped log-probabilities are those of a tree's first nodes",
         "decoding/round.py",
-        "else _at(log_probs, rows, tokens)",
-        "else _at(log_probs, 0 * rows + jnp.arange(rows.shape[1], dtype=jnp.int32)[None], tokens)",
+        "else _at(next_log_probs, rows, tokens)",
+        "else _at(next_log_probs, 0 * rows + jnp.arange(rows.shape[1], dtype=jnp.int32)[None], tokens)",
         ("tests/decoding/test_log_probs.py::test_against_a_full_pass[sampled-drawn tree]",),
     ),
     Mutant(

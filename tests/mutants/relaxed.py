@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "relaxed verification accepts drafts that were not submitted",
         _RELAXED,
-        "accepted = leading(proposal.valid & (",
-        "accepted = leading((",
+        "accepted = count_leading(proposal.valid & (",
+        "accepted = count_leading((",
         (f"{_TESTS}::TestTypical::test_accepts_a_prefix_of_what_was_submitted",),
     ),
     Mutant(

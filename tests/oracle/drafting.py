@@ -46,7 +46,7 @@ class Drafter:
 
     Attributes:
       parents: the shape.
-      distribution: the distribution that a node's token is drawn from, `[v]`; `None` if nothing is left to draw:
+      probs: the distribution that a node's token is drawn from, `[v]`; `None` if nothing is left to draw:
         the node is not submitted, nor is what follows it.
       submitted: whether a node is submitted. It sees what is known before the token is drawn.
       certain: the distributions are one-hot, and the verifier is not told them.
@@ -115,14 +115,14 @@ def depth(parents: Parents) -> int:
 def drawn(parents: Parents, draft: Table | Sequence[Table], **options) -> Drafter:
     """Every token is drawn independently (with replacement), from one model or one a node."""
     tables = (draft,) * len(parents) if isinstance(draft, Table) else draft
-    return Drafter(parents, lambda place: tables[place.node].log_probs(place.prefix), **options)
+    return Drafter(parents, lambda place: tables[place.node].probs(place.prefix), **options)
 
 
 def drawn_without_replacement(parents: Parents, draft: Table, **options) -> Drafter:
     """Siblings differ: each is drawn from what the ones before it have left."""
 
     def probs(place: Place) -> np.ndarray | None:
-        left = draft.log_probs(place.prefix).copy()
+        left = draft.probs(place.prefix).copy()
         left[list(place.siblings)] = 0
         return left / left.sum() if left.any() else None
 
@@ -141,13 +141,13 @@ def enumerate_drafts(target: Table, drafter: Drafter, text: Text = ()) -> Drafts
         found = [longer for draft in found for longer in _continued(drafter, text, draft, node, target.vocab)]
     rows, count = len(found), len(drafter.parents)
     paths = [path_to(drafter.parents, node) for node in range(-1, count)]
-    after = [[target.log_probs(text + tuple(draft.tokens[i] for i in path)) for path in paths] for draft in found]
+    after = [[target.probs(text + tuple(draft.tokens[i] for i in path)) for path in paths] for draft in found]
     return Drafts(
         drafter.parents,
         np.array([draft.tokens for draft in found], np.int32).reshape(rows, count),
         np.array([draft.chance for draft in found]),
         np.array([draft.submitted for draft in found], np.bool_).reshape(rows, count),
-        None if drafter.certain else np.array([draft.log_probs for draft in found]).reshape(rows, count, target.vocab),
+        None if drafter.certain else np.array([draft.probs for draft in found]).reshape(rows, count, target.vocab),
         np.array(after),
     )
 
@@ -160,14 +160,12 @@ class _Draft:
     probs: tuple[np.ndarray, ...] = ()
 
     def plus(self, token: int, chance: float, submitted: bool, probs: np.ndarray) -> "_Draft":
-        return _Draft(
-            (*self.tokens, token), self.chance * chance, (*self.submitted, submitted), (*self.log_probs, probs)
-        )
+        return _Draft((*self.tokens, token), self.chance * chance, (*self.submitted, submitted), (*self.probs, probs))
 
 
 def _continued(drafter: Drafter, text: Text, draft: _Draft, node: int, vocab: int) -> list[_Draft]:
     place, parent = drafter.place(text, draft.tokens, node), drafter.parents[node]
-    probs = drafter.log_probs(place)
+    probs = drafter.probs(place)
     if probs is None:
         return [draft.plus(0, 1.0, False, np.zeros(vocab))]
     submitted = (parent < 0 or draft.submitted[parent]) and drafter.submitted(place)

@@ -132,7 +132,7 @@ def _one_round(
         i = index[tokens]
         for leaf in round_.leaves[i]:
             for share, verified in _reached(leaf, names, drafted):
-                for token, part, after in _categorical(verified, names.next, leaf.next_log_probs):
+                for token, part, after in _categorical(verified, names.next, leaf.next_probs):
                     yield round_.emitted(i, leaf, token), chance * share * part, after
 
 
@@ -141,7 +141,7 @@ def _drafts(drafter: Drafter, text: Text, names: Names, seen: Intervals) -> list
     for node in range(len(drafter.parents)):
         longer = []
         for tokens, chance, before in found:
-            probs = drafter.log_probs(drafter.place(text, tokens, node))
+            probs = drafter.probs(drafter.place(text, tokens, node))
             drawn = [(0, 1.0, before)] if probs is None else _categorical(before, names.drafts[node], probs)
             longer += [((*tokens, token), chance * share, after) for token, share, after in drawn]
         found = longer

@@ -38,7 +38,7 @@ def most_accepted(target: Table, draft: Table, k: int) -> float:
 
 
 def _along(table: Table, text: Text) -> np.ndarray:
-    return np.array([table.log_probs(text[:i])[token] for i, token in enumerate(text)])
+    return np.array([table.probs(text[:i])[token] for i, token in enumerate(text)])
 
 
 def _sum_over_texts(term, vocab: int, k: int) -> float:

@@ -26,7 +26,7 @@ class Leaf:
     Attributes:
       comparisons: what must hold of the uniforms; one may be compared more than once.
       path: the accepted nodes, in order.
-      next_law: `[v]`, the distribution of the token after them.
+      next_probs: `[v]`, the distribution of the token after them.
     """
 
     comparisons: tuple[Comparison, ...]

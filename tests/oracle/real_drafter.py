@@ -1,4 +1,4 @@
-"""The distribution of several rounds through a real drafter: its own state, its own choices, the distributions it reports.
+"""The distribution of several rounds through a real drafter: its own state, choices and reported distributions.
 
 Every way that its drafts can be drawn is forced upon it, one a row, by noise that leaves no doubt:
 
@@ -6,7 +6,7 @@ Every way that its drafts can be drawn is forced upon it, one a row, by noise th
                every end of the verifier for each of these       new texts; `observe` with each verdict
     round 2    the same from each of them
 
-If whether a draft is submitted, or what the others' distribution is, hangs on a draft itself, then the chances of a round do
+If whether a draft is submitted, or the distribution of the others, depends on a draft itself, the chances of a round do
 not add up to 1, or the distribution of what is emitted is not the target's.
 """
 
@@ -87,7 +87,7 @@ def _one_round(target, drafter, rule: Rule, histories: Histories, saw: Callable)
         (i, leaf.path, leaf.chance() * share, token)
         for i, leaves in enumerate(rule(drafts))
         for leaf in leaves
-        for token, share in enumerate(leaf.next_log_probs.tolist())
+        for token, share in enumerate(leaf.next_probs.tolist())
         if leaf.chance() * share > 0
     ]
     at = np.array([kept[i] for i, *_ in ends])

@@ -39,7 +39,7 @@ def emitted_probs(round_: Round) -> dict[Text, float]:
     for i, leaves in enumerate(round_.leaves):
         for leaf in leaves:
             chance = round_.drafts.chance[i] * leaf.chance()
-            for token, share in enumerate(leaf.next_log_probs.tolist()):
+            for token, share in enumerate(leaf.next_probs.tolist()):
                 text = round_.emitted(i, leaf, token)
                 probs[text] = probs.get(text, 0.0) + chance * share
     return probs
@@ -54,7 +54,7 @@ def extend(probs: dict[Text, float], target: Table, length: int) -> dict[Text, f
         if len(text) >= length:
             done[text[:length]] = done.get(text[:length], 0.0) + chance
         elif chance > 0:
-            pending += [((*text, t), chance * share) for t, share in enumerate(target.log_probs(text))]
+            pending += [((*text, t), chance * share) for t, share in enumerate(target.probs(text))]
     return done
 
 

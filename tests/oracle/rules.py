@@ -9,8 +9,8 @@ A tree of two drafts of two tokens each, over one round and over several with th
     assert deviation(round_, target, length=3) < 1e-9
     places = [(0, 0), (0, 1), (1, 0), (1, 1)]  # of_draft(0).draft_noise(0), ...
     names = lambda length: real_names(MultiDraftVerifier(), key, length, places)
-    distribution = several_rounds(target, drafter, rule, length=3, names=names)
-    assert total_variation(distribution, target.text_law(3)) < 1e-9
+    found = several_rounds(target, drafter, rule, length=3, names=names)
+    assert total_variation(found, target.text_probs(3)) < 1e-9
 """
 
 import functools
@@ -61,7 +61,7 @@ def _jitted(function, parents, as_tree):
 
 
 def probabilities(log_probs: np.ndarray) -> np.ndarray:
-    """A log-probabilities up to a constant, normalized over its last axis."""
+    """Normalizes log-probabilities, given up to a constant, over their last axis."""
     probs = np.exp(log_probs - log_probs.max(axis=-1, keepdims=True))
     return probs / probs.sum(axis=-1, keepdims=True)
 
@@ -78,20 +78,20 @@ def last_success(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple
     return tuple(Comparison(i, float(thresholds[i]), below=i == accepted - 1) for i in looked_at)
 
 
-def chain_rule(log_thresholds: Callable, next_probs: Callable, compared: Callable) -> Rule:
+def chain_rule(log_thresholds: Callable, next_log_probs: Callable, compared: Callable) -> Rule:
     """A rule for chains that compares one uniform a draft with thresholds known beforehand.
 
     Args:
       log_thresholds: `(proposal, target_log_probs)` to `[b, n]`.
-      next_law: `(proposal, target_log_probs, accepted[b])` to `[b, v]`.
+      next_log_probs: `(proposal, target_log_probs, accepted[b])` to `[b, v]`.
       compared: `first_failure` or `last_success`.
     """
 
     def arithmetic(proposal, target):
         rows, count = proposal.tokens.shape
         accepted = (jnp.full(rows, i, jnp.int32) for i in range(count + 1))
-        probs = jnp.stack([next_probs(proposal, target, i) for i in accepted], axis=1)
-        return log_thresholds(proposal, target), probs
+        log_probs = jnp.stack([next_log_probs(proposal, target, i) for i in accepted], axis=1)
+        return log_thresholds(proposal, target), log_probs
 
     def rule(drafts: Drafts) -> list[list[Leaf]]:
         log_thresholds, log_probs = evaluate(arithmetic, drafts)

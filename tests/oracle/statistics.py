@@ -8,7 +8,7 @@ FALSE_ALARM = 1e-4
 
 
 def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
-    """The p-value of `counts` under `log_probs`; cells with fewer than five expected are merged."""
+    """The p-value of `counts` under `probs`; cells with fewer than five expected are merged."""
     counts, probs = np.asarray(counts, np.float64).ravel(), np.asarray(probs, np.float64).ravel()
     if counts[probs == 0].sum() > 0:
         return 0.0
@@ -29,8 +29,6 @@ def independence(table: np.ndarray) -> float:
 
 
 def same_distribution(probs: np.ndarray, counts: np.ndarray, *, tests: int = 1) -> None:
-    """Fails if `counts` are not draws from `log_probs`, at the false-alarm rate over `tests` tests."""
+    """Fails if `counts` are not draws from `probs`, at the false-alarm rate over `tests` tests."""
     p_value = chi_square(counts, probs)
-    assert p_value > FALSE_ALARM / tests, (
-        f"p = {p_value:.2e}; {np.asarray(counts).tolist()} against {log_probs.tolist()}"
-    )
+    assert p_value > FALSE_ALARM / tests, f"p = {p_value:.2e}; {np.asarray(counts).tolist()} against {probs.tolist()}"

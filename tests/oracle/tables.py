@@ -11,7 +11,7 @@ Text = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """`log_probs(prefix)` is the distribution of the token after `prefix`, float64."""
+    """`probs(prefix)` is the distribution of the token after `prefix`, float64."""
 
     vocab: int
     rows: dict[Text, np.ndarray]
@@ -22,7 +22,7 @@ class Table:
     def text_probs(self, length: int) -> dict[Text, float]:
         """The exact distribution of the first `length` tokens: the product of the conditionals."""
         return {
-            text: float(np.prod([self.log_probs(text[:i])[text[i]] for i in range(length)]))
+            text: float(np.prod([self.probs(text[:i])[text[i]] for i in range(length)]))
             for text in itertools.product(range(self.vocab), repeat=length)
         }
 

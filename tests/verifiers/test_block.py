@@ -107,13 +107,13 @@ def test_certain_drafts_gain_nothing(k):
     target, draft = pair("certain draft", 3, k + 1)
     of_block, of_token = (enumerate_round(target, drawn(chain(k), draft), rule) for rule in (block_rule, token_rule))
     assert total_variation(emitted_probs(of_block), emitted_probs(of_token)) < EXACT
-    guess = guessed(chain(k), lambda place: draft.log_probs(place.prefix).argmax(), 3)
+    guess = guessed(chain(k), lambda place: draft.probs(place.prefix).argmax(), 3)
     assert total_variation(emitted_probs(enumerate_round(target, guess, block_rule)), emitted_probs(of_token)) < EXACT
 
 
 def test_certain_drafts_are_verified_token_by_token():
-    rng = np.random.default_rng(0)
-    target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(4), (500, 4)), jnp.float32))
+    random = np.random.default_rng(0)
+    target = jnp.log(jnp.asarray(random.dirichlet(np.ones(4), (500, 4)), jnp.float32))
     tokens, valid = jnp.argmax(target[:, :3], axis=-1).astype(jnp.int32), jnp.ones((500, 3), jnp.bool_)
     rng = BlockVerifier().rng(jax.random.split(jax.random.key(1), 500), jnp.full(500, 3, jnp.int32))
     found, expected = (_verify(v, rng, Proposal(tokens, valid), target) for v in (BlockVerifier(), TokenVerifier()))
@@ -122,11 +122,11 @@ def test_certain_drafts_are_verified_token_by_token():
 
 
 def test_no_drafts_at_all():
-    probs = jnp.log(jnp.array([[[0.0, 1.0, 0.0]]] * 2))
+    target = jnp.log(jnp.array([[[0.0, 1.0, 0.0]]] * 2))
     rng = BlockVerifier().rng(jax.random.split(jax.random.key(1), 2), jnp.ones(2, jnp.int32))
-    for probs in (None, probs[:, :0]):
-        nothing = Proposal(jnp.zeros((2, 0), jnp.int32), jnp.zeros((2, 0), jnp.bool_), probs)
-        verdict = _verify(BlockVerifier(), rng, nothing, probs)
+    for draft in (None, target[:, :0]):
+        nothing = Proposal(jnp.zeros((2, 0), jnp.int32), jnp.zeros((2, 0), jnp.bool_), draft)
+        verdict = _verify(BlockVerifier(), rng, nothing, target)
         assert verdict.accepted.tolist() == [0, 0]
         assert verdict.next_token.tolist() == [1, 1]
 
@@ -179,9 +179,9 @@ def test_equal_distributions_keep_all_drafts_and_fall_back_to_the_target():
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_nearly_equal_distributions_in_float32_keep_nearly_all(k):
     """Where residual and `1 - P` are both rounding errors, no draft is lost by them."""
-    rng = np.random.default_rng(0)
-    logits = jnp.asarray(rng.normal(size=(2000, k + 1, 50)), jnp.float32)
-    noise = jnp.asarray(rng.normal(size=logits.shape) * 1e-6, jnp.float32)
+    random = np.random.default_rng(0)
+    logits = jnp.asarray(random.normal(size=(2000, k + 1, 50)), jnp.float32)
+    noise = jnp.asarray(random.normal(size=logits.shape) * 1e-6, jnp.float32)
     target, draft = jax.nn.log_softmax(logits), jax.nn.log_softmax(logits + noise)[:, :k]
     tokens = jax.random.categorical(jax.random.key(0), draft).astype(jnp.int32)
     proposal = Proposal(tokens, jnp.ones(tokens.shape, jnp.bool_), draft)
@@ -192,9 +192,9 @@ def test_nearly_equal_distributions_in_float32_keep_nearly_all(k):
 
 def test_a_distribution_of_nan_behind_good_drafts_does_not_reach_them():
     """As if the row had submitted what stands before it."""
-    rng = np.random.default_rng(0)
-    target, draft = (jnp.log(jnp.asarray(rng.dirichlet(np.ones(4), (50, n)), jnp.float32)) for n in (4, 3))
-    tokens = jnp.asarray(rng.integers(4, size=(50, 3)), jnp.int32)
+    random = np.random.default_rng(0)
+    target, draft = (jnp.log(jnp.asarray(random.dirichlet(np.ones(4), (50, n)), jnp.float32)) for n in (4, 3))
+    tokens = jnp.asarray(random.integers(4, size=(50, 3)), jnp.int32)
     broken = Proposal(tokens, jnp.ones((50, 3), jnp.bool_), draft.at[:, 1].set(jnp.nan))
     short = Proposal(tokens, jnp.tile(jnp.array([[True, False, False]]), (50, 1)), draft)
     np.testing.assert_allclose(_log_thresholds(broken, target)[:, 0], _log_thresholds(short, target)[:, 0], rtol=1e-5)

@@ -30,10 +30,12 @@ def test_every_pattern_of_drafts_emits_the_coupled_tokens(k):
     cases = list(itertools.product(patterns, range(k + 1)))
     drafts = jnp.asarray([drafts for drafts, _ in cases], jnp.int32).reshape(len(cases), k)
     valid = jnp.asarray([[i < count for i in range(k)] for _, count in cases], jnp.bool_).reshape(len(cases), k)
-    rng = np.random.default_rng(k)
+    random = np.random.default_rng(k)
     for _ in range(8):
-        noise = jnp.asarray(rng.gumbel(size=(1, k + 1, vocab)).repeat(len(cases), 0), jnp.float32)
-        probs = jnp.log(jnp.asarray(rng.dirichlet(np.ones(vocab), size=(1, k + 1)).repeat(len(cases), 0), jnp.float32))
+        noise = jnp.asarray(random.gumbel(size=(1, k + 1, vocab)).repeat(len(cases), 0), jnp.float32)
+        probs = jnp.log(
+            jnp.asarray(random.dirichlet(np.ones(vocab), size=(1, k + 1)).repeat(len(cases), 0), jnp.float32)
+        )
         rng = PositionNoise(jax.random.split(jax.random.key(0), len(cases)), jnp.ones(len(cases), jnp.int32), noise)
         verdict = CoupledVerifier().verify(rng, Proposal(drafts, valid), probs)
         plain = np.asarray(coupled_tokens(probs, noise))[0].tolist()
@@ -65,7 +67,7 @@ def noise(seed, vocab):
 @pytest.mark.parametrize("name", [name for name in PAIR_NAMES if name != "equal"])
 def test_how_often_draft_and_target_agree(name):
     """Daliri et al.: agreement is the sum over x of 1 / sum over y of the larger ratio to x."""
-    target, draft = (table.log_probs(()) for table in pair(name, 4, 1, seed=7))
+    target, draft = (table.probs(()) for table in pair(name, 4, 1, seed=7))
     expected = agreement(target, draft)
     shared = noise(PAIR_NAMES.index(name), 4)
     with np.errstate(divide="ignore"):

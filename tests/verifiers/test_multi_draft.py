@@ -54,7 +54,7 @@ def test_one_chain_is_verified_token_by_token(rule, name):
 def test_k_sequence_accepts_rho_times_beta(name, count):
     """Sun et al. 2310.15141: with the least factor, one of m candidates passes with rho * beta."""
     target, draft = pair(name, 4, 2, seed=4)
-    beta = lambda rho: np.minimum(draft.log_probs(()), target.log_probs(()) / rho).sum()
+    beta = lambda rho: np.minimum(draft.probs(()), target.probs(()) / rho).sum()
     excess = lambda rho: 1 - (1 - beta(rho)) ** count - rho * beta(rho)
     rho = 1.0 if excess(1.0) <= 0 else optimize.brentq(excess, 1, count + 1e-9, xtol=1e-14)
     found = enumerate_round(target, drawn((-1,) * count, draft), K_SEQUENCE)
@@ -67,9 +67,7 @@ def test_recursive_rejection_accepts_what_its_recursion_says(name, without):
     target, draft = pair(name, 4, 2, seed=4)
     way = drawn_without_replacement if without else drawn
     found = enumerate_round(target, way((-1,) * 3, draft), RECURSIVE)
-    assert mean_accepted(found) == pytest.approx(
-        accepted(target.log_probs(()), draft.log_probs(()), 3, without), abs=EXACT
-    )
+    assert mean_accepted(found) == pytest.approx(accepted(target.probs(()), draft.probs(()), 3, without), abs=EXACT)
 
 
 def accepted(wanted, draft, count, without) -> float:
@@ -127,17 +125,17 @@ def test_order_without_replacement_matters():
     probs: dict = {}
     for i, leaves in enumerate(swapped.leaves):
         for leaf in leaves:
-            for token, share in enumerate(leaf.next_log_probs):
+            for token, share in enumerate(leaf.next_probs):
                 text = (*(int(drafts.tokens[i, ::-1][node]) for node in leaf.path), token)
                 probs[text[0]] = probs.get(text[0], 0.0) + drafts.chance[i] * leaf.chance() * share
-    assert max(abs(probs[token] - target.log_probs(())[token]) for token in range(3)) > SEEN
+    assert max(abs(probs[token] - target.probs(())[token]) for token in range(3)) > SEEN
 
 
 def test_the_factor_is_one_where_it_can_be():
     same = jnp.log(jnp.array([[0.2, 0.3, 0.5]]))
     assert log_factor(same, same, jnp.array([3], jnp.int32)).tolist() == [0.0]
-    split_policy = jnp.log(jnp.array([[0.0, 1.0]])), jnp.log(jnp.array([[1.0, 0.0]]))
-    assert np.isfinite(log_factor(*split_policy, jnp.array([2], jnp.int32))).all()
+    disjoint = jnp.log(jnp.array([[0.0, 1.0]])), jnp.log(jnp.array([[1.0, 0.0]]))
+    assert np.isfinite(log_factor(*disjoint, jnp.array([2], jnp.int32))).all()
 
 
 def test_the_factor_comes_from_above():

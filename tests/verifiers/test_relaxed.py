@@ -72,10 +72,10 @@ class RelaxedContract(VerifierContract):
     def test_the_distribution_through_the_real_draws(self):
         """It is the distribution that enumeration gives, and so is what it reports on average."""
         rows, k = 20_000, 2
-        rng = np.random.default_rng(7)
-        target, draft = (make_table(VOCAB, k + 1, lambda: rng.dirichlet(np.ones(VOCAB))) for _ in range(2))
+        random = np.random.default_rng(7)
+        target, draft = (make_table(VOCAB, k + 1, lambda: random.dirichlet(np.ones(VOCAB))) for _ in range(2))
         round_ = enumerate_round(target, drawn(chain(k), draft), leaves_of(self.rule_name))
-        drafts = round_.drafts.take(rng.choice(len(round_.drafts.chance), size=rows, p=round_.drafts.chance))
+        drafts = round_.drafts.take(random.choice(len(round_.drafts.chance), size=rows, p=round_.drafts.chance))
         log = lambda probs: jnp.asarray(np.log(probs), jnp.float32)
         proposal = Proposal(jnp.asarray(drafts.tokens), jnp.asarray(drafts.submitted), log(drafts.draft_probs))
         verdict = self.verify(self.rng(5, rows), proposal, log(drafts.target_probs))
@@ -132,7 +132,7 @@ def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name
         drafters = [guessed(chain(1), lambda place, token=token: token, VOCAB) for token in range(VOCAB)]
         for drafter in (drawn(chain(1), draft), *drafters):
             round_ = enumerate_round(target, drafter, leaves_of(name))
-            exact = 0.5 * np.abs(first_token(round_, VOCAB) - target.log_probs(())).sum()
+            exact = 0.5 * np.abs(first_token(round_, VOCAB) - target.probs(())).sum()
             reported = evaluate(arithmetic(name), round_.drafts).deviation[:, 0]
             # One number, whichever token was drafted.
             np.testing.assert_allclose(reported, exact, atol=EXACT)
@@ -159,18 +159,18 @@ def test_no_other_token_in_place_of_a_refused_draft_deviates_less(name):
                 accepted[round_.drafts.tokens[i, 0]] += share
             else:
                 refused += share
-    distance = lambda rest: 0.5 * np.abs(accepted + refused * rest - target.log_probs(())).sum()
+    distance = lambda rest: 0.5 * np.abs(accepted + refused * rest - target.probs(())).sum()
     reported = evaluate(arithmetic(name), round_.drafts).deviation[0, 0]
     others = np.random.default_rng(0).dirichlet(np.ones(VOCAB), size=2000)
     assert reported <= min(map(distance, others)) + EXACT
 
 
 def test_only_decided_positions_count():
-    rng = np.random.default_rng(3)
+    random = np.random.default_rng(3)
     rows, k = 400, 3
-    probs = jnp.asarray(np.log(rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))), jnp.float32)
+    probs = jnp.asarray(np.log(random.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))), jnp.float32)
     target, draft = probs[:, : k + 1], probs[:, k + 1 :]
-    tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
+    tokens = jnp.asarray(random.integers(VOCAB, size=(rows, k)), jnp.int32)
     submitted = np.arange(rows) % (k + 1)
     valid = jnp.asarray(np.arange(k)[None] < submitted[:, None])
     rng = TokenVerifier().rng(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 5, jnp.int32))
@@ -186,13 +186,13 @@ def test_only_decided_positions_count():
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("name", EXACT_RULES)
 def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
-    rng = np.random.default_rng(2)
+    random = np.random.default_rng(2)
     rows, k = 2_000, 3
-    probs = rng.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))
+    probs = random.dirichlet(np.ones(VOCAB), size=(rows, 2 * k + 1))
     probs[::3, :, 1] = 0
     with np.errstate(divide="ignore"):
         probs = jnp.asarray(np.log(probs / probs.sum(-1, keepdims=True)), jnp.float32)
-    tokens = jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32)
+    tokens = jnp.asarray(random.integers(VOCAB, size=(rows, k)), jnp.int32)
     proposal = Proposal(tokens, jnp.ones((rows, k), jnp.bool_), None if certain else probs[:, k + 1 :])
     rng = TokenVerifier().rng(jax.random.split(jax.random.key(1), rows), jnp.full(rows, 9, jnp.int32))
     found = verify(RelaxedVerifier(EXACT_RULES[name]), rng, proposal, probs[:, : k + 1])
@@ -204,8 +204,8 @@ def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
 
 @pytest.mark.parametrize("factor", [0.9, 0.5, 0.1])
 def test_lenience_keeps_every_token_within_its_factor(factor):
-    rng = np.random.default_rng(4)
-    probs = rng.dirichlet(np.full(6, 0.5), size=(300, 2))
+    random = np.random.default_rng(4)
+    probs = random.dirichlet(np.full(6, 0.5), size=(300, 2))
     target, draft = probs[:, 0], probs[:, 1]
     accepted = np.minimum(draft, target / factor)
     rest = np.maximum(target - draft, 0)

@@ -28,10 +28,10 @@ class Likeliest(RoundKeys):
         return jnp.zeros((1, vocab_size), jnp.float32)
 
 
-def random_probs(rng, *shape):
+def random_probs(random, *shape):
     """Peaked, flat and full of holes."""
-    probs = rng.dirichlet(np.ones(VOCAB), size=shape) ** rng.choice([0.2, 1, 4], size=(*shape, 1))
-    probs[rng.random((*shape, VOCAB)) < 0.2] = 0
+    probs = random.dirichlet(np.ones(VOCAB), size=shape) ** random.choice([0.2, 1, 4], size=(*shape, 1))
+    probs[random.random((*shape, VOCAB)) < 0.2] = 0
     probs[..., 0] += probs.sum(-1) == 0
     return probs / probs.sum(-1, keepdims=True)
 
@@ -49,10 +49,10 @@ def log32(probs):
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.3, 0.55), (0.01, 0.1), (1.0, 0.99)])
 def test_against_the_formula(epsilon, delta):
-    rng = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     rows = 500
-    probs = random_probs(rng, rows, 2)
-    tokens = rng.integers(VOCAB, size=(rows, 1))
+    probs = random_probs(random, rows, 2)
+    tokens = random.integers(VOCAB, size=(rows, 1))
     proposal = Proposal(jnp.asarray(tokens, jnp.int32), jnp.ones((rows, 1), jnp.bool_))
     found = np.exp(chain_log_probs(Typical(epsilon, delta), proposal, log32(probs)).log_acceptance[:, 0])
     chance = probs[np.arange(rows), 0, tokens[:, 0]]
@@ -76,18 +76,18 @@ def typical_paths(parents, tokens, valid, probs, epsilon, delta):
     return paths
 
 
-def random_tree(rng, count):
-    return np.array([rng.integers(-1, node) if node else -1 for node in range(count)])
+def random_tree(random, count):
+    return np.array([random.integers(-1, node) if node else -1 for node in range(count)])
 
 
 def test_the_longest_path_of_a_tree_against_trying_them_all():
-    rng = np.random.default_rng(1)
+    random = np.random.default_rng(1)
     rows, count, epsilon, delta = 400, 7, 0.2, 0.45
-    trees = np.stack([random_tree(rng, count) for _ in range(rows)])
+    trees = np.stack([random_tree(random, count) for _ in range(rows)])
     depth = max(len(path_to(tuple(tree), node)) for tree in trees for node in range(count))
-    probs = random_probs(rng, rows, count + 1)
-    tokens = rng.integers(VOCAB, size=(rows, count))
-    valid = rng.random((rows, count)) < 0.9
+    probs = random_probs(random, rows, count + 1)
+    tokens = random.integers(VOCAB, size=(rows, count))
+    valid = random.random((rows, count)) < 0.9
     for node in range(count):
         valid[:, node] &= np.where(trees[:, node] < 0, True, valid[np.arange(rows), trees[:, node]])
     as_int = lambda x: jnp.asarray(x, jnp.int32)
@@ -118,10 +118,10 @@ def test_of_equally_long_paths_the_likelier_is_kept():
 
 
 def test_a_certain_chain_is_its_own_tree():
-    rng = np.random.default_rng(5)
+    random = np.random.default_rng(5)
     rows, k = 300, 3
-    probs = log32(random_probs(rng, rows, k + 1))
-    chain = Proposal(jnp.asarray(rng.integers(VOCAB, size=(rows, k)), jnp.int32), jnp.ones((rows, k), jnp.bool_))
+    probs = log32(random_probs(random, rows, k + 1))
+    chain = Proposal(jnp.asarray(random.integers(VOCAB, size=(rows, k)), jnp.int32), jnp.ones((rows, k), jnp.bool_))
     parents = jnp.broadcast_to(jnp.array([[-1, 0, 1]], jnp.int32), (rows, k))
     tree = Proposal(chain.tokens, chain.valid, None, parents, k)
     rng = RoundKeys(jax.random.split(jax.random.key(2), rows), jnp.full(rows, 8, jnp.int32))
