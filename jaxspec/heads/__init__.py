@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.heads import dflash as dflash
+    from jaxspec.heads import eagle as eagle
+    from jaxspec.heads import medusa as medusa
+    from jaxspec.heads import tandem as tandem
+    from jaxspec.heads.base import HeadKind as HeadKind
     from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
     from jaxspec.heads.dflash.head import DFlashHead as DFlashHead
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
@@ -26,6 +31,8 @@ __getattr__, __dir__ = lazy(
         "medusa.head": ("MedusaHead",),
         "tandem.drafter": ("TandemDrafter",),
         "tandem.head": ("TandemHead",),
+        "base": ("HeadKind",),
         "files": ("load_head",),
+        "": ("dflash", "eagle", "medusa", "tandem"),
     },
 )

@@ -1,7 +1,8 @@
-"""`load_head`: the trained part of a drafter that reads a target's hidden states."""
+"""Heads in folders: where one lies, of which kind it is, and reading it."""
 
+import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,12 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
-from jaxspec.contrib.exit_head.checkpoint import is_early_exit, read_early_exit
-from jaxspec.heads.dflash.checkpoint import is_dflash, read_dflash
-from jaxspec.heads.eagle.checkpoint import is_eagle, read_eagle
-from jaxspec.heads.eagle.mtp_checkpoint import is_mtp, read_mtp
-from jaxspec.heads.medusa.checkpoint import is_medusa, read_medusa
-from jaxspec.heads.tandem.checkpoint import is_tandem, read_tandem
+from jaxspec.heads.base import HeadKind
 from jaxspec.nn.language_model import LanguageModel, Network
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.rules import Rules
 
-# What tells a kind by its configuration and its tensors' names, and what reads it.
-_KINDS: tuple[tuple[Callable[[dict[str, Any], Any], bool], Callable[..., Network]], ...] = (
-    (lambda config, tensors: is_tandem(config), read_tandem),
-    (lambda config, tensors: is_early_exit(config), read_early_exit),
-    (lambda config, tensors: is_dflash(config), read_dflash),
-    (lambda config, tensors: is_eagle(tensors), read_eagle),
-    (lambda config, tensors: is_medusa(config), read_medusa),
-    (lambda config, tensors: is_mtp(tensors), read_mtp),
-)
+_PACKAGES = ("heads.tandem", "contrib.exit_head", "heads.dflash", "heads.eagle", "heads.medusa")
 
 
 def load_head(
@@ -45,43 +33,108 @@ def load_head(
     Args:
       name_or_path: one of, tried in this order,
         * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
-        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, our own;
-          or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
+        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, tandem
+          decoders and early exits; or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
         * a repository on the model hub, `organization/name`.
       target: the model that it was trained for; it lends what the folder has not.
       dtype: of weights and activations; `None` is the target's.
-      mesh: splits the head over devices; `None` is as `target` lies, whole on each of its devices.
+      mesh: splits the head over devices; `None` is as `target` lies, replicated on each of its devices.
       rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
+
+    Returns:
+      An `EagleHead`, `DFlashHead`, `MedusaHead`, `TandemHead` or `EarlyExitHead`.
 
     Raises:
       TypeError: `target` is no `LanguageModel`.
       ValueError: the folder is of no known kind, damaged, or for another target.
       FileNotFoundError: the path does not exist.
       OSError: a download failed.
+
+    Example:
+      >>> from jaxspec.heads.eagle import EagleRecipe
+      >>> recipe = EagleRecipe.of(target)
+      >>> counts = np.ones(target.vocab_size, int)
+      >>> recipe.save(recipe.init(key, target, counts), target, counts, folder / "head")
+      >>> jaxspec.load_head(folder / "head", target).vocab_size
+      310
+    """
+    return read_head(name_or_path, target, _kinds(), dtype=dtype, mesh=mesh, rules=rules)
+
+
+def is_head(name_or_path: str | os.PathLike[str]) -> bool:
+    """Returns whether there is a folder of that name with a head in it; the model hub is not asked."""
+    return kind_in(name_or_path, _kinds()) is not None
+
+
+def _kinds() -> list[HeadKind]:
+    modules = [importlib.import_module(f"jaxspec.{package}") for package in _PACKAGES]
+    return [module.KIND for module in modules] + [modules[3].MTP]
+
+
+def read_head(
+    name_or_path: str | os.PathLike[str],
+    target: LanguageModel,
+    kinds: Sequence[HeadKind],
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Network:
+    """Reads a head of one of `kinds`: the first that recognizes it.
+
+    Args:
+      name_or_path: the name of a drafter of the zoo, a folder, or a repository on the model hub.
+      target: the model that it was trained for; it lends what the folder has not.
+      kinds: the kinds of heads to expect.
+      dtype: of weights and activations; `None` is the target's.
+      mesh: splits the head over devices; `None` is as `target` lies.
+      rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
+
+    Raises:
+      TypeError: `target` is no `LanguageModel`.
+      ValueError: the folder is of none of these kinds, damaged, or for another target.
+      FileNotFoundError: the path does not exist.
+      OSError: a download failed.
     """
     if not isinstance(target, LanguageModel):
         raise TypeError(f"target must be a LanguageModel, got {type(target).__name__}; jaxspec.load makes one")
     folder = _locate(name_or_path)
-    config, tensors = read_json(folder / "config.json"), read_tensors(folder)
+    config = read_json(folder / "config.json")
+    kind = _recognize(folder, config, kinds)
+    if kind is None:
+        raise ValueError(
+            f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one of "
+            "EAGLE's, DFlash's, DSpark's, Medusa's or an MTP module. A draft model of its own is loaded with "
+            "jaxspec.load"
+        )
     dtype = target.dtype if dtype is None else parse_dtype(dtype)
-    for is_kind, read in _KINDS:
-        if is_kind(config, tensors):
-            head = read(folder, config, target, jnp.dtype(dtype))
-            return head if mesh is None else shard(head, mesh, rules)
-    raise ValueError(
-        f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one of "
-        "EAGLE's, DFlash's, DSpark's, Medusa's or an MTP module. A draft model of its own is loaded with jaxspec.load"
-    )
+    head = kind.read(folder, config, target, jnp.dtype(dtype))
+    return head if mesh is None else shard(head, mesh, rules)
 
 
-def is_head(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether there is a folder of that name with a head in it; the model hub is not asked."""
+def kind_in(name_or_path: str | os.PathLike[str], kinds: Sequence[HeadKind]) -> HeadKind | None:
+    """Finds the kind of the head in a folder, or of a drafter of the zoo; the model hub is not asked.
+
+    Args:
+      name_or_path: the name of a drafter of the zoo, or a folder.
+      kinds: the kinds of heads to expect.
+
+    Returns:
+      The first that recognizes it; `None` if none does, or there is no such folder.
+
+    Raises:
+      ValueError: the folder is damaged.
+    """
     folder = zoo.find_drafter(name_or_path) if isinstance(name_or_path, str) else None
     folder = Path(name_or_path).expanduser() if folder is None else folder
     if not (folder / "config.json").is_file():
-        return False
-    config, tensors = read_json(folder / "config.json"), read_tensors(folder)
-    return any(is_kind(config, tensors) for is_kind, _ in _KINDS)
+        return None
+    return _recognize(folder, read_json(folder / "config.json"), kinds)
+
+
+def _recognize(folder: Path, config: dict[str, Any], kinds: Sequence[HeadKind]) -> HeadKind | None:
+    tensors = read_tensors(folder)
+    return next((kind for kind in kinds if kind.recognizes(config, tensors)), None)
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:

@@ -1,7 +1,7 @@
 """Early exits in files: blocks and norm by the names of our parameters, and the ids of a draft vocabulary."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,6 @@ _SIZES = {
     "norm": "norm",
     "norm_eps": "rms_norm_eps",
 }
-
-
-def is_early_exit(config: Mapping[str, Any]) -> bool:
-    """Whether this configuration is of an early exit."""
-    return config.get("model_type") == _TYPE
 
 
 def read_early_exit(

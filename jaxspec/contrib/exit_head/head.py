@@ -3,15 +3,18 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.contrib.exit_head.network import ExitNetwork
+from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
 from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
-from jaxspec.nn.language_model import Network
+from jaxspec.heads import untrained
+from jaxspec.nn.language_model import LanguageModel, Network
 from jaxspec.ops.matmul import project
 
 
@@ -54,3 +57,56 @@ class EarlyExitHead(Network):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """The target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
+
+
+def init(
+    target: LanguageModel,
+    rng: Array,
+    *,
+    layers: int | None = None,
+    draft_vocabulary: int | None = None,
+    mlp_width: int | None = None,
+    blocks: int = 1,
+    token_counts: np.ndarray | None = None,
+    dtype: Any = None,
+) -> EarlyExitHead:
+    """Makes an untrained exit: the target's final norm and output head behind blocks that add nothing yet.
+
+    Args:
+      target: the model to draft for.
+      rng: a JAX key; random weights are drawn from it.
+      layers: after how many of the target's layers it exits; `None` is a quarter of them.
+      draft_vocabulary: how many tokens it may guess, the most frequent; `None` is all of them.
+      mlp_width: inner width of each block; `None` is the target's.
+      blocks: before the norm; 0 leaves the norm alone.
+      token_counts: `int64[v]`, how often each token stands in texts; `None` takes all as equally frequent.
+      dtype: of weights and activations; `None` is the target's. Norms are float32.
+
+    Returns:
+      An exit as the reader of its folder would return it.
+
+    Example:
+      >>> from jaxspec.contrib import exit_head
+      >>> head = exit_head.init(target, key, layers=2)
+      >>> drafter = exit_head.KIND.drafter(head, k=3)
+      >>> jaxspec.generate(target, drafter, prompt, key=key, max_new_tokens=8).tokens.shape
+      (2, 8)
+    """
+    layers = max(1, target.module.config.num_layers // 4) if layers is None else layers
+    module = network_for(target, mlp_width, blocks)
+    own = module.init(rng, jnp.zeros((1, 1, target.module.config.width)))["params"]
+    silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
+    own = jax.tree.map_with_path(silent, own) | {"final_norm": dict(target.params["final_norm"])}
+    ids = None
+    if draft_vocabulary is not None:
+        ids = jnp.asarray(untrained.draft_vocabulary(target, draft_vocabulary, token_counts))
+        own["head"] = target.head[ids]
+    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    return EarlyExitHead(dataclasses.replace(module, dtype=dtype), untrained.in_dtype(own, dtype), layers, ids)
+
+
+def network_for(target: LanguageModel, mlp_width: int | None, blocks: int) -> ExitNetwork:
+    """Returns the network in float32 that fits a target; `mlp_width=None` is the target's."""
+    config = target.module.config
+    sizes = ExitConfig(config.width, mlp_width or config.mlp_width, blocks, config.norm, config.norm_eps)
+    return ExitNetwork(sizes, jnp.float32)

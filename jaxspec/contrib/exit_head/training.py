@@ -15,9 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from jaxspec.contrib.exit_head.checkpoint import write_early_exit
-from jaxspec.contrib.exit_head.head import EarlyExitHead
-from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
-from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.contrib.exit_head.head import EarlyExitHead, init, network_for
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
@@ -66,16 +64,10 @@ class EarlyExitRecipe(Recipe):
         return (self.layers,)
 
     def init(self, key, target, token_counts):
-        module = self._module(target)
-        own = module.init(key, jnp.zeros((1, 1, target.module.config.width)))["params"]
-        # Each block adds nothing at first.
-        silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
-        own = jax.tree.map_with_path(silent, own)
-        own["final_norm"] = jax.tree.map(lambda x: x.astype(jnp.float32), dict(target.params["final_norm"]))
-        if self.draft_vocabulary is None:
-            return {"exit": own}
-        size = min(self.draft_vocabulary, target.vocab_size)
-        return {"exit": own, "ids": jnp.asarray(vocabulary.most_frequent(token_counts, size))}
+        options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
+        head = init(target, key, layers=self.layers, mlp_width=self.mlp_width, blocks=self.blocks, **options)
+        own = {name: x for name, x in head.params.items() if name != "head"}
+        return {"exit": own} if head.ids is None else {"exit": own, "ids": head.ids}
 
     def loss(self, params, target, batch, features, key):
         places, chosen = _before_answers(batch, self.places, key)
@@ -101,12 +93,8 @@ class EarlyExitRecipe(Recipe):
         dtype = own["final_norm"]["scale"].dtype
         if ids is not None:
             own = own | {"head": target.head[ids].astype(dtype)}
-        return EarlyExitHead(dataclasses.replace(self._module(target), dtype=dtype), own, self.layers, ids)
-
-    def _module(self, target: LanguageModel) -> ExitNetwork:
-        config = target.module.config
-        sizes = ExitConfig(config.width, self.mlp_width or config.mlp_width, self.blocks, config.norm, config.norm_eps)
-        return ExitNetwork(sizes, jnp.float32)
+        module = dataclasses.replace(network_for(target, self.mlp_width, self.blocks), dtype=dtype)
+        return EarlyExitHead(module, own, self.layers, ids)
 
 
 def _before_answers(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:

@@ -15,7 +15,7 @@ weights against the same network in NumPy; no public checkpoint was at hand.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,6 @@ _UNSUPPORTED = {
     "input_embedding_scale": (None, 1, 1.0),
     "markov_head_type": (None, "vanilla"),
 }
-
-
-def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether this is the configuration of a block drafter."""
-    return "dflash_config" in config or {"block_size", "target_layer_ids"} <= set(config)
 
 
 def read_dflash(

@@ -13,28 +13,24 @@ All blocks of a text run in one pass beside each other; each sees the context be
 """
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.checkpoints.huggingface import read_json
 from jaxspec.drafters.base import Drafter
+from jaxspec.heads import untrained
 from jaxspec.heads.dflash.blocks import Blocks, choose_anchors
 from jaxspec.heads.dflash.calibration import calibrate
-from jaxspec.heads.dflash.checkpoint import write_dflash
+from jaxspec.heads.dflash.checkpoint import read_dflash, write_dflash
 from jaxspec.heads.dflash.drafter import DFlashDrafter
-from jaxspec.heads.dflash.head import DFlashHead
-from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
-from jaxspec.heads.files import load_head
+from jaxspec.heads.dflash.head import DFlashHead, default_capture, init, network_for
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.ops.rope import Rope
 from jaxspec.training.losses import ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe, check_at_least, option
 
@@ -78,26 +74,14 @@ class DFlashRecipe(Recipe):
             raise ValueError(f"k must be at most block_size, {self.block_size}, got {self.k}; pass a larger block_size")
 
     @classmethod
-    def of(cls, target: LanguageModel, **options: Any) -> "BlockRecipe":
+    def of(cls, target: LanguageModel, **options: Any) -> "DFlashRecipe":
         """The recipe with DFlash's choice of layers for this target: evenly spaced, four of them."""
-        layers = target.module.config.num_layers
-        spaced = {round(1 + i * max(layers - 4, 0) / 3) + 1 for i in range(4)}
-        return cls(**({"capture": tuple(sorted(min(layer, layers) for layer in spaced))} | options))
+        return cls(**({"capture": default_capture(target)} | options))
 
     def init(self, key, target, token_counts):
-        module = self._module(target, jnp.float32)
-        params = jax.jit(functools.partial(module.init, method="every_parameter"))(key)["params"]
-        del params["head"]
-        ids = jnp.asarray(vocabulary.most_frequent(token_counts, module.config.vocab_size))
-        # The frozen head expects what the target's last norm gives it; and the highest state says most.
-        params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
-        width = module.config.width
-        params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width))}
-        if self.markov_rank:
-            # Tokens that the target takes for similar begin alike; at first none of them moves the next.
-            params["markov_before"] = _principal(target, ids, self.markov_rank)
-            params["markov_after"] = jnp.zeros_like(params["markov_after"])
-        return {"network": params, "ids": ids}
+        options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
+        head = init(target, key, capture=self.capture, **self._sizes, **options)
+        return {"network": {name: x for name, x in head.params.items() if name != "head"}, "ids": head.ids}
 
     def loss(self, params, target, batch, features, key):
         head = self.head(params, target)
@@ -129,7 +113,8 @@ class DFlashRecipe(Recipe):
     def measured(self, folder, target, batches, path) -> bool:
         """The scales of the confidence head (`jaxspec.heads.dflash.calibration`)."""
         if self.confidence:
-            write_dflash(calibrate(load_head(folder, target), target, batches), path, with_head=False)
+            head = read_dflash(Path(folder), read_json(Path(folder, "config.json")), target, target.dtype)
+            write_dflash(calibrate(head, target, batches), path, with_head=False)
         return self.confidence
 
     def head(self, params: Any, target: LanguageModel) -> DFlashHead:
@@ -137,7 +122,9 @@ class DFlashRecipe(Recipe):
         network, ids = params["network"], params["ids"]
         dtype = network["mask"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
-        return DFlashHead.of(self._module(target, dtype), network | rows, ids, self.capture, target.vocab_size)
+        size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
+        module = network_for(target, self.capture, size, **self._sizes, dtype=dtype)
+        return DFlashHead.of(module, network | rows, ids, self.capture, target.vocab_size)
 
     def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
         places = range(1, self.block_size)
@@ -145,38 +132,7 @@ class DFlashRecipe(Recipe):
         reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
         return reported | {"length": 1 + masked_mean(jnp.sum(reach, axis=-1), counts[..., 0])}
 
-    def _module(self, target: LanguageModel, dtype) -> DFlashNetwork:
-        config = target.module.config
-        size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
-        rope = next((rope for rope in config.ropes if rope is not None), Rope(10_000.0))
-        shape = DFlashConfig(
-            vocab_size=size,
-            num_layers=self.num_layers,
-            width=config.width,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            mlp_width=self.mlp_width,
-            context_length=config.context_length,
-            ropes=(rope,) * self.num_layers,
-            windows=(None,) * self.num_layers,
-            norm_eps=config.norm_eps,
-            activation=config.activation,
-            block_size=self.block_size,
-            num_features=len(self.capture),
-            feature_norms=True,
-            markov_rank=self.markov_rank,
-            confidence="none" if not self.confidence else "place and token" if self.markov_rank else "place",
-        )
-        return DFlashNetwork(shape, jnp.dtype(dtype))
-
-
-def _principal(target: LanguageModel, ids: Int[Array, "n"], rank: int) -> Float[Array, "n_plus_1 r"]:
-    """The draft vocabulary's embeddings by their first principal components, of variance 1; others are 0."""
-    rows = np.asarray(target.embed(ids[None])[0], np.float32)
-    rows = rows - rows.mean(axis=0)
-    _, directions = np.linalg.eigh(rows.T @ rows)
-    found = rows @ directions[:, ::-1][:, :rank]
-    found = found / np.maximum(found.std(axis=0), 1e-6)
-    found = np.pad(found, ((0, 1), (0, rank - found.shape[1])))
-    return jnp.asarray(found, jnp.float32)
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        names = ("block_size", "num_layers", "mlp_width", "markov_rank", "confidence")
+        return {name: getattr(self, name) for name in names}

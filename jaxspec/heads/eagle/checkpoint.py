@@ -12,7 +12,7 @@ A head whose output head is the target's is written without it, and gets the tar
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,6 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _OF_FIRST, _OF_THIRD = "EagleForCausalLM", "LlamaForCausalLMEagle3"
 # Options of later variants that change what the layer computes.
 _UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual")
-
-
-def is_eagle(tensors: Mapping[str, Any]) -> bool:
-    """Whether these are an EAGLE head's tensors, of either kind."""
-    return "fc.weight" in tensors and any(name.startswith(("midlayer.", "layers.0.")) for name in tensors)
 
 
 def read_eagle(

@@ -1,17 +1,21 @@
-"""`EagleHead`: EAGLE's trained layer, or a module that predicts further tokens, ready to draft from."""
+"""`EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters; `init` makes an untrained one."""
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
+from jaxspec.heads import untrained
+from jaxspec.heads.eagle.network import EagleLayer
 from jaxspec.nn.cache import Entries, KVCache
-from jaxspec.nn.language_model import Network
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel, Network
 
 
 @register_dataclass
@@ -93,3 +97,108 @@ class EagleHead(Network):
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, **options)
+
+
+def init(
+    target: LanguageModel,
+    rng: Array,
+    *,
+    capture: tuple[int, ...] | None = None,
+    draft_vocabulary: int | None = None,
+    num_kv_heads: int | None = None,
+    mlp_width: int | None = None,
+    token_counts: np.ndarray | None = None,
+    dtype: Any = None,
+) -> EagleHead:
+    """Makes an untrained EAGLE-3 head, from which training begins.
+
+    Its fused state begins as the highest captured state of the target, and its output head is the target's.
+
+    Args:
+      target: the model to draft for.
+      rng: a JAX key; random weights are drawn from it.
+      capture: the target's hidden states that it reads; `None` is a low, a middle and a high one.
+      draft_vocabulary: how many tokens it may guess, the most frequent; `None` is all of them.
+      num_kv_heads: key-value heads of the layer; `None` is the target's number.
+      mlp_width: inner width of its feed-forward block; `None` is the target's.
+      token_counts: `int64[v]`, how often each token stands in texts; `None` takes all as equally frequent.
+      dtype: of weights and activations; `None` is the target's. Scales of norms are float32.
+
+    Returns:
+      A head of an `EagleLayer`, as the reader of its folder would return it.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    References:
+      EAGLE-3 (Li et al. 2503.01840), section 3.1.
+
+    Example:
+      >>> head = jaxspec.heads.eagle.init(target, key, draft_vocabulary=100)
+      >>> jaxspec.generate(target, jaxspec.EagleDrafter(head), prompt, key=key, max_new_tokens=8).tokens.shape
+      (2, 8)
+    """
+    capture = default_capture(target) if capture is None else capture
+    counts = untrained.known_counts(target, token_counts)
+    ids = untrained.draft_vocabulary(target, draft_vocabulary, counts)
+    module = layer_for(target, capture, len(ids), num_kv_heads, mlp_width)
+    blank, width = EagleHead(module, {}, None, None, target.vocab_size, capture), module.config.width
+    state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
+    params = module.init(rng, state, features, blank.init_cache(1, 1), method="everything")["params"]
+    # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is read as
+    # the target's last is, but by far less sure.
+    fuse = params["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))
+    params["fuse"] = {"kernel": fuse / jnp.repeat(_state_lengths(target, capture, counts), width)[None]}
+    params["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    params = untrained.in_dtype(params | {"head": target.head[jnp.asarray(ids)]}, dtype)
+    every = len(ids) == target.vocab_size
+    module = dataclasses.replace(module, dtype=dtype)
+    return EagleHead(module, params, None if every else jnp.asarray(ids), None, target.vocab_size, capture)
+
+
+def default_capture(target: LanguageModel) -> tuple[int, ...]:
+    """Returns the states that EAGLE-3 reads of a target: the second, the middle and the third from the end."""
+    layers = target.module.config.num_layers
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+
+def layer_for(
+    target: LanguageModel,
+    capture: tuple[int, ...],
+    vocab_size: int,
+    num_kv_heads: int | None = None,
+    mlp_width: int | None = None,
+) -> EagleLayer:
+    """Returns EAGLE-3's layer in float32, in the sizes of a target.
+
+    Args:
+      target: the model to draft for.
+      capture: the target's hidden states that it reads.
+      vocab_size: how many tokens it may guess.
+      num_kv_heads: key-value heads; `None` is the target's number.
+      mlp_width: inner width of the feed-forward block; `None` is the target's.
+    """
+    config = target.module.config
+    layer = TransformerConfig(
+        vocab_size=vocab_size,
+        num_layers=1,
+        width=config.width,
+        num_heads=config.num_heads,
+        num_kv_heads=num_kv_heads or config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp_width=mlp_width or config.mlp_width,
+        context_length=config.context_length,
+        ropes=(untrained.rope_of(target),),
+        windows=(None,),
+        norm_eps=config.norm_eps,
+        activation=config.activation,
+    )
+    return EagleLayer(layer, len(capture) * config.width)
+
+
+def _state_lengths(target: LanguageModel, capture: tuple[int, ...], counts: np.ndarray) -> Float[Array, "n"]:
+    """Measures the captured states' root mean squares, medians over frequent tokens: those of most targets are long."""
+    tokens = jnp.asarray(np.argsort(-counts)[None, :64])
+    hidden = target(tokens, target.init_cache(1, 0), capture=capture).hidden
+    return jnp.stack([jnp.median(jnp.sqrt(jnp.mean(x.astype(jnp.float32) ** 2, axis=-1))) for x in hidden])

@@ -10,6 +10,7 @@ DeepSeek-V3 (2412.19437, section 2.2), for the state `h` of a token and the embe
 made itself, before its norm, as in vLLM. There it also gets no embedding at a text's first place, and so it does here.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.heads import untrained
+from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Block, Dense, Norm, entries_of, of_chain
 from jaxspec.ops.matmul import project
 
@@ -64,3 +68,37 @@ class MtpLayer(nn.Module):
         """One pass through all parameters: `init` learns their shapes from it."""
         states, _ = self(embedded, features, cache)
         return self.logits(states)
+
+
+def init_mtp(target: LanguageModel, rng: Array, *, mlp_width: int | None = None, dtype: Any = None) -> EagleHead:
+    """Makes an untrained multi-token prediction module, whose output head is the target's.
+
+    Args:
+      target: the model to draft for.
+      rng: a JAX key; random weights are drawn from it.
+      mlp_width: inner width of the layer's feed-forward block; `None` is the target's.
+      dtype: of weights and activations; `None` is the target's. Scales of norms are float32.
+
+    Returns:
+      A head of an `MtpLayer`, as the reader of its folder would return it.
+
+    References:
+      DeepSeek-V3 (2412.19437), section 2.2.
+
+    Example:
+      >>> head = jaxspec.heads.eagle.init_mtp(target, key)
+      >>> jaxspec.generate(target, jaxspec.EagleDrafter(head), prompt, key=key, max_new_tokens=8).tokens.shape
+      (2, 8)
+    """
+    config, rope = target.module.config, untrained.rope_of(target)
+    layer = dataclasses.replace(
+        config, num_layers=1, mlp_width=mlp_width or config.mlp_width, ropes=(rope,), windows=(None,), norm="rms"
+    )
+    module, capture = MtpLayer(layer, layer.width), (config.num_layers,)
+    blank = EagleHead(module, {}, None, None, target.vocab_size, capture, normalized=True)
+    state = jnp.zeros((1, 1, layer.width))
+    params = module.init(rng, state, state, blank.init_cache(1, 1), method="everything")["params"]
+    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    every = jnp.arange(target.vocab_size, dtype=jnp.int32)
+    params = untrained.in_dtype(params | {"head": target.head[every]}, dtype)
+    return dataclasses.replace(blank, module=dataclasses.replace(module, dtype=dtype), params=params)

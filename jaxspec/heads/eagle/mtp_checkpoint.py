@@ -13,7 +13,7 @@ NumPy; no public checkpoint with such a layer was at hand.
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,6 @@ _OTHERS = {
     "multi-head latent attention": re.compile(r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\."),
     "a mixture of experts": re.compile(r"mlp\.(experts|shared_experts|gate)\."),
 }
-
-
-def is_mtp(tensors: Mapping[str, Any]) -> bool:
-    """Whether there is a multi-token prediction module among these tensors."""
-    return any(_MODULE.match(name) for name in tensors)
 
 
 def read_mtp(

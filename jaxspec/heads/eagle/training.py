@@ -14,20 +14,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
+from jaxspec.heads import untrained
 from jaxspec.heads.eagle.checkpoint import write_eagle
 from jaxspec.heads.eagle.drafter import EagleDrafter
-from jaxspec.heads.eagle.head import EagleHead
-from jaxspec.heads.eagle.network import EagleLayer
-from jaxspec.nn.config import TransformerConfig
+from jaxspec.heads.eagle.head import EagleHead, default_capture, init, layer_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import Rope, apply_rope
+from jaxspec.ops.rope import apply_rope
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
@@ -62,29 +60,15 @@ class EagleRecipe(Recipe):
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":
         """The recipe with EAGLE-3's layers for this target: the second, the middle and the third from the end."""
-        layers = target.module.config.num_layers
-        capture = tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
-        return cls(**({"capture": capture} | options))
+        return cls(**({"capture": default_capture(target)} | options))
 
     def init(self, key, target, token_counts):
-        module, width = self._module(target), target.module.config.width
-        blank = EagleHead(module, {}, None, None, target.vocab_size, self.capture)
-        state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
-        layer = module.init(key, state, features, blank.init_cache(1, 1), method="everything")["params"]
-        del layer["head"]
-        # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is
-        # read as the target's last is, but by far less sure.
-        layer["fuse"] = {"kernel": layer["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))}
-        layer["fuse"]["kernel"] /= jnp.repeat(self._lengths(target, token_counts), width)[None]
-        layer["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
-        ids = vocabulary.most_frequent(token_counts, self._draft_vocabulary(target))
-        return {"layer": layer, "ids": jnp.asarray(ids)}
-
-    def _lengths(self, target: LanguageModel, token_counts: np.ndarray) -> Float[Array, "n"]:
-        """Of the captured states, root mean squares, the median over some tokens: those of most targets are long."""
-        tokens = jnp.asarray(np.argsort(-token_counts)[None, :64])
-        hidden = target(tokens, target.init_cache(1, 0), capture=self.capture).hidden
-        return jnp.stack([jnp.median(jnp.sqrt(jnp.mean(x.astype(jnp.float32) ** 2, axis=-1))) for x in hidden])
+        sizes = {"num_kv_heads": self.num_kv_heads, "mlp_width": self.mlp_width, "dtype": jnp.float32}
+        sizes |= {"capture": self.capture, "draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts}
+        head = init(target, key, **sizes)
+        layer = {name: x for name, x in head.params.items() if name != "head"}
+        ids = jnp.arange(target.vocab_size, dtype=jnp.int32) if head.ids is None else head.ids
+        return {"layer": layer, "ids": ids}
 
     def loss(self, params, target, batch, features, key):
         places, chosen = choose_places(batch, min(self.places, max(5 * batch.tokens.shape[1] // 8, 1)), key)
@@ -118,30 +102,10 @@ class EagleRecipe(Recipe):
         """The head of these parameters, with its rows of the target's output head."""
         dtype = jnp.result_type(params["layer"]["fuse"]["kernel"])
         layer = params["layer"] | {"head": target.head[params["ids"]].astype(dtype)}
-        module = dataclasses.replace(self._module(target), dtype=dtype)
+        size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
+        module = layer_for(target, self.capture, size, self.num_kv_heads, self.mlp_width)
+        module = dataclasses.replace(module, dtype=dtype)
         return EagleHead(module, layer, params["ids"], None, target.vocab_size, self.capture)
-
-    def _draft_vocabulary(self, target: LanguageModel) -> int:
-        size = target.vocab_size if self.draft_vocabulary is None else self.draft_vocabulary
-        return min(size, target.vocab_size)
-
-    def _module(self, target: LanguageModel) -> EagleLayer:
-        config = target.module.config
-        layer = TransformerConfig(
-            vocab_size=self._draft_vocabulary(target),
-            num_layers=1,
-            width=config.width,
-            num_heads=config.num_heads,
-            num_kv_heads=self.num_kv_heads or config.num_kv_heads,
-            head_dim=config.head_dim,
-            mlp_width=self.mlp_width or config.mlp_width,
-            context_length=config.context_length,
-            ropes=(next((rope for rope in config.ropes if rope is not None), Rope(10_000.0)),),
-            windows=(None,),
-            norm_eps=config.norm_eps,
-            activation=config.activation,
-        )
-        return EagleLayer(layer, len(self.capture) * config.width)
 
 
 def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:

@@ -11,7 +11,7 @@ file without output matrices is of heads that share the target's own. Ours are s
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,6 @@ _NAMES = (
     (re.compile(r"^lm_heads\.(\d+)\.weight$"), r"\1.{blocks}.weight"),
 )
 _BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(?:weight|bias)$")
-
-
-def is_medusa(config: Mapping[str, Any]) -> bool:
-    """Whether this configuration is of Medusa's heads."""
-    return _HEADS in config or config.get("model_type") == "medusa"
 
 
 def read_medusa(

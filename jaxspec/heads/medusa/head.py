@@ -1,16 +1,20 @@
-"""Medusa's heads with their weights: what they guess after a text whose newest state is known."""
+"""`MedusaHead`: Medusa's heads with their parameters and draft vocabulary; `init` makes untrained ones."""
 
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand, places
-from jaxspec.heads.medusa.network import ConditionedHeads, MedusaHeads
-from jaxspec.nn.language_model import Network
+from jaxspec.heads import untrained
+from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaHeads
+from jaxspec.nn.language_model import LanguageModel, Network
 
 
 @register_dataclass
@@ -65,3 +69,73 @@ class MedusaHead(Network):
     def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
         """The same logits over the target's vocabulary."""
         return logits if self.ids is None else expand(logits, self.ids, vocab_size)
+
+
+def init(
+    target: LanguageModel,
+    rng: Array,
+    *,
+    num_heads: int = 4,
+    draft_vocabulary: int | None = None,
+    mlp_width: int | None = None,
+    shared_blocks: int = 2,
+    num_blocks: int = 1,
+    token_counts: np.ndarray | None = None,
+    dtype: Any = None,
+) -> MedusaHead:
+    """Makes untrained Medusa heads that also read the last token, from which training begins.
+
+    Each block adds nothing at first, as the paper's do: the heads begin as the target's own output head.
+
+    Args:
+      target: the model to draft for.
+      rng: a JAX key; random weights are drawn from it.
+      num_heads: how many tokens are guessed.
+      draft_vocabulary: how many tokens they may guess, the most frequent; `None` is all of them.
+      mlp_width: inner width of each block; `None` is four thirds of the target's width.
+      shared_blocks: blocks before the heads part.
+      num_blocks: blocks of each head.
+      token_counts: `int64[v]`, how often each token stands in texts; `None` takes all as equally frequent.
+      dtype: of weights and activations; `None` is the target's. Scales of norms are float32.
+
+    Returns:
+      Heads of `ConditionedHeads`, as the reader of their folder would return them.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    References:
+      Medusa (Cai et al. 2401.10774), section 2.1.
+
+    Example:
+      >>> head = jaxspec.heads.medusa.init(target, key, num_heads=2)
+      >>> jaxspec.generate(target, jaxspec.MedusaDrafter(head), prompt, key=key, max_new_tokens=8).tokens.shape
+      (2, 8)
+    """
+    ids = untrained.draft_vocabulary(target, draft_vocabulary, token_counts)
+    module = network_for(target, len(ids), num_heads, mlp_width, shared_blocks, num_blocks)
+    state = jnp.zeros((1, 1, target.module.config.width))
+    params = module.init(rng, state, state)["params"]
+    silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
+    params = jax.tree.map_with_path(silent, params) | {"output": {"head": target.head[jnp.asarray(ids)]}}
+    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    module, every = dataclasses.replace(module, dtype=dtype), len(ids) == target.vocab_size
+    capture = (target.module.config.num_layers,)
+    return MedusaHead(module, untrained.in_dtype(params, dtype), capture, None if every else jnp.asarray(ids))
+
+
+def network_for(
+    target: LanguageModel, vocab_size: int, num_heads: int, mlp_width: int | None, shared_blocks: int, num_blocks: int
+) -> ConditionedHeads:
+    """Returns the network in float32 that fits a target; `mlp_width=None` is four thirds of the target's width."""
+    config = target.module.config
+    sizes = ConditionedConfig(
+        width=config.width,
+        vocab_size=vocab_size,
+        num_heads=num_heads,
+        mlp_width=mlp_width or 4 * config.width // 3,
+        shared_blocks=shared_blocks,
+        num_blocks=num_blocks,
+        norm_eps=config.norm_eps,
+    )
+    return ConditionedHeads(sizes)

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -25,13 +26,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.drafters import draft_vocabulary as vocabulary
+from jaxspec.checkpoints.huggingface import read_json
 from jaxspec.drafters.base import Drafter
-from jaxspec.heads.files import load_head
-from jaxspec.heads.medusa.checkpoint import write_medusa
+from jaxspec.heads import untrained
+from jaxspec.heads.medusa.checkpoint import read_medusa, write_medusa
 from jaxspec.heads.medusa.drafter import MedusaDrafter
-from jaxspec.heads.medusa.head import MedusaHead
-from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads
+from jaxspec.heads.medusa.head import MedusaHead, init, network_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
@@ -71,14 +71,13 @@ class MedusaRecipe(Recipe):
         check_decay(self.decay)
 
     def init(self, key, target, token_counts):
-        module, width = self._module(target), target.module.config.width
-        state = jnp.zeros((1, 1, width))
-        blocks = module.init(key, state, state)["params"]
-        del blocks["output"]
-        # Each block adds nothing at first, as the paper's do: the heads begin as the target's own.
-        silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
-        ids = vocabulary.most_frequent(token_counts, module.config.vocab_size)
-        return {"blocks": jax.tree.map_with_path(silent, blocks), "ids": jnp.asarray(ids)}
+        options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
+        head = init(target, key, **self._sizes, **options)
+        blocks = {name: x for name, x in head.params.items() if name != "output"}
+        return {
+            "blocks": blocks,
+            "ids": jnp.arange(target.vocab_size, dtype=jnp.int32) if head.ids is None else head.ids,
+        }
 
     def loss(self, params, target, batch, features, key):
         head = self.head(params, target)
@@ -110,31 +109,23 @@ class MedusaRecipe(Recipe):
 
     def measured(self, folder, target, batches, path) -> bool:
         """The tokens' ranks, for `jaxspec.core.tree.best_tree`."""
-        head = load_head(folder, target)
+        head = read_medusa(Path(folder), read_json(Path(folder, "config.json")), target, target.dtype)
         write_medusa(dataclasses.replace(head, accuracies=measure_accuracies(head, target, batches)), path)
         return True
 
     def head(self, params: Any, target: LanguageModel) -> MedusaHead:
         """The head of these parameters, with its rows of the target's output head."""
         dtype = params["blocks"]["embedding_norm"]["scale"].dtype
-        module = dataclasses.replace(self._module(target), dtype=dtype)
+        size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
+        module = dataclasses.replace(network_for(target, size, **self._sizes), dtype=dtype)
         output = {"head": target.head[params["ids"]].astype(dtype)}
         layers = target.module.config.num_layers
         return MedusaHead(module, params["blocks"] | {"output": output}, (layers,), params["ids"])
 
-    def _module(self, target: LanguageModel) -> ConditionedHeads:
-        config = target.module.config
-        size = target.vocab_size if self.draft_vocabulary is None else self.draft_vocabulary
-        sizes = ConditionedConfig(
-            width=config.width,
-            vocab_size=min(size, target.vocab_size),
-            num_heads=self.num_heads,
-            mlp_width=self.mlp_width or 4 * config.width // 3,
-            shared_blocks=self.shared_blocks,
-            num_blocks=self.num_blocks,
-            norm_eps=config.norm_eps,
-        )
-        return ConditionedHeads(sizes)
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        names = ("num_heads", "mlp_width", "shared_blocks", "num_blocks")
+        return {name: getattr(self, name) for name in names}
 
 
 def measure_accuracies(

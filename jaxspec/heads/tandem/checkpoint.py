@@ -43,11 +43,6 @@ _KIND = "JaxspecTandemHead"
 _LAYERS, _WIDTH, _VOCABULARY, _HEAD = "captured_states", "target_hidden_size", "draft_vocabulary", "lm_head.weight"
 
 
-def is_tandem(config: Mapping[str, Any]) -> bool:
-    """Whether this is the configuration of a tandem decoder."""
-    return _KIND in (config.get("architectures") or ())
-
-
 def read_tandem(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> TandemHead:
@@ -136,7 +131,7 @@ def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
     """Every parameter of a tandem decoder, by names of our own where Llama has none."""
     norm, width, theirs = functools.partial(norm_mapping, build=same), config.width, config.target_width
     rows = config.num_kv_heads * config.head_dim
-    by_head = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    split = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
     for number in range(config.num_features):
         yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", theirs)
     yield plain(("mix", "kernel"), "fc.weight", (width, config.num_features * theirs))
@@ -146,7 +141,7 @@ def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
     for number in range(config.num_layers):
         path, name = f"layer_{number}", f"layers.{number}"
         sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
-        yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, by_head)
+        yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, split)
         for ours, public in LLAMA_NORMS.items():
             yield norm((path, ours, "scale"), f"{name}.{public}.weight", width)
         yield from attention_mappings(config, (path, "attention"), f"{name}.self_attn", norm, width)

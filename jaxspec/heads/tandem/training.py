@@ -18,19 +18,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
+from jaxspec.heads import untrained
 from jaxspec.heads.tandem.checkpoint import write_tandem
 from jaxspec.heads.tandem.drafter import TandemDrafter
-from jaxspec.heads.tandem.head import TandemHead
-from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
+from jaxspec.heads.tandem.head import TandemHead, default_capture, init, network_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import Rope
 from jaxspec.training.batching import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay, option
@@ -74,32 +72,12 @@ class TandemRecipe(Recipe):
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "TandemRecipe":
         """The recipe with states from low, middle and high in this target, the last layer's output among them."""
-        layers = target.module.config.num_layers
-        return cls(**({"capture": tuple(sorted({min(2, layers), layers // 2, layers}))} | options))
+        return cls(**({"capture": default_capture(target)} | options))
 
     def init(self, key, target, token_counts):
-        module, width = self._module(target, jnp.float32), target.module.config.width
-        if self.width > width:
-            raise ValueError(
-                f"width must be at most the target's {width}, of whose embedding this decoder's is a projection, got "
-                f"{self.width}"
-            )
-        blank = TandemHead(module, {}, jnp.zeros(0, jnp.int32), target.vocab_size, self.capture)
-        init = lambda key: module.init(key, blank.init_cache(1, 1), method="everything")  # noqa: E731
-        params = jax.jit(init)(key)["params"]
-        del params["head"]
-        # It begins by seeing and saying what differs most among tokens, its logits with a spread of 1: these are the
-        # directions in which the head is longest, and as long a state as the target's would be sure of anything.
-        scale = jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)
-        head = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32)
-        embedding = np.asarray(target.embed(jnp.arange(target.vocab_size)[None])[0], np.float32)
-        params["lower"] = {"kernel": _directions(embedding, token_counts, self.width)}
-        head = head * np.asarray(scale)
-        said = _directions(head, token_counts, self.width)
-        spread = np.sqrt(width * np.mean(((head - head.mean(axis=0)) @ np.asarray(said).T) ** 2))
-        params["lift"], params["final_norm"] = {"kernel": said.T}, {"scale": scale / float(spread)}
-        ids = vocabulary.most_frequent(token_counts, module.config.vocab_size)
-        return {"network": params, "ids": jnp.asarray(ids)}
+        options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
+        head = init(target, key, capture=self.capture, **self._sizes, **options)
+        return {"network": {name: x for name, x in head.params.items() if name != "head"}, "ids": head.ids}
 
     def loss(self, params, target, batch, features, key):
         head = self.head(params, target)
@@ -128,28 +106,13 @@ class TandemRecipe(Recipe):
         network, ids = params["network"], params["ids"]
         dtype = network["mix"]["kernel"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
-        return TandemHead(self._module(target, dtype), network | rows, ids, target.vocab_size, self.capture)
+        size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
+        module = network_for(target, self.capture, size, **self._sizes, dtype=dtype)
+        return TandemHead(module, network | rows, ids, target.vocab_size, self.capture)
 
-    def _module(self, target: LanguageModel, dtype) -> TandemNetwork:
-        config = target.module.config
-        size = config.vocab_size if self.draft_vocabulary is None else min(self.draft_vocabulary, config.vocab_size)
-        shape = TandemConfig(
-            vocab_size=size,
-            num_layers=self.layers,
-            width=self.width,
-            num_heads=self.heads,
-            num_kv_heads=self.heads,
-            head_dim=self.width // self.heads,
-            mlp_width=self.mlp_width,
-            context_length=config.context_length,
-            ropes=(next((rope for rope in config.ropes if rope is not None), Rope(10_000.0)),) * self.layers,
-            windows=(None,) * self.layers,
-            norm_eps=config.norm_eps,
-            activation=config.activation,
-            target_width=config.width,
-            num_features=len(self.capture),
-        )
-        return TandemNetwork(shape, jnp.dtype(dtype))
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "mlp_width": self.mlp_width}
 
 
 def block_starts(shape: tuple[int, int], size: int, key: Array) -> Int[Array, "b t"]:
@@ -192,11 +155,3 @@ def _learns(head: TandemHead, batch: Batch, starts: Int[Array, "b t"]) -> Bool[A
     # A block's first token is committed, whatever it is; the guessed one can be drafted too.
     before = jnp.take_along_axis(strange, starts, axis=1)
     return follows & (strange[:, 1:] == before[:, :-1])
-
-
-def _directions(rows: np.ndarray, token_counts: np.ndarray, width: int) -> Float[Array, "w d"]:
-    """The directions in which rows of a table differ most, frequent tokens counted more: of length 1 each."""
-    weights = token_counts.astype(np.float32) + 1
-    weighted = (rows - np.average(rows, axis=0, weights=weights)) * np.sqrt(weights)[:, None]
-    _, vectors = np.linalg.eigh(weighted.T @ weighted)
-    return jnp.asarray(vectors[:, ::-1][:, :width].T, jnp.float32)
