@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from jaxspec.families.config import transformer_config
+from jaxspec.families.table import read_config
 from jaxspec.nn.config import TransformerConfig
 
 _LLAMA_3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "rope_theta": 500000.0}
@@ -47,13 +47,13 @@ def shape(name: str) -> TransformerConfig:
       ValueError: no shape has this name, and there is no such file.
     """
     if name in SHAPES:
-        return transformer_config(SHAPES[name])
+        return read_config(SHAPES[name])
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"the model must be one of {', '.join(SHAPES)}, or a config.json or its folder, got {name!r}")
     try:
-        return transformer_config(json.loads(path.read_text("utf-8")))
+        return read_config(json.loads(path.read_text("utf-8")))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

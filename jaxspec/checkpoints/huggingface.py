@@ -1,25 +1,35 @@
-"""Hugging Face folders: configuration, safetensors in one file or in shards, and the model hub."""
+"""Hugging Face folders, read and written: configuration, safetensors, tokenizer; and the model hub."""
 
 import functools
 import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.tensors import Checkpoint, LazyTensor
+from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.families.base import LazyTensor
+from jaxspec.families.table import write_config
+from jaxspec.nn.language_model import LanguageModel
 
-_INDEX, _SINGLES = "model.safetensors.index.json", ("model.safetensors", "medusa_lm_head.safetensors")
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLES = (_FILE, "medusa_lm_head.safetensors")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
 _ADVICE = "delete it and download it again"
 
 
 def download_from_hub(repo: str, revision: str | None = None) -> Path:
-    """The local folder of a repository on the model hub, downloaded if need be.
+    """Downloads a repository of the model hub, if need be, and returns its local folder.
 
     With `HF_HUB_OFFLINE=1` only what is already in its cache is used.
 
@@ -51,7 +61,7 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """The tensors of a folder's safetensors by name, not yet read.
+    """Returns the tensors of a folder's safetensors by name, not yet read.
 
     Raises:
       ValueError: a file is missing, truncated or corrupted.
@@ -60,6 +70,12 @@ def read_tensors(folder: Path) -> dict[str, LazyTensor]:
     for path in _safetensors_files(folder):
         tensors |= _read_safetensors(path)
     return tensors
+
+
+def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
+    """Reads tensors of integers or booleans out of a folder that `write_folder` wrote."""
+    with safe_open(folder / _FILE, framework="np") as file:
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -76,14 +92,14 @@ def _safetensors_files(folder: Path) -> list[Path]:
     suffixes = (".bin", ".pt", ".pth", ".safetensors")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     raise ValueError(
-        f"{folder} has neither {_SINGLES[0]} nor {_INDEX}; weight files found: {found or 'none'}. PyTorch "
+        f"{folder} has neither {_FILE} nor {_INDEX}; weight files found: {found or 'none'}. PyTorch "
         "files are not read: save the model with transformers' save_pretrained, which writes safetensors, or a "
         "head's tensors with safetensors.torch.save_file"
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads the JSON object in a file.
 
     Raises:
       ValueError: there is none, or the file cannot be read.
@@ -112,3 +128,65 @@ def _read(path: Path, name: str) -> np.ndarray:
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; quantized safetensors are not supported")
     return tensor
+
+
+def write_model(model: LanguageModel, path: str | os.PathLike[str]) -> None:
+    """Writes a model in bfloat16, with its tokenizer, as a folder that `load` and transformers read.
+
+    The folder appears complete or not at all.
+
+    Args:
+      model: of a family that is written.
+      path: the folder to make; it must not exist.
+
+    Raises:
+      ValueError: the model is of another family.
+      FileExistsError: the folder exists.
+    """
+    config = model.module.config
+    family, values = write_config(config)
+    tensors = {
+        family.full_name(name): x
+        for mapping in family.map_params(config)
+        for name, x in mapping.to_tensors(model.params).items()
+    }
+    write_folder(path, values, tensors, model.tokenizer)
+
+
+def write_folder(
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Writes the folder of a head or of a model, which appears complete or not at all.
+
+    Args:
+      folder: the folder to make; it must not exist.
+      config: the contents of `config.json`.
+      tensors: arrays by name; those of floats are written in bfloat16.
+      tokenizer: the tokenizer, if it has one.
+
+    Raises:
+      FileExistsError: the folder exists.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; pass a new path, or delete it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    partial.mkdir()
+    try:
+        save_file({name: _to_stored(x) for name, x in tensors.items()}, partial / _FILE, metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _to_stored(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    is_float = not (np.issubdtype(x.dtype, np.integer) or x.dtype == np.bool_)
+    return np.ascontiguousarray(x.astype(ml_dtypes.bfloat16) if is_float else x)

@@ -99,7 +99,11 @@ def _checked(path: Path) -> Path:
 
 
 def parse_dtype(dtype: Any) -> jnp.dtype:
-    """The dtype of that name; `None` is what suits the platform."""
+    """Returns the dtype of a name; `None` is what suits the platform.
+
+    Raises:
+      ValueError: the dtype is not supported.
+    """
     if dtype is None:
         return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     try:

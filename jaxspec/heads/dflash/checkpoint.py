@@ -14,7 +14,6 @@ weights against the same network in NumPy; no public checkpoint was at hand.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folder
-from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import (
+from jaxspec.families.base import ParamMapping
+from jaxspec.families.common import (
     LLAMA_NORMS,
-    ParamMapping,
-    attention_mappings,
-    mlp_mappings,
-    norm_mapping,
-    plain,
-    same,
+    identity,
+    map_attention,
+    map_mlp,
+    map_norm,
+    map_tensor,
+    write_llama_config,
 )
+from jaxspec.families.table import read_config
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.nn.config import TransformerConfig
@@ -108,12 +107,12 @@ def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> N
     if any(shape.causal_layers) or any(window is not None for window in shape.windows):
         raise ValueError("write_block writes no networks with windows or causal layers; keep the folder it came from")
     tensors = {
-        name: part for one in dflash_mappings(shape, ours=True) for name, part in one.take_apart(head.params).items()
+        name: part for one in dflash_mappings(shape, ours=True) for name, part in one.to_tensors(head.params).items()
     }
     tensors |= {_MASK: np.asarray(head.params["mask"]), _VOCABULARY: np.asarray(head.ids)}
     if with_head:
         tensors[_HEAD] = np.asarray(head.params["head"])
-    config = config_of(shape) | {
+    config = write_llama_config(shape) | {
         "architectures": [_OURS],
         "model_type": "qwen3" if shape.query_key_norm else "llama",
         "attention_bias": shape.qkv_bias,
@@ -128,7 +127,7 @@ def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> N
         "confidence_head_with_markov": shape.confidence == "place and token",
         _SCALE: None if head.confidence_scale is None else np.asarray(head.confidence_scale).tolist(),
     }
-    save_head_folder(folder, config, tensors)
+    write_folder(folder, config, tensors)
 
 
 def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFlashConfig:
@@ -139,7 +138,7 @@ def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFla
         if config.get(name) not in harmless:
             raise ValueError(f"{folder}: unsupported option {name}={config[name]!r} of a block drafter")
     try:
-        layers = transformer_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
+        layers = read_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     confidence = "none"
@@ -223,26 +222,26 @@ def dflash_mappings(config: DFlashConfig, *, ours: bool) -> Iterator[ParamMappin
 
     Those of ours have a row for tokens outside of the draft vocabulary; the public ones need none.
     """
-    norm, width = functools.partial(norm_mapping, build=same), config.width
+    width = config.width
     for number in range(config.num_features if config.feature_norms else 0):
-        yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", width)
-    yield plain(("mix", "kernel"), "fc.weight", (width, config.num_features * width))
+        yield map_norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", width)
+    yield map_tensor(("mix", "kernel"), "fc.weight", (width, config.num_features * width))
     for ours_name, theirs in {"context_norm": "hidden_norm", "final_norm": "norm"}.items():
-        yield norm((ours_name, "scale"), f"{theirs}.weight", width)
+        yield map_norm((ours_name, "scale"), f"{theirs}.weight", width)
     for number in range(config.num_layers):
         path, name = f"layer_{number}", f"layers.{number}"
         for ours_name, theirs in LLAMA_NORMS.items():
-            yield norm((path, ours_name, "scale"), f"{name}.{theirs}.weight", width)
-        yield from attention_mappings(config, (path, "attention"), f"{name}.self_attn", norm, width)
-        yield from mlp_mappings(config, (path, "mlp"), f"{name}.mlp")
+            yield map_norm((path, ours_name, "scale"), f"{name}.{theirs}.weight", width)
+        yield from map_attention(config, (path, "attention"), f"{name}.self_attn", map_norm, width)
+        yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
     if rank := config.markov_rank:
-        rows, build = (config.vocab_size + 1, same) if ours else (config.vocab_size, _row_of_zeros)
+        rows, build = (config.vocab_size + 1, identity) if ours else (config.vocab_size, _row_of_zeros)
         yield ParamMapping(("markov_before",), (("markov_head.markov_w1.weight", (rows, rank)),), build)
-        yield plain(("markov_after",), "markov_head.markov_w2.weight", (config.vocab_size, rank))
+        yield map_tensor(("markov_after",), "markov_head.markov_w2.weight", (config.vocab_size, rank))
     if config.confidence != "none":
         known = width + (config.markov_rank if config.confidence == "place and token" else 0)
-        yield plain(("trust", "kernel"), "confidence_head.proj.weight", (1, known))
-        yield plain(("trust", "bias"), "confidence_head.proj.bias", (1,))
+        yield map_tensor(("trust", "kernel"), "confidence_head.proj.weight", (1, known))
+        yield map_tensor(("trust", "bias"), "confidence_head.proj.bias", (1,))
 
 
 def _row_of_zeros(x: np.ndarray) -> np.ndarray:

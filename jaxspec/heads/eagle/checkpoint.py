@@ -11,7 +11,6 @@ output is read, as SpecForge, SGLang and TensorRT-LLM have it; at the top level 
 A head whose output head is the target's is written without it, and gets the target's rows again when it is read.
 """
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folder
-from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.checkpoints.tensors import LazyTensor
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import ParamMapping, attention_mappings, mlp_mappings, norm_mapping, plain, same
+from jaxspec.families.base import LazyTensor, ParamMapping
+from jaxspec.families.common import map_attention, map_mlp, map_norm, map_tensor, write_llama_config
+from jaxspec.families.table import read_config
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
 from jaxspec.nn.config import TransformerConfig
@@ -110,12 +108,12 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
     layer = head.module.config
     ids = np.arange(head.vocab_size) if head.ids is None else np.asarray(head.ids)
     wanted = [one for one in eagle3_mappings(layer, head.module.features) if with_head or one.path != ("head",)]
-    tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
+    tensors = {name: part for one in wanted for name, part in one.to_tensors(head.params).items()}
     if head.embedding is not None:
         tensors["embed_tokens.weight"] = np.asarray(head.embedding)
     tensors["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
     tensors["t2d"] = np.isin(np.arange(head.vocab_size), ids)
-    config = config_of(layer) | {
+    config = write_llama_config(layer) | {
         "architectures": [_OF_THIRD],
         "vocab_size": head.vocab_size,
         "draft_vocab_size": len(ids),
@@ -123,12 +121,12 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
         _LAYERS: list(head.capture),
         "eagle_config": {_LAYERS: [layer - 1 for layer in head.capture]},
     }
-    save_head_folder(folder, config, tensors)
+    write_folder(folder, config, tensors)
 
 
 def _layer_config(folder: Path, config: dict[str, Any], vocab_size: int) -> TransformerConfig:
     try:
-        return transformer_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
+        return read_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
@@ -190,23 +188,21 @@ def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np
 
 def eagle3_mappings(config: TransformerConfig, features: int) -> Iterator[ParamMapping]:
     """Every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
-    norm = functools.partial(norm_mapping, build=same)
-    yield plain(("fuse", "kernel"), "fc.weight", (config.width, features))
+    yield map_tensor(("fuse", "kernel"), "fc.weight", (config.width, features))
     names = {"token_norm": "input_layernorm", "state_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
     for ours, theirs in names.items():
-        yield norm((ours, "scale"), f"midlayer.{theirs}.weight", config.width)
-    yield from attention_mappings(config, ("attention",), "midlayer.self_attn", norm, 2 * config.width)
-    yield from mlp_mappings(config, ("mlp",), "midlayer.mlp")
-    yield norm(("final_norm", "scale"), "norm.weight", config.width)
-    yield plain(("head",), "lm_head.weight", (config.vocab_size, config.width))
+        yield map_norm((ours, "scale"), f"midlayer.{theirs}.weight", config.width)
+    yield from map_attention(config, ("attention",), "midlayer.self_attn", map_norm, 2 * config.width)
+    yield from map_mlp(config, ("mlp",), "midlayer.mlp")
+    yield map_norm(("final_norm", "scale"), "norm.weight", config.width)
+    yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
 def eagle1_mappings(config: TransformerConfig, *, bias: bool) -> Iterator[ParamMapping]:
     """Every parameter of an EAGLE-1 layer; its output head is the target's."""
-    norm = functools.partial(norm_mapping, build=same)
-    yield plain(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))
+    yield map_tensor(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))
     if bias:
-        yield plain(("mix", "bias"), "fc.bias", (config.width,))
-    yield from attention_mappings(config, ("attention",), "layers.0.self_attn", norm, config.width)
-    yield norm(("mlp_norm", "scale"), "layers.0.post_attention_layernorm.weight", config.width)
-    yield from mlp_mappings(config, ("mlp",), "layers.0.mlp")
+        yield map_tensor(("mix", "bias"), "fc.bias", (config.width,))
+    yield from map_attention(config, ("attention",), "layers.0.self_attn", map_norm, config.width)
+    yield map_norm(("mlp_norm", "scale"), "layers.0.post_attention_layernorm.weight", config.width)
+    yield from map_mlp(config, ("mlp",), "layers.0.mlp")

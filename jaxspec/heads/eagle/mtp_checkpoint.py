@@ -11,7 +11,6 @@ block, as dense models have it. The layout was read off public engines' code, an
 NumPy; no public checkpoint with such a layer was at hand.
 """
 
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +20,9 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import build_params
-from jaxspec.checkpoints.tensors import LazyTensor
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import (
-    LLAMA_NORMS,
-    ParamMapping,
-    attention_mappings,
-    mlp_mappings,
-    norm_mapping,
-    plain,
-    same,
-)
+from jaxspec.families.base import LazyTensor, ParamMapping
+from jaxspec.families.common import LLAMA_NORMS, map_attention, map_mlp, map_norm, map_tensor
+from jaxspec.families.table import read_config
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.nn.config import TransformerConfig
@@ -73,7 +64,7 @@ def read_mtp(
     kinds = (config.get("layer_types") or [])[number : number + 1]
     one = {"num_hidden_layers": 1, "vocab_size": target.vocab_size, "layer_types": kinds}
     try:
-        layer = transformer_config(config | one)
+        layer = read_config(config | one)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     if layer.width != target.module.config.width:
@@ -113,12 +104,11 @@ def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tupl
 
 def mtp_mappings(config: TransformerConfig) -> Iterator[ParamMapping]:
     """Every parameter of a multi-token prediction module, by their names in its layer."""
-    norm = functools.partial(norm_mapping, build=same)
     for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
-        yield norm((ours, "scale"), f"{theirs}.weight", config.width)
-    yield plain(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))
+        yield map_norm((ours, "scale"), f"{theirs}.weight", config.width)
+    yield map_tensor(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))
     for ours, theirs in LLAMA_NORMS.items():
-        yield norm(("block", ours, "scale"), f"{theirs}.weight", config.width)
-    yield from attention_mappings(config, ("block", "attention"), "self_attn", norm, config.width)
-    yield from mlp_mappings(config, ("block", "mlp"), "mlp")
-    yield plain(("head",), "shared_head.head.weight", (config.vocab_size, config.width))
+        yield map_norm(("block", ours, "scale"), f"{theirs}.weight", config.width)
+    yield from map_attention(config, ("block", "attention"), "self_attn", map_norm, config.width)
+    yield from map_mlp(config, ("block", "mlp"), "mlp")
+    yield map_tensor(("head",), "shared_head.head.weight", (config.vocab_size, config.width))

@@ -20,11 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxspec.checkpoints.folder import read_integers, save_head_folder
-from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.checkpoints.tensors import LazyTensor
-from jaxspec.families.params import ParamMapping
+from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
 from jaxspec.nn.language_model import LanguageModel
@@ -108,7 +106,7 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
     tensors = {name: _at(head.params, one.path) for one in wanted for name, _ in one.sources}
     if head.ids is not None:
         tensors[_IDS] = np.asarray(head.ids)
-    save_head_folder(folder, config, tensors)
+    write_folder(folder, config, tensors)
 
 
 def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[ConditionedHeads, Iterator[ParamMapping]]:

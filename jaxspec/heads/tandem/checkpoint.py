@@ -19,20 +19,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.folder import config_of, read_integers, save_head_folder
-from jaxspec.checkpoints.huggingface import read_tensors
+from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.families.config import transformer_config
-from jaxspec.families.params import (
+from jaxspec.families.base import ParamMapping
+from jaxspec.families.common import (
     LLAMA_NORMS,
-    ParamMapping,
-    attention_mappings,
-    by_head,
-    mlp_mappings,
-    norm_mapping,
-    plain,
-    same,
+    group_heads,
+    map_attention,
+    map_mlp,
+    map_norm,
+    map_tensor,
+    write_llama_config,
 )
+from jaxspec.families.table import read_config
 from jaxspec.heads.tandem.head import TandemHead
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
 from jaxspec.nn.config import TransformerConfig
@@ -86,21 +85,21 @@ def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> N
       FileExistsError: the folder exists.
     """
     wanted = [one for one in tandem_mappings(head.config) if with_head or one.path != ("head",)]
-    tensors = {name: part for one in wanted for name, part in one.take_apart(head.params).items()}
+    tensors = {name: part for one in wanted for name, part in one.to_tensors(head.params).items()}
     tensors[_VOCABULARY] = np.asarray(head.ids)
-    config = config_of(head.config) | {
+    config = write_llama_config(head.config) | {
         "architectures": [_KIND],
         "vocab_size": head.vocab_size,
         "draft_vocab_size": head.config.vocab_size,
         _WIDTH: head.config.target_width,
         _LAYERS: list(head.capture),
     }
-    save_head_folder(folder, config, tensors)
+    write_folder(folder, config, tensors)
 
 
 def _shape(folder: Path, config: dict[str, Any], vocab_size: int) -> TandemConfig:
     try:
-        layers = transformer_config(config | {"vocab_size": vocab_size})
+        layers = read_config(config | {"vocab_size": vocab_size})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
@@ -129,23 +128,23 @@ def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], tar
 
 def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
     """Every parameter of a tandem decoder, by names of our own where Llama has none."""
-    norm, width, theirs = functools.partial(norm_mapping, build=same), config.width, config.target_width
+    width, theirs = config.width, config.target_width
     rows = config.num_kv_heads * config.head_dim
-    split = functools.partial(by_head, heads=config.num_kv_heads, head_dim=config.head_dim)
+    group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)
     for number in range(config.num_features):
-        yield norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", theirs)
-    yield plain(("mix", "kernel"), "fc.weight", (width, config.num_features * theirs))
-    yield norm(("context_norm", "scale"), "hidden_norm.weight", width)
-    yield norm(("token_norm", "scale"), "embed_norm.weight", theirs)
-    yield plain(("lower", "kernel"), "embed_proj.weight", (width, theirs))
+        yield map_norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", theirs)
+    yield map_tensor(("mix", "kernel"), "fc.weight", (width, config.num_features * theirs))
+    yield map_norm(("context_norm", "scale"), "hidden_norm.weight", width)
+    yield map_norm(("token_norm", "scale"), "embed_norm.weight", theirs)
+    yield map_tensor(("lower", "kernel"), "embed_proj.weight", (width, theirs))
     for number in range(config.num_layers):
         path, name = f"layer_{number}", f"layers.{number}"
         sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
-        yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, split)
+        yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, group, axis=1)
         for ours, public in LLAMA_NORMS.items():
-            yield norm((path, ours, "scale"), f"{name}.{public}.weight", width)
-        yield from attention_mappings(config, (path, "attention"), f"{name}.self_attn", norm, width)
-        yield from mlp_mappings(config, (path, "mlp"), f"{name}.mlp")
-    yield plain(("lift", "kernel"), "lm_proj.weight", (theirs, width))
-    yield norm(("final_norm", "scale"), "norm.weight", theirs)
-    yield plain(("head",), "lm_head.weight", (config.vocab_size, theirs))
+            yield map_norm((path, ours, "scale"), f"{name}.{public}.weight", width)
+        yield from map_attention(config, (path, "attention"), f"{name}.self_attn", map_norm, width)
+        yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
+    yield map_tensor(("lift", "kernel"), "lm_proj.weight", (theirs, width))
+    yield map_norm(("final_norm", "scale"), "norm.weight", theirs)
+    yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, theirs))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxspec
-from jaxspec.families.params import param_mappings
+from jaxspec.families.llama import LLAMA
 from tests._fixtures import tiny
 from tests.heads.eagle.test_checkpoint import CONFIG, HEAD, HEADS, INNER, KV_HEADS, TEXT, WIDTH, layer, rms
 
@@ -99,7 +99,7 @@ def test_it_is_chained_with_its_own_states(tmp_path):
 
 def test_it_lies_in_the_target_s_own_folder(tmp_path):
     """The target is read without it, and the head without the rest."""
-    parts = [one.take_apart(TARGET.params) for one in param_mappings(TARGET.module.config, "llama")]
+    parts = [one.to_tensors(TARGET.params) for one in LLAMA.map_params(TARGET.module.config)]
     rest = {f"model.{name}": x for part in parts for name, x in part.items()}
     folder = write(tmp_path / "whole", rest | module())
     target = jaxspec.load(folder)

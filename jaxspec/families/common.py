@@ -1,0 +1,266 @@
+"""What several families share: settings of `config.json`, and the mappings of Llama's parameters."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxspec.families.base import ParamMapping, Shape
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.ops.rope import Rope, RopeScaling
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+
+Activation = Literal["silu", "gelu_tanh"]
+MapNorm = Callable[[tuple[str, ...], str, int], ParamMapping]
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+def read_gated_config(
+    config: Mapping[str, Any],
+    *,
+    windows: tuple[int | None, ...],
+    ropes: tuple[Rope, ...] | None = None,
+    activation: Activation | None = None,
+    eps: float = 1e-6,
+    head_dim: int | None = None,
+    tied: bool = False,
+    context_length: int = 2048,
+    **options: Any,
+) -> TransformerConfig:
+    """Reads what Llama and its descendants share: RMS norms, gated feed-forward layers, rotary embeddings.
+
+    Args:
+      config: the contents of `config.json`.
+      windows: each layer's window.
+      ropes: each layer's rotary embedding; `None` reads one for all.
+      activation: `None` reads it.
+      eps, head_dim, tied, context_length: the family's defaults of what the configuration may leave out.
+      **options: further fields of `TransformerConfig`.
+
+    Raises:
+      ValueError: a setting is missing or not supported.
+    """
+    layers, width = need(config, "num_hidden_layers"), need(config, "hidden_size")
+    heads = need(config, "num_attention_heads")
+    return TransformerConfig(
+        vocab_size=need(config, "vocab_size"),
+        num_layers=layers,
+        width=width,
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or head_dim or width // heads,
+        mlp_width=need(config, "intermediate_size"),
+        context_length=config.get("max_position_embeddings", context_length),
+        ropes=ropes or (read_rope(_rope_settings(config)),) * layers,
+        windows=windows,
+        norm_eps=config.get("rms_norm_eps", eps),
+        activation=activation or read_activation(config, "hidden_act", "silu"),
+        tied_head=config.get("tie_word_embeddings", tied),
+        **options,
+    )
+
+
+def need(config: Mapping[str, Any], key: str) -> Any:
+    """Returns a setting that the configuration must have.
+
+    Raises:
+      ValueError: it has none.
+    """
+    if config.get(key) is None:
+        raise ValueError(f"the configuration of this {config['model_type']} model lacks {key!r}")
+    return config[key]
+
+
+def read_activation(config: Mapping[str, Any], key: str, default: str) -> Activation:
+    """Returns the activation that a setting names.
+
+    Raises:
+      ValueError: it is not supported.
+    """
+    name = config.get(key) or default
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"unsupported activation {key}={name!r}; supported: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def read_windows(kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+    """Returns each layer's window, given the layers' types and the size of a window.
+
+    Raises:
+      ValueError: a type is not supported, or there is no size.
+    """
+    unknown = set(kinds) - {LOCAL, GLOBAL}
+    if unknown:
+        raise ValueError(f"unsupported layer types {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
+    if LOCAL in kinds and window is None:
+        raise ValueError("the configuration has sliding_attention layers but no 'sliding_window'")
+    return tuple(window if kind == LOCAL else None for kind in kinds)
+
+
+def read_rope(settings: Mapping[str, Any]) -> Rope:
+    """Returns the rotary embedding of these settings, in the spelling of transformers 5.
+
+    Raises:
+      ValueError: it is not supported.
+    """
+    theta = float(settings["rope_theta"])
+    if settings.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial rotary embedding (partial_rotary_factor other than 1) is not supported")
+    match settings.get("rope_type", settings.get("type", "default")):
+        case "default" | None:
+            return Rope(theta)
+        case "linear":
+            return Rope(theta, RopeScaling("linear", float(settings["factor"])))
+        case "llama3":
+            return Rope(
+                theta,
+                RopeScaling(
+                    "llama3",
+                    float(settings["factor"]),
+                    float(settings["low_freq_factor"]),
+                    float(settings["high_freq_factor"]),
+                    int(settings["original_max_position_embeddings"]),
+                ),
+            )
+        case kind:
+            raise ValueError(f"unsupported rotary embedding {kind!r}; supported: default, linear, llama3")
+
+
+def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the rotary settings in the spelling of transformers 5, from either spelling."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_theta": config.get("rope_theta", 10000.0), **settings}
+
+
+def write_llama_config(config: TransformerConfig) -> dict[str, Any]:
+    """Returns a decoder's sizes and rotary embedding as Llama's `config.json` has them.
+
+    Raises:
+      ValueError: it has no rotary embedding.
+    """
+    rope = config.ropes[0]
+    if rope is None:
+        raise ValueError(f"expected a decoder with rotary embeddings, got one with learned positions: {config}")
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_width,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": config.activation.replace("gelu_tanh", "gelu_pytorch_tanh"),
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.context_length,
+        "rope_theta": rope.theta,
+        "rope_scaling": None if rope.scaling is None else _write_scaling(rope.scaling),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_scaling(scaling: RopeScaling) -> dict[str, Any]:
+    return {
+        "rope_type": scaling.kind,
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context_length,
+    }
+
+
+def map_tensor(path: tuple[str, ...], name: str, shape: Shape) -> ParamMapping:
+    """Maps a tensor to the parameter that it is."""
+    return ParamMapping(path, ((name, shape),), identity)
+
+
+def map_norm(
+    path: tuple[str, ...], name: str, width: int, build: Callable[[np.ndarray], np.ndarray] | None = None
+) -> ParamMapping:
+    """Maps a tensor to a scale or bias of a normalization; `build=None` leaves its values as they are."""
+    return ParamMapping(path, ((name, (width,)),), build or identity, is_norm=True)
+
+
+def map_attention(
+    config: TransformerConfig, path: tuple[str, ...], name: str, norm: MapNorm, width: int
+) -> Iterator[ParamMapping]:
+    """Maps the parameters of an attention layer.
+
+    Args:
+      config: the decoder's hyperparameters.
+      path: the layer's place in the parameter tree.
+      name: what its tensors' names begin with.
+      norm: maps the scales of its normalizations, as `map_norm` does.
+      width: of what queries, keys and values are made of.
+    """
+    query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)
+    for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
+        weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
+        yield ParamMapping((*path, ours, "kernel"), weights, group, axis=1)
+        if config.qkv_bias:
+            biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
+            yield ParamMapping((*path, ours, "bias"), biases, group, axis=1)
+    if config.query_key_norm:
+        yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
+        yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
+    yield map_tensor((*path, "output", "kernel"), f"{name}.o_proj.weight", (config.width, query_rows))
+    if config.output_bias:
+        yield map_tensor((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
+
+
+def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
+    """Maps the parameters of a gated feed-forward layer at `path`, whose tensors' names begin with `name`."""
+    inner, width = config.mlp_width, config.width
+    parts = ("gate_proj", "up_proj")
+    kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
+    yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack)
+    yield map_tensor((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
+    if config.mlp_bias:
+        biases = tuple((f"{name}.{part}.bias", (inner,)) for part in parts)
+        yield ParamMapping((*path, "gate_up", "bias"), biases, _stack)
+        yield map_tensor((*path, "down", "bias"), f"{name}.down_proj.bias", (width,))
+
+
+def map_gated_params(
+    config: TransformerConfig, norms: Mapping[str, str], norm: MapNorm = map_norm
+) -> Iterator[ParamMapping]:
+    """Maps every parameter of Llama or of a descendant.
+
+    Args:
+      config: the decoder's hyperparameters.
+      norms: the normalizations of a layer: our names to the checkpoint's.
+      norm: maps one of their scales.
+    """
+    yield map_tensor(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
+    for layer in range(config.num_layers):
+        path, name = f"layer_{layer}", f"layers.{layer}"
+        for ours, theirs in norms.items():
+            yield norm((path, ours, "scale"), f"{name}.{theirs}.weight", config.width)
+        yield from map_attention(config, (path, "attention"), f"{name}.self_attn", norm, config.width)
+        yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
+    yield norm(("final_norm", "scale"), "norm.weight", config.width)
+    if not config.tied_head:
+        yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
+
+
+def identity(x: np.ndarray) -> np.ndarray:
+    """Returns a tensor as it is."""
+    return x
+
+
+def group_heads(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """Reshapes `[g*r*d, ...]` to `[g, r, d, ...]`, and puts several such parts one behind the other along `r`."""
+    return np.concatenate([part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts], axis=1)
+
+
+def _stack(*parts: np.ndarray) -> np.ndarray:
+    return np.stack(parts)

@@ -1,0 +1,82 @@
+"""What Llama and its descendants share in GGUF files: settings, names of tensors, and the rotary embedding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxspec.families.base import LazyTensor
+
+SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+TENSORS = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Divisors of the rotary frequencies, stored as a tensor; they become a setting.
+ROPE_FACTORS = "rope_freqs.weight"
+# Llama 3's cut-offs, which the file's factors were made with and do not spell out.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def read_rope_scaling(
+    settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
+) -> dict[str, Any]:
+    """Returns `rope_scaling` of a `config.json`, if the rotary embedding is scaled.
+
+    Args:
+      settings: the metadata by its keys, without the architecture in front.
+      config: what was read of `config.json` already.
+      tensors: the file's tensors by their GGUF names.
+
+    Raises:
+      ValueError: the rotary embedding is not supported.
+    """
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if settings.get("attention.value_length", head_dim) != head_dim:
+        raise ValueError("keys and values of different lengths are not supported")
+    if (rotated := settings.get("rope.dimension_count", head_dim)) != head_dim:
+        raise ValueError(f"partial rotary embedding ({rotated} of {head_dim} dimensions) is not supported")
+    kind, factor = settings.get("rope.scaling.type", "none"), settings.get("rope.scaling.factor")
+    if kind not in ("none", "linear"):
+        raise ValueError(f"unsupported rotary scaling {kind!r}; supported: none, linear")
+    if ROPE_FACTORS in tensors:
+        factors = np.asarray(tensors[ROPE_FACTORS].read(), np.float32)
+        return {"rope_scaling": _read_llama3_scaling(factors, settings.get("rope.freq_base", 10000.0), head_dim)}
+    if kind == "linear" and factor:
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    return {}
+
+
+def _read_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
+    """Returns the Llama 3 scaling that divides the frequencies by these factors."""
+    factor = float(factors.max())
+    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    rotations = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    span = _LLAMA3["high_freq_factor"] - _LLAMA3["low_freq_factor"]
+    unscaled = np.clip((rotations - _LLAMA3["low_freq_factor"]) / span, 0, 1)
+    expected = 1 / (unscaled + (1 - unscaled) / factor)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise ValueError(f"{ROPE_FACTORS} holds other factors than those of Llama 3, the only supported ones")
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
