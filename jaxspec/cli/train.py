@@ -16,7 +16,7 @@ from jaxspec.heads.eagle.training import EagleRecipe
 from jaxspec.heads.medusa.training import MedusaRecipe
 from jaxspec.heads.tandem.training import TandemRecipe
 from jaxspec.training.distill import DistillRecipe
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 
 # Every kind of drafter that can be trained.
 RECIPES = {

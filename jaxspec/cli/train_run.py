@@ -20,10 +20,10 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import Batch
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, prompts_of
+from jaxspec.training.files import MANIFEST
 from jaxspec.training.loop import row_devices, train
-from jaxspec.training.manifest import MANIFEST
-from jaxspec.training.options import TrainingOptions
 from jaxspec.training.recipe import Recipe
+from jaxspec.training.state import TrainingOptions
 
 
 @dataclasses.dataclass(frozen=True)

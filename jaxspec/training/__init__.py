@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from jaxspec.training.evaluate import evaluate as evaluate
     from jaxspec.training.loop import Trained as Trained
     from jaxspec.training.loop import train as train
-    from jaxspec.training.options import TrainingOptions as TrainingOptions
     from jaxspec.training.recipe import Features as Features
     from jaxspec.training.recipe import Recipe as Recipe
+    from jaxspec.training.state import TrainingOptions as TrainingOptions
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "evaluate": ("Prompts", "evaluate"),
         "loop": ("Trained", "train"),
-        "options": ("TrainingOptions",),
+        "state": ("TrainingOptions",),
         "recipe": ("Features", "Recipe"),
     },
 )

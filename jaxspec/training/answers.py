@@ -1,19 +1,22 @@
-"""The target's answers to conversations, as token sequences that say which tokens it wrote.
+"""Answers that a model writes: the target to conversations, and a draft to go on from them (on-policy data).
 
-Conversations of similar length are decoded together. A row's draws depend on the seed, the
-conversation's index and the position alone, so which others it is decoded with makes no difference.
+Conversations of similar length are decoded together. What a row draws depends on the seed, the conversation's index
+and the position alone, so which others it is decoded with makes no difference.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Sampling
 from jaxspec.decoding.generate import generate
+from jaxspec.training.batching import Batch
 from jaxspec.training.prompts import Conversation
 
 _NARROWEST = 64
@@ -21,13 +24,13 @@ _NARROWEST = 64
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """How the target answers.
+    """Options of how the target answers.
 
     Attributes:
       max_new_tokens: the most tokens of one answer; 0 asks for none and keeps each first prompt alone, to be
         learned from as a whole text.
       temperature: 0 is greedy decoding.
-      seed: of the draws, in [0, 2^32).
+      seed: of sampling, in [0, 2^32).
       batch: rows that are decoded together.
       max_length: tokens that a whole conversation may have; a turn that may exceed it is left out, and so are
         those after it.
@@ -40,7 +43,11 @@ class AnswerOptions:
     max_length: int = 1024
 
     def check(self, target: Model) -> None:
-        """Raises `ValueError` for numbers out of range."""
+        """Checks the numbers against each other and the target.
+
+        Raises:
+          ValueError: one is out of range.
+        """
         for name, least in (("max_new_tokens", 0), ("batch", 1), ("max_length", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -65,7 +72,7 @@ class Dialogue:
     """A conversation in the making.
 
     Attributes:
-      index: its place in the prompt files, of which its draws are made.
+      index: its place in the prompt files, from which its keys are made.
       conversation: what is given.
       tokens: the text so far.
       written: for each token, whether it is a part of an answer.
@@ -81,7 +88,7 @@ class Dialogue:
     ended: bool = False
 
     def messages(self, turns: int) -> list[dict[str, str]]:
-        """The first `turns` turns and the answers so far, as the chat template takes them."""
+        """Returns the first `turns` turns and the answers so far, as the chat template takes them."""
         system = self.conversation.system
         messages = [] if system is None else [{"role": "system", "content": system}]
         for turn in range(turns):
@@ -114,7 +121,7 @@ def answer_all(
     Args:
       target: the model that answers.
       tokenizer: its tokenizer, with a chat template.
-      conversations: each with its index, of which its draws are made.
+      conversations: each with its index, from which its keys are made.
       options: how.
       report: called with the number of answers and of their tokens after each batch.
 
@@ -160,13 +167,13 @@ def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], opti
     turn = len(dialogue.answers)
     text = dialogue.conversation.answers[turn]
     messages = [*dialogue.messages(turn + 1), {"role": "assistant", "content": text}]
-    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    if whole[: len(prompt)] != prompt:
+    text_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    if text_ids[: len(prompt)] != prompt:
         raise ValueError(
             "the chat template does not put an answer behind the prompt for it, so answers that are given "
             "cannot be found in it; leave out answers, so that the target writes them"
         )
-    answer = whole[len(prompt) :]
+    answer = text_ids[len(prompt) :]
     end = next((place for place, token in enumerate(answer) if token in tokenizer.eos_token_ids), len(answer) - 1)
     if len(prompt) + end + 1 > options.max_length:
         dialogue.ended = True
@@ -175,7 +182,7 @@ def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], opti
 
 
 def _batches(waiting: list[tuple[Dialogue, list[int]]], batch: int) -> Iterator[list[tuple[Dialogue, list[int]]]]:
-    """Rows of similar length, shortest first."""
+    """Groups rows of similar length, shortest first."""
     ordered = sorted(waiting, key=lambda row: (len(row[1]), row[0].index))
     return (ordered[start : start + batch] for start in range(0, len(ordered), batch))
 
@@ -183,7 +190,7 @@ def _batches(waiting: list[tuple[Dialogue, list[int]]], batch: int) -> Iterator[
 def _generate(
     target: Model, tokenizer: Tokenizer, rows: list[tuple[Dialogue, list[int]]], options: AnswerOptions
 ) -> list[list[int]]:
-    """New tokens of each row, the stop token included.
+    """Decodes the new tokens of each row, the stop token included.
 
     The arrays have `options.batch` rows and one of few widths, so that few programs are compiled. A row that
     fills up the batch has a budget of no token.
@@ -211,11 +218,12 @@ def _generate(
 
 
 def conversation_keys(seed: int, indices: np.ndarray) -> jax.Array:
-    """One key a conversation. Its turns share it: draws are made of the position too."""
+    """Returns one key a conversation. Its turns share it: sampling folds the position in too."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed, impl="threefry2x32"), indices)
 
 
 def _width(length: int) -> int:
+    """Returns the least of few widths that holds `length` tokens."""
     width = _NARROWEST
     while width < length:
         width *= 2
@@ -223,6 +231,47 @@ def _width(length: int) -> int:
 
 
 def _common(first: list[int], second: list[int]) -> int:
-    """How many tokens both begin with."""
+    """Returns how many tokens both begin with."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> Batch:
+    """Lets the draft go on from each conversation's first answer, at temperature 1, to learn where it goes wrong.
+
+    It writes at most as much as stood there. Rows without an answer, or with nothing before it, stay as they are.
+
+    Args:
+      draft: the model that writes.
+      batch: conversations.
+      key: of the draws.
+      ends: tokens that end an answer.
+
+    Returns:
+      The batch with its answers replaced.
+
+    References:
+      DistillSpec (Zhou et al. 2310.08461), section 3; GKD (Agarwal et al. 2306.13649).
+    """
+    tokens, length, answer = (np.asarray(x) for x in (batch.tokens, batch.length, batch.answer))
+    first = np.argmax(answer, axis=1)
+    budget = np.where(first > 0, length - first, 0).astype(np.int32)
+    result = generate(
+        draft,
+        None,
+        jnp.asarray(tokens),
+        prompt_length=jnp.asarray(np.maximum(first, 1), jnp.int32),
+        key=key,
+        sampling=Sampling(temperature=1.0),
+        max_new_tokens=jnp.asarray(budget),
+        stop_tokens=ends,
+        capacity=2 * tokens.shape[1],
+    )
+    written, count = np.asarray(result.tokens), np.asarray(result.length)
+    place = np.arange(tokens.shape[1])[None] - first[:, None]
+    fresh = (place >= 0) & (place < count[:, None])
+    kept = np.where((budget == 0)[:, None], answer, fresh)
+    moved = np.take_along_axis(written, np.clip(place, 0, written.shape[1] - 1), axis=1)
+    length = np.where(budget == 0, length, first + count).astype(np.int32)
+    text = np.where(fresh, moved, np.where(np.arange(tokens.shape[1])[None] < length[:, None], tokens, 0))
+    return Batch(jnp.asarray(text, jnp.int32), jnp.asarray(length), jnp.asarray(kept))

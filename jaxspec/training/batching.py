@@ -1,8 +1,9 @@
-"""What one step of training reads."""
+"""Batches: what one step of training reads, and their order over all epochs."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,12 +31,38 @@ class Batch:
 
 
 def at_places(x: Shaped[Array, "b t *d"], places: Int[Array, "b a"]) -> Shaped[Array, "b a *d"]:
-    """What each row has at its places, all of which it must have.
+    """Takes what each row has at its places, all of which must exist.
 
-    A promise, because to check it takes a pass over what is taken, such as whole distributions.
+    Unchecked, because a check takes one more pass over the result, such as distributions over the vocabulary.
+
+    Args:
+      x: values by row and place.
+      places: the places to take.
     """
     index = places.reshape(*places.shape, *(1,) * (x.ndim - 2))
     return jnp.take_along_axis(x, index, axis=1, mode="promise_in_bounds")
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """An endless row of batches."""
+
+    def batch(self, step: int) -> Batch:
+        """Returns the batch at a place; the same one whenever it is asked for."""
+        ...
+
+
+@runtime_checkable
+class Data(Protocol):
+    """Data to train on, such as a `jaxspec.training.dataset.Dataset`."""
+
+    def token_counts(self) -> np.ndarray:
+        """Returns `int64[v]`, how often each token stands in the answers."""
+        ...
+
+    def batches(self, *, batch_tokens: int, seed: int, devices: int) -> Schedule:
+        """Returns batches of about so many tokens, padding included, whose rows are a multiple of `devices`."""
+        ...
 
 
 WIDTHS = (128, 256, 512, 1024)
@@ -43,8 +70,8 @@ _SHUFFLE, _ORDER = 0, 1
 
 
 def widths_for(longest: int) -> tuple[int, ...]:
-    """`WIDTHS`, and as many doubled ones behind them as a sequence of that length needs."""
-    widths = list(WIDTHS)
+    """Returns `WIDTHS`, and as many doubled ones after them as a sequence of that length needs."""
+    widths: list[int] = list(WIDTHS)
     while widths[-1] < longest:
         widths.append(2 * widths[-1])
     return tuple(widths)
@@ -103,7 +130,7 @@ class BatchSchedule:
         return [(self._rows[place], self._widths[place]) for place in sorted({place for place, _ in self._slots})]
 
     def indices(self, step: int) -> list[int]:
-        """The sequences of a batch, in the order of its rows; empty rows are none of them.
+        """Returns the sequences of a batch, in the order of its rows; empty rows are none of them.
 
         Raises:
           ValueError: the step is negative.
@@ -113,35 +140,37 @@ class BatchSchedule:
         return shuffled[place][number * self._rows[place] : (number + 1) * self._rows[place]].tolist()
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 through all epochs, as NumPy arrays.
+        """Returns the batch of a step, counted from 0 through all epochs.
 
         Raises:
           ValueError: the step is negative.
         """
         place, _ = self._slot(step)
         rows, width = self._rows[place], self._widths[place]
-        batch = Batch(np.zeros((rows, width), np.int32), np.zeros(rows, np.int32), np.zeros((rows, width), np.bool_))
+        tokens, answer = np.zeros((rows, width), np.int32), np.zeros((rows, width), np.bool_)
+        length = np.zeros(rows, np.int32)
         for row, index in enumerate(self.indices(step)):
-            tokens, answer = self._read(index)
-            batch.tokens[row, : len(tokens)] = tokens
-            batch.answer[row, : len(tokens)] = answer
-            batch.length[row] = len(tokens)
-        return batch
+            text, learn = self._read(index)
+            length[row] = len(text)
+            tokens[row, : len(text)], answer[row, : len(text)] = text, learn
+        return Batch(jnp.asarray(tokens), jnp.asarray(length), jnp.asarray(answer))
 
     def _slot(self, step: int) -> tuple[int, int]:
+        """Returns the place of a batch's width, and its number within that width."""
         if step < 0:
             raise ValueError(f"step must be at least 0, got {step}")
         epoch, within = divmod(step, self.steps_per_epoch)
         return self._slots[self._epoch(epoch)[1][within]]
 
     def _lay_out(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """The shuffled members of each width, and the order of the batches."""
+        """Shuffles the members of each width, and the order of the batches."""
         rng = np.random.default_rng([self._seed, epoch, _SHUFFLE])
         shuffled = [rng.permutation(members) for members in self._members]
         return shuffled, np.random.default_rng([self._seed, epoch, _ORDER]).permutation(len(self._slots))
 
 
 def _check(lengths: np.ndarray, batch_tokens: int, seed: int, devices: int, widths: tuple[int, ...]) -> None:
+    """Raises `ValueError` unless the arguments of a `BatchSchedule` fit."""
     if not widths or min(widths) < 1 or list(widths) != sorted(set(widths)):
         raise ValueError(f"widths must be ascending and at least 1, got {widths}")
     if devices < 1:

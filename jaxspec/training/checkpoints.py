@@ -1,16 +1,27 @@
-"""Checkpoints of a run, by orbax: whole or not there at all, whenever the process dies."""
+"""Checkpoints of a run, by orbax, and what makes two runs the same, so that one may go on from the other's.
 
+A checkpoint is complete or not there at all, whenever the process dies.
+"""
+
+import dataclasses
+import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxspec.training.files import differences, read_json, write_text
 from jaxspec.training.state import TrainState, join
+
+_RUN = "run.json"
 
 
 class Checkpoints:
-    """The last few of a run, in one folder. Nothing else may write there."""
+    """The last few checkpoints of a run, in one folder. Nothing else may write there."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int):
         """Opens the folder, and makes it if need be."""
@@ -24,7 +35,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._manager.close()
 
     @property
@@ -63,5 +74,42 @@ class Checkpoints:
 
 
 def _with_size(state: TrainState) -> TrainState:
-    """The same state with `None` for arrays of no size, which orbax does not take."""
+    """Returns the state with `None` for arrays of no size, which orbax does not take."""
     return jax.tree.map(lambda x: x if x.size else None, state)
+
+
+def check_same_run(folder: Path, run: dict[str, Any]) -> None:
+    """Writes down what a run is, or compares it with what the folder's own run was.
+
+    Raises:
+      ValueError: the folder holds another run; says in what they differ.
+    """
+    path, run = folder / _RUN, json.loads(json.dumps(run))
+    if not path.exists():
+        write_text(path, json.dumps(run, indent=2) + "\n")
+    elif told := differences(read_json(path), run):
+        raise ValueError(f"{folder} holds another run: {told}. Pass the same, or another --out")
+
+
+def described(value: Any) -> Any:
+    """Returns plain values for JSON: of dataclasses the class and fields, of arrays a digest, else the class."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: described(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__} | fields
+    if isinstance(value, Mapping):
+        return {str(key): described(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [described(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return digest(value)
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def digest(*trees: Any) -> str:
+    """Hashes arrays, their dtypes and shapes to sixteen hexadecimal digits."""
+    hashed = hashlib.sha256()
+    for array in map(np.asarray, jax.tree.leaves(trees)):
+        hashed.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return hashed.hexdigest()[:16]

@@ -15,19 +15,18 @@ from tqdm import tqdm
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
-from jaxspec.training.decontamination import TURNS_FILE, Exclusion, hash_lines, normalize
-from jaxspec.training.files import alone
-from jaxspec.training.manifest import (
+from jaxspec.training.files import (
     VERSION,
     Sequences,
     check_same_making,
+    exclusive,
     read_manifest,
     sha256,
     weights_digest,
     write_bytes,
     write_manifest,
 )
-from jaxspec.training.prompts import Conversation, read_prompts
+from jaxspec.training.prompts import TURNS_FILE, Conversation, Exclusion, hash_lines, normalize, read_prompts
 
 _TOO_LONG, _CUT = "longer than max_length", "turns cut at max_length"
 
@@ -86,7 +85,7 @@ def make_data(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     groups = [chosen[start : start + shard] for start in range(0, len(chosen), shard)]
-    with alone(folder):
+    with exclusive(folder):
         manifest = _begin(folder, making, chosen, left_out)
         _answer_shards(target, tokenizer, folder, manifest, groups, options, left_out)
     return manifest

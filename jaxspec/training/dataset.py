@@ -5,12 +5,12 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from jaxspec.training.batching import BatchSchedule, widths_for
-from jaxspec.training.manifest import Sequences, read_manifest, sha256
+from jaxspec.training.files import Sequences, read_manifest, sha256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,14 +82,14 @@ class Dataset:
         return np.diff(self.sequences.offsets)[self.chosen]
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a sequence, int32, and which to learn: those of answers, unless `whole_texts` says all."""
+        """Returns the tokens of a sequence, int32, and which to learn: those of answers, or all if `whole_texts`."""
         place = self.chosen[index]
         start, end = self.sequences.offsets[place : place + 2]
         learn = np.arange(end - start) > 0 if self.whole_texts else self.sequences.answer[start:end]
         return self.sequences.tokens[start:end].astype(np.int32), learn
 
     def place(self, index: int) -> tuple[str, int, int]:
-        """Where a sequence stands: the sha256 of its shard, its number in that, and its first token's."""
+        """Locates a sequence: the sha256 of its shard, its number in that, and its first token's."""
         sequences, tokens = (np.cumsum([0, *(shard[i] for shard in self.shards)]) for i in (1, 2))
         place = self.chosen[index]
         shard = int(np.searchsorted(sequences, place, side="right")) - 1
@@ -97,11 +97,11 @@ class Dataset:
         return self.shards[shard][0], int(place - sequences[shard]), int(start)
 
     def sizes(self, shard: str) -> tuple[int, int]:
-        """Sequences and tokens of the shard with this sha256."""
+        """Returns the numbers of sequences and tokens of the shard with this sha256."""
         return next((sequences, tokens) for known, sequences, tokens in self.shards if known == shard)
 
     def texts(self, shard: str) -> list[np.ndarray]:
-        """The tokens of all of a shard's sequences, int32, whether they are in this set or not."""
+        """Returns the tokens of all of a shard's sequences, int32, whether they are in this set or not."""
         number = next(number for number, (known, _, _) in enumerate(self.shards) if known == shard)
         first = sum(sequences for _, sequences, _ in self.shards[:number])
         offsets = self.sequences.offsets[first : first + self.shards[number][1] + 1]
@@ -109,15 +109,15 @@ class Dataset:
         return [text.astype(np.int32) for text in texts]
 
     def category(self, index: int) -> str:
-        """The kind of question of a sequence."""
+        """Returns the kind of question of a sequence."""
         return self.categories[self.sequences.category[self.chosen[index]]]
 
     def counts(self) -> dict[str, int]:
-        """Sequences of each category."""
+        """Counts the sequences of each category."""
         return dict(sorted(collections.Counter(self.category(index) for index in range(len(self))).items()))
 
     def token_counts(self) -> np.ndarray:
-        """`[v]` int64: how often each token stands in an answer; of whole texts without any, in the texts."""
+        """Counts how often each token stands in an answer, `[v]` int64; with `whole_texts` and no answers, in the texts."""
         part = np.zeros(len(self.sequences.category), np.bool_)
         part[self.chosen] = True
         texts = np.repeat(part, np.diff(self.sequences.offsets))
@@ -150,7 +150,13 @@ class Dataset:
     def batches(
         self, *, batch_tokens: int, seed: int = 0, devices: int = 1, widths: Sequence[int] | None = None
     ) -> BatchSchedule:
-        """The batches to train with; `BatchSchedule` describes the arguments. `widths=None` takes sequences of any length.
+        """Lays out the batches to train with, of sequences of any length if `widths` is `None`.
+
+        Args:
+          batch_tokens: tokens a batch, padding included.
+          seed: of the shuffles, at least 0.
+          devices: rows are a multiple of it.
+          widths: ascending; a sequence is padded to the least width that holds it.
 
         Raises:
           ValueError: for arguments that do not fit.
@@ -161,10 +167,12 @@ class Dataset:
         )
 
     def _only(self, mask: np.ndarray) -> "Dataset":
+        """Returns the sequences of a mask."""
         return dataclasses.replace(self, chosen=self.chosen[mask])
 
 
-def _manifest(folder: Path, unfinished: bool) -> dict:
+def _manifest(folder: Path, unfinished: bool) -> dict[str, Any]:
+    """Reads the manifest of a set that can be used."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise ValueError(f"{folder} holds no training set; pass a folder that `jaxspec data` wrote")
@@ -174,6 +182,7 @@ def _manifest(folder: Path, unfinished: bool) -> dict:
 
 
 def _shard(path: Path, digest: str, category_names: list[int]) -> Sequences:
+    """Reads a shard and checks its hash."""
     data = path.read_bytes()
     if sha256(data) != digest:
         raise ValueError(f"{path} is damaged: its sha256 is not the manifest's; run `jaxspec data` again to remake it")
@@ -182,6 +191,7 @@ def _shard(path: Path, digest: str, category_names: list[int]) -> Sequences:
 
 
 def _join(parts: list[Sequences]) -> Sequences:
+    """Concatenates sequences."""
     joined = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("tokens", "answer", "category", "conversation")

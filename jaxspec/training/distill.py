@@ -33,9 +33,9 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope
+from jaxspec.training.answers import rewritten
 from jaxspec.training.batching import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance
-from jaxspec.training.on_policy import rewritten
 from jaxspec.training.recipe import Recipe, option
 
 _CHUNK = 512

@@ -1,10 +1,12 @@
-"""The true mean acceptance length: the real loop, on conversations that were not trained on."""
+"""Measures the true mean acceptance length: the real loop, on conversations that were not trained on."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Int
 
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy, Sampling
@@ -14,12 +16,19 @@ from jaxspec.drafters.base import Drafter
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """What acceptance is measured on.
+    """Prompts to measure acceptance on.
 
     Attributes:
       rows: the token ids of each prompt.
       max_new_tokens: tokens to decode after each.
       batch: prompts to decode at once.
+
+    Raises:
+      ValueError: there is no prompt, one is empty, or a number is out of range.
+
+    Example:
+      >>> jaxspec.training.Prompts(((5, 6, 7), (9, 8)), max_new_tokens=16).batch
+      16
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -36,7 +45,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the loop did.
+    """Counts of a run of the loop.
 
     Attributes:
       mean_acceptance_length: emitted tokens a round, over all rows.
@@ -52,7 +61,12 @@ class Measured:
 
 
 def prompts_of(tokens: np.ndarray, answer: np.ndarray) -> tuple[int, ...]:
-    """A conversation up to its first answer, all of it if it has none; empty if there is nothing before the answer."""
+    """Cuts a conversation before its first answer; returns all of it if it has none.
+
+    Args:
+      tokens: `[n]` token ids.
+      answer: `[n]`, which of them are a part of an answer.
+    """
     starts = np.flatnonzero(answer)
     return tuple(int(token) for token in tokens[: starts[0] if len(starts) else None])
 
@@ -61,19 +75,26 @@ def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0
     """Decodes every prompt greedily and at temperature 1.
 
     Args:
-      target: whose distribution is kept.
-      drafter: what guesses.
+      target: the model to decode from.
+      drafter: what drafts.
       prompts: what to continue.
-      seed: of the draws at temperature 1.
+      seed: of sampling at temperature 1.
 
     Returns:
-      By "greedy" and "sampled".
+      The counts by "greedy" and "sampled".
+
+    Example:
+      >>> prompts = jaxspec.training.Prompts(((5, 6, 7), (9, 8)), max_new_tokens=8)
+      >>> found = jaxspec.training.evaluate(target, jaxspec.NGramDrafter(k=2), prompts)
+      >>> found["greedy"].tokens
+      16
     """
     policies = {"greedy": Greedy(), "sampled": Sampling(temperature=1.0)}
     return {name: _measure(target, drafter, prompts, policy, seed) for name, policy in policies.items()}
 
 
-def _measure(target, drafter: Drafter, prompts: Prompts, policy: Policy, seed: int) -> Measured:
+def _measure(target: Model, drafter: Drafter, prompts: Prompts, policy: Policy, seed: int) -> Measured:
+    """Decodes every prompt with one policy."""
     # Rows of similar width stand together: each batch is padded to its widest.
     rows = sorted(prompts.rows, key=len)
     keys = jax.random.split(jax.random.key(seed), len(rows))
@@ -103,7 +124,8 @@ def _measure(target, drafter: Drafter, prompts: Prompts, policy: Policy, seed: i
     return Measured(emitted / max(rounds, 1), tuple((accepted / max(rounds, 1)).tolist()), rounds, emitted)
 
 
-def _padded(rows: list[tuple[int, ...]]) -> tuple[jax.Array, jax.Array]:
+def _padded(rows: list[tuple[int, ...]]) -> tuple[Int[Array, "b t"], Int[Array, "b"]]:
+    """Pads prompts on the right; returns their lengths too."""
     length = np.array([len(row) for row in rows], np.int32)
     tokens = np.zeros((len(rows), length.max()), np.int32)
     for place, row in enumerate(rows):

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import widths_for
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.manifest import weights_digest
+from jaxspec.training.files import weights_digest
 from jaxspec.training.recipe import Features
 
 # Sequences of a training set's shard share two files for each layer.

@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,40 +23,15 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.placement import Placement, to_host
 from jaxspec.sharding.rules import Rules, as_tuple, pieces
-from jaxspec.training.batching import Batch
-from jaxspec.training.checkpoints import Checkpoints
-from jaxspec.training.curve import Curve, Window
+from jaxspec.training.batching import Batch, BatchSchedule, Data, Schedule
+from jaxspec.training.checkpoints import Checkpoints, check_same_run, described, digest
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.features import KeptStates
-from jaxspec.training.files import alone
-from jaxspec.training.gradients import gradients, rounded
-from jaxspec.training.identity import check_same_run, described, digest
-from jaxspec.training.manifest import weights_digest
-from jaxspec.training.options import TrainingOptions
-from jaxspec.training.progress import Progress
+from jaxspec.training.files import exclusive, weights_digest
 from jaxspec.training.recipe import Recipe
-from jaxspec.training.report import plot, write_report
-from jaxspec.training.state import TrainState, add, laid_out, learning_rate, update
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """An endless row of batches."""
-
-    def batch(self, step: int) -> Batch:
-        """The batch at a place; the same one whenever it is asked for."""
-
-
-@runtime_checkable
-class Data(Protocol):
-    """What is trained on, such as a `jaxspec.training.Dataset`."""
-
-    def token_counts(self) -> np.ndarray:
-        """`int64[v]`, how often each token stands in the answers."""
-
-    def batches(self, *, batch_tokens: int, seed: int, devices: int) -> Schedule:
-        """Batches of about so many tokens, padding included, whose rows are a multiple of `devices`."""
+from jaxspec.training.report import Curve, Progress, Window, plot, write_report
+from jaxspec.training.state import TrainingOptions, TrainState, add, gradients, laid_out, learning_rate, rounded, update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +42,10 @@ class Trained:
       params: the recipe's parameters.
       folder: the trained drafter's, or the trained model's.
       curve: the lines of `metrics.jsonl`.
+
+    Example:
+      >>> jaxspec.training.Trained(params={}, folder=folder / "head", curve=[]).folder.name
+      'head'
     """
 
     params: Any
@@ -117,11 +96,16 @@ def train(
         the recipe reads, the data hold no answers, JAX runs in several processes, states are to be kept of a mesh
         or of a target that is trained itself, or another process trains in `out`.
       FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
+
+    Example:
+      >>> from jaxspec.heads.medusa import MedusaRecipe
+      >>> options = jaxspec.training.TrainingOptions(steps=10)
+      >>> trained = jaxspec.training.train(
+      ...     MedusaRecipe.of(target), target, data, options, folder / "run")  # doctest: +SKIP
     """
     _check_target(target)
     _check_capture(recipe, target)
-    if states is not None:
-        _check_states(recipe, data, mesh)
+    texts = None if states is None else _check_states(recipe, data, mesh)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     if mesh is not None:
@@ -130,7 +114,7 @@ def train(
     if not counts.any():
         raise ValueError(
             "the data hold no answers to learn; make them with `jaxspec data --max-new-tokens 128`, or learn prompts "
-            "too, with `--to_host-texts` or dataclasses.replace(data, whole_texts=True)"
+            "too, with `--whole-texts` or dataclasses.replace(data, whole_texts=True)"
         )
     devices = row_devices(placement)
     batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
@@ -143,11 +127,11 @@ def train(
         "devices": devices,
         "states": "read in bfloat16" if states is not None else "computed",
     }
-    with alone(out):
+    with exclusive(out):
         # The kind of key that a user configures must not change what is learned.
         key = jax.random.key(options.seed, impl="threefry2x32")
         first = TrainState.initial(recipe.init(key, target, counts), options)
-        kept = None if states is None else KeptStates(Path(states), target, data)
+        kept = None if states is None or texts is None else KeptStates(Path(states), target, texts)
         # Only now: what cannot begin does not claim the folder.
         check_same_run(out, run)
         task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
@@ -165,6 +149,8 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
+    """A run: its parts that do not change."""
+
     recipe: Recipe
     target: LanguageModel
     token_counts: np.ndarray
@@ -176,7 +162,7 @@ class _Task:
     kept: KeptStates | None
 
     def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update, and what it reported."""
+        """Makes one update; returns what it reported too."""
         sums, params = None, self.recipe.at(state.params, step, self.options.steps)
         for index in range(step * self.options.accumulation, (step + 1) * self.options.accumulation):
             prepare_key, loss_key = jax.random.split(jax.random.fold_in(self.key, index))
@@ -184,14 +170,17 @@ class _Task:
             prepared = self.recipe.prepare(params, self.target, batch, prepare_key)
             features = None
             if self.kept is not None and prepared is batch:
+                assert isinstance(self.batches, BatchSchedule)  # a `Dataset`'s
                 features = self.kept.features(self.recipe.capture, self.batches.indices(index), batch.tokens.shape)
             batch = self.placement.rows(prepared)
             fresh = gradients(self.recipe, params, self.target, batch, loss_key, features)
             sums = fresh if sums is None else add(sums, fresh)
+        assert sums is not None  # `accumulation` is at least 1
         return update(state, sums, self.options)
 
     def measure(self, params: Any) -> dict[str, Any]:
-        """The true acceptance, for the curve."""
+        """Measures the true acceptance, for the curve."""
+        assert self.validation is not None  # `measures_after` says so
         params = rounded(to_host(params), self.target)
         target = self.recipe.target(params, self.target)
         drafter = self.recipe.drafter(params, target, self.token_counts)
@@ -199,17 +188,21 @@ class _Task:
         return described(measured)
 
     def measures_after(self, step: int) -> bool:
+        """Returns whether the true acceptance is measured after so many updates."""
         every = self.options.evaluate_every
         due = step == self.options.steps or (every is not None and step % every == 0)
         return due and self.validation is not None
 
     def saves_after(self, step: int) -> bool:
+        """Returns whether a checkpoint is written after so many updates."""
         return step % self.options.checkpoint_every == 0 or step == self.options.steps
 
 
-def _run(task: _Task, state: TrainState, checkpoints: Checkpoints, out: Path, *, quiet: bool):
-    """All updates that are left; then the last state, the curve, and what it all took."""
-    spent = {"tokens": 0, "answer_tokens": 0, "seconds": 0.0}
+def _run(
+    task: _Task, state: TrainState, checkpoints: Checkpoints, out: Path, *, quiet: bool
+) -> tuple[TrainState, Curve, dict[str, Any]]:
+    """Makes all updates that are left; returns the last state, the curve, and what it all took."""
+    spent: dict[str, Any] = {"tokens": 0, "answer_tokens": 0, "seconds": 0.0}
     if checkpoints.latest is not None:
         state, spent = checkpoints.restore(state)
     first, before = int(state.step), spent["seconds"]
@@ -225,7 +218,7 @@ def _run(task: _Task, state: TrainState, checkpoints: Checkpoints, out: Path, *,
                 progress.tell(means, read["tokens"])
                 spent = {name: spent[name] + count for name, count in read.items()}
                 spent["seconds"] = round(before + progress.seconds, 3)
-                line = {"step": step} | means | {"learning_rate": float(rate(step - 1))} | spent
+                line = {"step": step} | means | {"learning_rate": float(np.asarray(rate(step - 1)))} | spent
                 if measures:
                     with progress.pause():
                         line["measured"] = task.measure(state.params)
@@ -238,12 +231,13 @@ def _run(task: _Task, state: TrainState, checkpoints: Checkpoints, out: Path, *,
 
 
 def _measured(line: dict[str, Any]) -> str:
+    """Says what was measured at a line of the curve."""
     lengths = (f"{one['mean_acceptance_length']:.3f} {kind}" for kind, one in line["measured"].items())
     return f"step {line['step']}: mean acceptance length {', '.join(lengths)}"
 
 
 def _put(folder: Path, write: Callable[[Path], Any]) -> None:
-    """Puts a drafter's folder there whole, in place of one that was there before; none if nothing is written."""
+    """Writes a drafter's folder and then puts it in the place of an older one; does nothing if nothing is written."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     write(partial)
@@ -253,7 +247,7 @@ def _put(folder: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], folder: Path) -> None:
-    """What the drafter is to know of itself; one that cannot be measured stays as it is, with a warning."""
+    """Adds what the drafter needs to know of itself; one that cannot be measured stays as it is, with a warning."""
     batches = (jax.tree.map(jnp.asarray, batch) for batch in aside)
     try:
         _put(folder, lambda path: recipe.measured(folder, target, batches, path))
@@ -261,7 +255,8 @@ def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], fold
         warnings.warn(f"{folder} says nothing of how good its guesses are: {error}", stacklevel=3)
 
 
-def _check_states(recipe: Recipe, data: Data, mesh: Mesh | None) -> None:
+def _check_states(recipe: Recipe, data: Data, mesh: Mesh | None) -> Dataset:
+    """Returns the data if the target's states can be kept of them; raises `ValueError` or `TypeError` else."""
     if not recipe.frozen:
         raise ValueError(
             f"states are kept of a target that stays as it is, but {type(recipe).__name__} trains it; leave out the "
@@ -271,20 +266,23 @@ def _check_states(recipe: Recipe, data: Data, mesh: Mesh | None) -> None:
         raise ValueError("states are kept on one device; leave out the mesh, or the folder for states")
     if not isinstance(data, Dataset):
         raise TypeError(f"states are kept of a jaxspec.training.Dataset, got {type(data).__name__}; leave out states")
+    return data
 
 
 def row_devices(placement: Any) -> int:
-    """How many devices the rows of a batch are split over."""
+    """Returns how many devices the rows of a batch are split over."""
     return pieces(placement.mesh, as_tuple(placement.rules.batch)) if isinstance(placement, Placement) else 1
 
 
 def _check_capture(recipe: Recipe, target: LanguageModel) -> None:
+    """Raises `ValueError` unless the target has the layers that the recipe reads."""
     layers = target.module.config.num_layers
     if not all(0 <= layer <= layers for layer in recipe.capture):
         raise ValueError(f"capture must be of layers from 0 to {layers} for this target, got {recipe.capture}")
 
 
 def _check_target(target: Any) -> None:
+    """Raises `TypeError` or `ValueError` unless drafters can be trained for this target."""
     if not isinstance(target, LanguageModel):
         raise TypeError(
             f"training looks into a LanguageModel's layers, got {type(target).__name__}; jaxspec.load makes one"

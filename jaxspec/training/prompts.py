@@ -1,19 +1,31 @@
-"""Prompt files: what users say, one conversation a line."""
+"""Prompt files, one conversation a line, and keeping evaluation questions out of training data.
+
+Texts are compared after normalization: Unicode's NFKC, lower case, and each run of white space as one space. Turns
+are compared by hash, so that a list of hashes can be kept beside a trained model and shows nothing of the questions;
+longer overlaps by runs of 13 words (the n-gram overlap of Brown et al. 2005.14165, appendix C).
+"""
 
 import dataclasses
+import gzip
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 UNSTATED = "unstated"
+TURNS_FILE = "prompts.sha256.gz"
+RUN = 13
 _FORMS = ("prompt", "turns", "messages")
+_WORD = re.compile(r"\w+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """What the user says in each turn, and the answers that are given and not generated.
+    """A conversation: what the user says in each turn, and the answers that are given and not generated.
 
     Attributes:
       turns: the user's messages, one at least.
@@ -35,7 +47,7 @@ class Conversation:
     references: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def texts(self) -> tuple[str, ...]:
-        """All that is given: the system message, the turns and the answers."""
+        """Returns all that is given: the system message, the turns and the answers."""
         return (*(() if self.system is None else (self.system,)), *self.turns, *self.answers)
 
 
@@ -62,6 +74,7 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
 
 
 def _read(path: Path) -> Iterator[Conversation]:
+    """Reads one file; errors name its line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -73,6 +86,7 @@ def _read(path: Path) -> Iterator[Conversation]:
 
 
 def _parse(fields: Any) -> Conversation:
+    """Reads one line's object."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"expected an object such as {_example()}, got {_kind(fields)}")
     forms = [name for name in _FORMS if name in fields]
@@ -80,7 +94,9 @@ def _parse(fields: Any) -> Conversation:
         raise ValueError(f"expected one of {', '.join(_FORMS)}, got {' and '.join(forms) or sorted(fields)}")
     if "answers" in fields and forms != ["turns"]:
         raise ValueError(f"answers stand beside turns, got {forms[0]}; put them into messages, or pass turns")
-    labels = {name: _string(fields[name], name) for name in ("category", "source", "license") if name in fields}
+    labels: dict[str, Any] = {
+        name: _string(fields[name], name) for name in ("category", "source", "license") if name in fields
+    }
     labels["references"] = _references(fields.get("reference"))
     if forms == ["prompt"]:
         return Conversation((_said(fields["prompt"], "prompt"),), **labels)
@@ -94,6 +110,7 @@ def _parse(fields: Any) -> Conversation:
 
 
 def _from_messages(messages: Any, labels: dict[str, Any]) -> Conversation:
+    """Reads the form with roles."""
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError("messages must be a list of objects with role and content")
     said = [(message.get("role"), _said(message.get("content"), "content")) for message in messages]
@@ -106,6 +123,7 @@ def _from_messages(messages: Any, labels: dict[str, Any]) -> Conversation:
 
 
 def _references(value: Any) -> tuple[str, ...]:
+    """Reads the good answers."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -116,31 +134,121 @@ def _references(value: Any) -> tuple[str, ...]:
 
 
 def _reference(value: Any, name: str) -> str:
-    """A string, or its parts: Spec-Bench's questions about documents list what an answer should say."""
+    """Reads a string, or its parts: Spec-Bench's questions about documents list what an answer should say."""
     return "; ".join(_string(part, name) for part in value) if isinstance(value, list) else _string(value, name)
 
 
 def _strings(values: Any, name: str) -> tuple[str, ...]:
+    """Reads a list of strings that are not empty."""
     if not isinstance(values, list) or not values:
         raise ValueError(f"{name} must be a list of at least one string, got {_kind(values)}")
     return tuple(_said(value, f"{name}[{place}]") for place, value in enumerate(values))
 
 
 def _said(value: Any, name: str) -> str:
+    """Reads a string that is not empty."""
     if not _string(value, name).strip():
         raise ValueError(f"{name} is empty; leave the line out")
     return value
 
 
 def _string(value: Any, name: str) -> str:
+    """Reads a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, got {_kind(value)}")
     return value
 
 
 def _kind(value: Any) -> str:
+    """Names the type of what was got."""
     return "an empty list" if value == [] else type(value).__name__
 
 
 def _example() -> str:
+    """Returns a line as it should be."""
     return '{"turns": ["Hello", "Say that in French."], "category": "chat"}'
+
+
+def normalize(text: str) -> str:
+    """Returns the text in the form in which turns are compared."""
+    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+
+
+def turn_hash(text: str) -> str:
+    """Returns the SHA-256 of the normalized text, in hexadecimal."""
+    return hashlib.sha256(normalize(text).encode()).hexdigest()
+
+
+class Exclusion:
+    """The questions of an evaluation, which no training prompt may share."""
+
+    def __init__(self, conversations: Iterable[Conversation]):
+        """Learns the turns, and every run of words in the system message, the turns and the answers."""
+        self._turns, self._runs = set(), set()
+        for conversation in conversations:
+            self._turns |= {turn_hash(turn) for turn in conversation.turns}
+            self._runs |= {run for text in conversation.texts() for run in _runs(text)}
+
+    @classmethod
+    def read(cls, paths: Sequence[str | os.PathLike[str]]) -> Self:
+        """Reads the questions in prompt files; no file is fine.
+
+        Raises:
+          ValueError, OSError: a file cannot be read as prompts.
+        """
+        return cls(read_prompts(paths) if paths else ())
+
+    def reason(self, conversation: Conversation) -> str | None:
+        """Says why a conversation must be left out; `None` if it need not."""
+        if not self._turns.isdisjoint(map(turn_hash, conversation.turns)):
+            return "shares a turn with an excluded one"
+        if any(not self._runs.isdisjoint(_runs(text)) for text in conversation.texts()):
+            return f"shares {RUN} words with an excluded one"
+        return None
+
+
+def contaminated(path: str | os.PathLike[str], hashes: Iterable[str]) -> list[str]:
+    """Finds which of some turns are in a training set.
+
+    Args:
+      path: the set's folder, or its list of hashes itself, compressed or not.
+      hashes: of normalized turns (`turn_hash`), or their first digits.
+
+    Returns:
+      Those of `hashes` that are in the set, in order.
+
+    Raises:
+      OSError: there is no list.
+      ValueError: a hash has fewer than 8 digits, too few to tell texts apart.
+    """
+    known = read_hashes(path)
+    by_length: dict[int, set[str]] = {}
+    found = []
+    for digits in hashes:
+        size = len(digits)
+        if size < 8:
+            raise ValueError(f"a hash must have at least 8 hexadecimal digits, got {digits!r}")
+        if size not in by_length:
+            by_length[size] = {line[:size] for line in known}
+        if digits.lower() in by_length[size]:
+            found.append(digits)
+    return found
+
+
+def hash_lines(conversations: Iterable[Conversation]) -> bytes:
+    """Returns the compressed list of all turns' hashes, a line each; the same bytes for the same turns."""
+    lines = "".join(f"{turn_hash(turn)}\n" for conversation in conversations for turn in conversation.turns)
+    return gzip.compress(lines.encode(), mtime=0)
+
+
+def read_hashes(path: str | os.PathLike[str]) -> list[str]:
+    """Reads the lines of such a list, of the list in a folder, or of a plain text file."""
+    path = Path(path)
+    data = (path / TURNS_FILE if path.is_dir() else path).read_bytes()
+    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode().split()
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    """Returns the runs of words in a text."""
+    words = _WORD.findall(normalize(text))
+    return {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}

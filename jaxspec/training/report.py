@@ -1,18 +1,141 @@
-"""What a finished run leaves beside its drafter: `training.json`, and a plot of the curve."""
+"""What a run shows and leaves beside its drafter: a bar, its curve `metrics.jsonl`, `training.json`, and a plot."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import platform
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax import Array
+from tqdm import tqdm
 
 from jaxspec.training.files import write_text
+from jaxspec.training.state import COUNTS
 
+_CURVE = "metrics.jsonl"
 _PACKAGES = ("jaxspec-decode", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#c05621", "#718096"
+
+
+class Progress:
+    """A bar on stderr: updates done, the last line of the curve, and tokens a second since the start."""
+
+    def __init__(self, step: int, steps: int, *, quiet: bool):
+        """Starts at `step` of `steps`; a quiet one shows nothing."""
+        self._bar = tqdm(total=steps, initial=step, desc="training", unit="step", disable=quiet, smoothing=0.1)
+        self._start, self._paused, self._tokens = time.perf_counter(), 0.0, 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start, pauses left out."""
+        return time.perf_counter() - self._start - self._paused
+
+    def advance(self) -> None:
+        """Counts one more update."""
+        self._bar.update()
+
+    def tell(self, means: dict[str, float], tokens: int) -> None:
+        """Shows what the last updates reported, over so many tokens."""
+        self._tokens += tokens
+        told = {name: f"{means[name]:.3f}" for name in ("loss", "acceptance") if name in means}
+        self._bar.set_postfix(told | {"tokens/s": f"{self._tokens / self.seconds:.0f}"}, refresh=False)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        if not self._bar.disable:
+            self._bar.write(text)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stops the clock for as long as the context lasts."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
+
+
+class Curve:
+    """The curve of a run: one line of JSON for every few updates, in a file as they come."""
+
+    def __init__(self, folder: Path, step: int):
+        """Reads the lines up to an update and drops those after it, which will be written again."""
+        self._path = folder / _CURVE
+        self.lines: list[dict[str, Any]] = []
+        if self._path.exists():
+            self.lines = [line for line in _parsed(self._path.read_text("utf-8")) if line["step"] <= step]
+        write_text(self._path, "".join(map(_written, self.lines)))
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Appends a line, at once in the file."""
+        self.lines.append(line)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_written(line))
+
+
+class Window:
+    """Reports of the updates since the last line of the curve, left on the device until they are read."""
+
+    def __init__(self):
+        self._reported: list[dict[str, Array]] = []
+
+    def add(self, reported: dict[str, Array]) -> None:
+        """Appends one update's report."""
+        self._reported.append(reported)
+
+    def close(self, step: int) -> tuple[dict[str, float], dict[str, int]]:
+        """Empties it.
+
+        Args:
+          step: the last update in it, from 1.
+
+        Returns:
+          The means over the window; and the tokens and answer tokens in it.
+
+        Raises:
+          FloatingPointError: a loss or a gradient in it is not finite.
+        """
+        reported, self._reported = jax.device_get(self._reported), []
+        first = step - len(reported) + 1
+        for index, one in enumerate(reported):
+            broken = [name for name in ("loss", "gradient_norm") if not math.isfinite(one[name])]
+            if broken:
+                raise FloatingPointError(
+                    f"the {broken[0].replace('_', ' ')} is {one[broken[0]]} at update {first + index}; lower the "
+                    "learning rate, clip gradients shorter or warm up longer, in another --out. The last checkpoint "
+                    "before it stays"
+                )
+        weights = np.array([one["weight"] for one in reported], np.float64)
+        mean = lambda name: float(np.average([float(one[name]) for one in reported], weights=weights + 1e-9))  # noqa: E731
+        means = {name: mean(name) for name in sorted(reported[0].keys() - set(COUNTS))}
+        return means, {name: sum(int(one[name]) for one in reported) for name in COUNTS[1:]}
+
+
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines up to one that was cut off."""
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # the process died while it wrote this one
+            return
+
+
+def _written(line: dict[str, Any]) -> str:
+    """Returns a line as it stands in the file."""
+    return json.dumps(line) + "\n"
 
 
 def write_report(folder: Path, run: dict[str, Any], counts: dict[str, Any], curve: list[dict]) -> None:
@@ -55,16 +178,18 @@ def plot(folder: Path, curve: list[dict]) -> bool:
     return True
 
 
-def _draw(axes, curve: list[dict], name: str, colour: str) -> None:
+def _draw(axes: Any, curve: list[dict], name: str, color: str) -> None:
+    """Draws one quantity, raw and smoothed."""
     lines = [line for line in curve if name in line]
     tokens, values = [line["tokens"] / 1e6 for line in lines], [line[name] for line in lines]
-    axes.plot(tokens, values, color=colour, linewidth=0.8, alpha=0.35)
-    axes.plot(tokens, _smooth(values, len(values) // 40), color=colour, linewidth=1.6)
+    axes.plot(tokens, values, color=color, linewidth=0.8, alpha=0.35)
+    axes.plot(tokens, _smooth(values, len(values) // 40), color=color, linewidth=1.6)
     axes.grid(color=_GREY, alpha=0.2, linewidth=0.5)
     axes.spines["right"].set_visible(False)
 
 
-def _mark_measured(axes, curve: list[dict]) -> None:
+def _mark_measured(axes: Any, curve: list[dict]) -> None:
+    """Marks where the true acceptance was measured."""
     for line in curve:
         if "measured" in line:
             greedy, sampled = (line["measured"][kind]["mean_acceptance_length"] for kind in ("greedy", "sampled"))
@@ -77,12 +202,13 @@ def _mark_measured(axes, curve: list[dict]) -> None:
 
 
 def _smooth(values: list[float], reach: int) -> list[float]:
-    """Means over each value and as many on both sides as there are, `reach` at most."""
+    """Averages each value with as many on both sides as there are, `reach` at most."""
     reaches = (min(reach, i, len(values) - 1 - i) for i in range(len(values)))
     return [sum(values[i - r : i + r + 1]) / (2 * r + 1) for i, r in enumerate(reaches)]
 
 
 def _version(name: str) -> str | None:
+    """Returns a package's version; `None` if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

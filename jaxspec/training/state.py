@@ -1,7 +1,9 @@
-"""What training changes, and the update of it."""
+"""What training changes, and one update of it: options, parameters, gradients and the optimizer."""
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,18 +13,89 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes
 from jaxspec.sharding.placement import Placement
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.batching import Batch
+from jaxspec.training.recipe import Features, Recipe
 
 # What of `Sums` is no mean.
 COUNTS = ("weight", "tokens", "answer_tokens")
+# A recipe that takes its means over other positions than the answers' reports how many under this name.
+_COUNT = "count"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """How long and how fast to train, whatever the drafter.
+
+    Attributes:
+      steps: updates of the parameters.
+      batch_tokens: tokens of a batch, padding included.
+      accumulation: batches an update.
+      learning_rate: the highest, reached after `warmup_steps` and lowered along a cosine from there.
+      warmup_steps: updates over which it rises from 0; `None` is a twentieth of all, 500 at most.
+      final_fraction: of the highest learning rate, at the last update.
+      beta1: how long AdamW remembers gradients.
+      beta2: how long it remembers their squares.
+      weight_decay: AdamW's, of arrays of two axes or more.
+      clip: the longest that a gradient over all parameters may be.
+      seed: of initial parameters, of the order of the data, and of all that is drawn.
+      checkpoint_every: updates between checkpoints; the last update makes one too.
+      keep: how many of them are kept.
+      evaluate_every: updates between measurements of the true acceptance, if there is something to measure it on;
+        `None` is after the last one only.
+      log_every: updates that are one line of the curve.
+
+    Example:
+      >>> jaxspec.training.TrainingOptions(steps=2000, batch_tokens=8192).warmup_steps
+      100
+    """
+
+    steps: int
+    batch_tokens: int = 4096
+    accumulation: int = 1
+    learning_rate: float = 1e-3
+    warmup_steps: int | None = None
+    final_fraction: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_every: int = 100
+    keep: int = 2
+    evaluate_every: int | None = None
+    log_every: int = 10
+
+    def __post_init__(self):
+        counts = ("steps", "batch_tokens", "accumulation", "checkpoint_every", "keep", "log_every")
+        for name in (*counts, *(("evaluate_every",) if self.evaluate_every is not None else ())):
+            _check(self, name, lambda x: isinstance(x, int) and x >= 1, "an integer of at least 1")
+        if self.warmup_steps is None:
+            object.__setattr__(self, "warmup_steps", min(self.steps // 20, 500))
+        below = f"an integer from 0 to below steps ({self.steps})"
+        _check(self, "warmup_steps", lambda x: isinstance(x, int) and 0 <= x < self.steps, below)
+        _check(self, "seed", lambda x: isinstance(x, int) and 0 <= x < 2**32, "an integer from 0 to below 2^32")
+        for name in ("learning_rate", "clip"):
+            _check(self, name, lambda x: 0 < x < math.inf, "above 0")
+        _check(self, "weight_decay", lambda x: 0 <= x < math.inf, "at least 0")
+        _check(self, "final_fraction", lambda x: 0 <= x <= 1, "from 0 to 1")
+        for name in ("beta1", "beta2"):
+            _check(self, name, lambda x: 0 <= x < 1, "from 0 to below 1")
+
+
+def _check(options: TrainingOptions, name: str, good: Callable[[Any], bool], expected: str) -> None:
+    """Raises `ValueError` unless an option is a number that `good` accepts."""
+    value = getattr(options, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not good(value):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All of it: a run that is given one of these goes on as if it had never stopped.
+    """The state of a run, which goes on from one of these as if it had never stopped.
 
     Attributes:
       step: updates so far.
@@ -36,7 +109,7 @@ class TrainState:
 
     @classmethod
     def initial(cls, params: Any, options: TrainingOptions) -> "TrainState":
-        """Before the first update; of its own arrays, since each update takes the place of what it is given.
+        """Returns the state before the first update, of its own arrays: each update donates what it is given.
 
         Raises:
           TypeError: a parameter is of a float dtype other than float32.
@@ -51,7 +124,7 @@ class TrainState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Of one or several batches, each weighted with how many positions its loss is a mean over.
+    """Sums over one or several batches, each weighted with how many positions its loss is a mean over.
 
     Attributes:
       weight: the positions.
@@ -68,8 +141,59 @@ class Sums:
     reported: dict[str, Float[Array, ""]]
 
 
+@functools.partial(jax.jit, static_argnames="recipe")
+def gradients(
+    recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, key: Array, features: Features | None = None
+) -> Sums:
+    """Computes a recipe's loss on a batch and its gradients in the float32 parameters.
+
+    The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16.
+
+    Args:
+      recipe: what is trained.
+      params: its parameters.
+      target: the model that is drafted for.
+      batch: the texts.
+      key: of the loss's draws.
+      features: the target's pass over them; `None` runs it, with the target as it is now where it is trained itself.
+    """
+    if features is None:
+        features = target_features(recipe, recipe.target(rounded(params, target), target), batch)
+    trained, constants = split(params)
+
+    def loss(trained: Any) -> tuple[Array, Any]:
+        value, reported = recipe.loss(rounded(join(trained, constants), target), target, batch, features, key)
+        return value.astype(jnp.float32), reported
+
+    (value, reported), slopes = jax.value_and_grad(loss, has_aux=True)(trained)
+    reported = {"loss": value} | {name: x.astype(jnp.float32) for name, x in reported.items()}
+    tokens, answers = (jnp.sum(x, dtype=jnp.int32) for x in (batch.length, batch.answer))
+    count = reported.pop(_COUNT, answers.astype(jnp.float32))
+    slopes, reported = jax.tree.map(lambda x: x * count, (slopes, reported))
+    return Sums(count, tokens, answers, slopes, reported)
+
+
+def rounded(params: Any, target: LanguageModel) -> Any:
+    """Casts the trained parameters to the dtype that the target computes in."""
+    trained, constants = split(params)
+    return join(jax.tree.map(lambda x: x.astype(target.dtype), trained), constants)
+
+
+def target_features(recipe: Recipe, target: LanguageModel, batch: Batch) -> Features:
+    """Returns the states that the recipe reads, of one pass over the batch.
+
+    Attention is causal, so that padding on the right changes nothing before it. The logits and the fresh cache entries
+    are used by nobody, and the compiler leaves them out; the cache has no slots.
+    """
+    cache = target.init_cache(batch.tokens.shape[0], 0)
+    capture = (*recipe.capture, target.module.config.num_layers)
+    *hidden, last = jax.lax.stop_gradient(target(batch.tokens, cache, capture=capture).hidden)
+    return Features(tuple(hidden), last)
+
+
 def learning_rate(options: TrainingOptions) -> optax.Schedule:
-    """From 0 up to the highest, then down along a cosine."""
+    """Returns the schedule: from 0 up to the highest rate, then down along a cosine."""
+    assert options.warmup_steps is not None  # set by `TrainingOptions`
     return optax.warmup_cosine_decay_schedule(
         0.0 if options.warmup_steps else options.learning_rate,
         options.learning_rate,
@@ -81,7 +205,7 @@ def learning_rate(options: TrainingOptions) -> optax.Schedule:
 
 @functools.cache
 def optimizer(options: TrainingOptions) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 1711.05101) on gradients cut to a length."""
+    """Returns AdamW (Loshchilov & Hutter 1711.05101) on gradients clipped by their global norm."""
     matrices = functools.partial(jax.tree.map, lambda x: x.ndim >= 2)
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
@@ -97,16 +221,16 @@ def optimizer(options: TrainingOptions) -> optax.GradientTransformation:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def add(sums: Sums, others: Sums) -> Sums:
-    """Both together."""
+    """Adds two sums."""
     return jax.tree.map(jnp.add, sums, others)
 
 
 @functools.partial(jax.jit, static_argnames="options", donate_argnames="state")
 def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[TrainState, dict[str, Array]]:
-    """One step along the mean gradient.
+    """Makes one step along the mean gradient.
 
     Returns:
-      The next state; and the means of what was reported, with the other sums, and `gradient_norm` before it is cut.
+      The next state; and the means of what was reported, with the other sums, and `gradient_norm` before clipping.
     """
     gradients, reported = jax.tree.map(lambda x: x / jnp.maximum(sums.weight, 1.0), (sums.gradients, sums.reported))
     trained, constants = split(state.params)
@@ -120,24 +244,24 @@ def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[Tra
 
 
 def split(params: Any) -> tuple[Any, Any]:
-    """The parameters that are trained, and the integers, such as a draft vocabulary; `None` stands for the others."""
+    """Splits parameters into trained ones and integers, such as a draft vocabulary; `None` stands for the others."""
     floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
     trained = jax.tree.map(lambda x: x if floating(x) else None, params)
     return trained, jax.tree.map(lambda x: None if floating(x) else x, params)
 
 
 def join(trained: Any, constants: Any) -> Any:
-    """What `split` has taken apart."""
+    """Undoes `split`."""
     is_none = lambda x: x is None  # noqa: E731
     return jax.tree.map(lambda x, other: other if x is None else x, trained, constants, is_leaf=is_none)
 
 
 def laid_out(tree: Any, placement: Any) -> Any:
-    """Parameters, or what has their names and shapes, split over a mesh as a model's are; in one place without one."""
+    """Splits parameters, or what has their names and shapes, over a mesh as a model's are; does nothing without one."""
     if not isinstance(placement, Placement):
         return tree
 
-    def put(path, x):
+    def put(path: tuple[Any, ...], x: Array) -> Array:
         names = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
         return placement.constrain(x, parameter_axes(names, x.ndim))
 

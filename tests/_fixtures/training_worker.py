@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 

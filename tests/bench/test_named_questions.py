@@ -4,8 +4,7 @@ import pytest
 
 from jaxspec.bench.named_questions import NAMES, read_questions
 from jaxspec.bench.questions import task_of
-from jaxspec.training.decontamination import turn_hash
-from jaxspec.training.prompts import Conversation
+from jaxspec.training.prompts import Conversation, turn_hash
 from tests.training.test_prompts import EVALUATION
 
 

@@ -14,8 +14,7 @@ from jaxspec.bench.questions import TASKS, evenly, padded, task_of
 from jaxspec.bench.setting import Setting
 from jaxspec.bench.summary import ALL, Spread, summarize
 from jaxspec.drafters.base import NoDrafter
-from jaxspec.training.decontamination import turn_hash
-from jaxspec.training.prompts import Conversation
+from jaxspec.training.prompts import Conversation, turn_hash
 from tests._fixtures import text_models, tiny
 from tests.training.test_prompts import EVALUATION
 

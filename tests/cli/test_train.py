@@ -19,7 +19,7 @@ from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
 from jaxspec.training import losses
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 from tests._fixtures import text_models, tiny
 
 SMALL = ("--width", "12", "--heads", "2", "--layers", "1", "--mlp-width", "16", "--frequent", "0")

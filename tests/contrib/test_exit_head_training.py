@@ -10,9 +10,8 @@ import pytest
 import jaxspec
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
 from jaxspec.training.batching import Batch
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests.drafters.test_early_exit import exit_probs
 from tests.heads.medusa.test_training import Written

@@ -23,9 +23,8 @@ from jaxspec.ops.rope import Rope
 from jaxspec.sharding.rules import FULLY_SHARDED
 from jaxspec.training.batching import Batch
 from jaxspec.training.evaluate import Prompts
-from jaxspec.training.gradients import gradients
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, gradients
 from tests._fixtures import text_models, tiny
 from tests._fixtures.bigram import Conversations
 

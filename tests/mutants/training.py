@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         "batches of an accumulation weigh alike",
-        "training/gradients.py",
+        "training/state.py",
         "lambda x: x * count, (slopes, reported)",
         "lambda x: x * (0 * count + 1), (slopes, reported)",
         (f"{_LOOP}::test_accumulation_is_one_large_batch",),
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "a resumed run has lines twice",
-        "training/curve.py",
+        "training/report.py",
         'if line["step"] <= step]',
         "if line]",
         (_DIED,),

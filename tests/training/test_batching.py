@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.training.batching import WIDTHS, BatchSchedule, widths_for
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.manifest import Sequences
+from jaxspec.training.files import Sequences
 
 RNG = np.random.default_rng(0)
 LENGTHS = np.concatenate([RNG.integers(1, 60, 83), [8, 16, 32, 64]])

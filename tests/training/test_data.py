@@ -18,8 +18,7 @@ from jaxspec.training import data
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.decontamination import contaminated, turn_hash
-from jaxspec.training.prompts import Conversation, read_prompts
+from jaxspec.training.prompts import Conversation, contaminated, read_prompts, turn_hash
 from tests._fixtures import text_models, tiny
 
 TOKENIZER = text_models.byte_level()

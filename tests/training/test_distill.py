@@ -14,13 +14,11 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.params import abstract_model, abstract_params
 from jaxspec.sharding.params import shard
 from jaxspec.training import losses
+from jaxspec.training.answers import rewritten
 from jaxspec.training.batching import Batch
 from jaxspec.training.distill import Candidates, DistillRecipe
-from jaxspec.training.gradients import gradients, target_features
 from jaxspec.training.loop import train
-from jaxspec.training.on_policy import rewritten
-from jaxspec.training.options import TrainingOptions
-from jaxspec.training.state import join, split
+from jaxspec.training.state import TrainingOptions, gradients, join, split, target_features
 from tests._fixtures import text_models, tiny
 from tests._fixtures.bigram import Conversations
 

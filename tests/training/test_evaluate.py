@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.sharding.rules import FULLY_SHARDED
 from jaxspec.training.evaluate import Prompts, evaluate, prompts_of
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 

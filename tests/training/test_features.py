@@ -12,10 +12,9 @@ from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.features import KeptStates
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
 from jaxspec.training.recipe import Recipe
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import text_models, tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 

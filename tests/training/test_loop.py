@@ -13,7 +13,7 @@ import pytest
 from jaxspec.sharding.rules import FULLY_SHARDED
 from jaxspec.training import losses
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 

@@ -12,7 +12,7 @@ from jaxspec.heads.eagle.training import EagleRecipe
 from jaxspec.heads.medusa.training import MedusaRecipe
 from jaxspec.heads.tandem.training import TandemRecipe
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 

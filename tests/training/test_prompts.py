@@ -7,17 +7,18 @@ import pathlib
 
 import pytest
 
-from jaxspec.training.decontamination import (
+from jaxspec.training.prompts import (
     RUN,
     TURNS_FILE,
+    Conversation,
     Exclusion,
     contaminated,
     hash_lines,
     normalize,
     read_hashes,
+    read_prompts,
     turn_hash,
 )
-from jaxspec.training.prompts import Conversation, read_prompts
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Of the turns of Spec-Bench's questions that jaxspec's drafters are evaluated with: 16 digits each.

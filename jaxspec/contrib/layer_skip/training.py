@@ -28,9 +28,9 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.packed import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
-from jaxspec.training.gradients import rounded
 from jaxspec.training.losses import acceptance
 from jaxspec.training.recipe import Recipe, option
+from jaxspec.training.state import rounded
 
 # Positions whose distributions stand in memory at once.
 _CHUNK = 1024

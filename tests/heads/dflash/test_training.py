@@ -13,9 +13,8 @@ from jaxspec.heads.dflash.drafter import DFlashDrafter
 from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.training.batching import Batch
 from jaxspec.training.evaluate import Prompts, evaluate
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Conversations
 from tests._fixtures.dflash import Reference

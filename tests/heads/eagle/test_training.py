@@ -9,9 +9,8 @@ import jaxspec
 from jaxspec.heads.eagle.training import EagleRecipe, choose_places
 from jaxspec.training.batching import Batch
 from jaxspec.training.evaluate import Prompts, evaluate
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Conversations
 

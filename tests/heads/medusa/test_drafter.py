@@ -98,10 +98,10 @@ def test_the_joint_distribution_of_a_chain():
         one = lambda key: drafter.propose(jaxspec.TokenVerifier().rng(key[None], length), state, context)[0].tokens
         return jax.vmap(one)(jax.random.split(key, rows))
 
-    probs = probs(TARGET, head, text)[:, [0, 3, 5, 8]]
+    each = probs(TARGET, head, text)[:, [0, 3, 5, 8]]
     places = np.searchsorted([0, 3, 5, 8], draft(jax.random.key(1))[:, 0])
     same_distribution(
-        np.einsum("a,b,c->abc", *probs).reshape(-1), np.bincount(places @ [16, 4, 1], minlength=64), tests=4
+        np.einsum("a,b,c->abc", *each).reshape(-1), np.bincount(places @ [16, 4, 1], minlength=64), tests=4
     )
 
 

@@ -12,9 +12,8 @@ import jaxspec
 from jaxspec.core.tree import best_tree
 from jaxspec.heads.medusa.training import Chosen, MedusaRecipe, measure_accuracies
 from jaxspec.training.batching import Batch
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests._fixtures.medusa import probs
 
@@ -124,8 +123,8 @@ def test_accuracies_are_shares_of_the_texts_tokens():
     hits, counts = np.zeros((3, 4)), np.zeros(3)
     for row, place, i in answers(batch, 3):
         text = batch.tokens[row].tolist()
-        probs = probs(TARGET, head, text[:place])[i]
-        rank = int(np.sum(probs > probs[text[place + i]])) if text[place + i] in np.asarray(params["ids"]) else 4
+        each = probs(TARGET, head, text[:place])[i]
+        rank = int(np.sum(each > each[text[place + i]])) if text[place + i] in np.asarray(params["ids"]) else 4
         counts[i] += 1
         if rank < 4:
             hits[i, rank] += 1

@@ -12,9 +12,8 @@ from jaxspec.heads.tandem.drafter import TandemDraft
 from jaxspec.heads.tandem.training import TandemRecipe, block_starts, guesses
 from jaxspec.training.batching import Batch
 from jaxspec.training.evaluate import Prompts, evaluate
-from jaxspec.training.gradients import target_features
 from jaxspec.training.loop import train
-from jaxspec.training.options import TrainingOptions
+from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests._fixtures.bigram import Conversations
 
