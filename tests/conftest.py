@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -21,16 +22,28 @@ jaxtyping.install_import_hook("jaxspec", "tests._fixtures.typecheck.functions")
 fast_compiles.install()
 
 MAPS, MOST_MAPS = pathlib.Path("/proc/self/maps"), 20_000  # of the 65,530 that Linux allows
+END = pytest.StashKey[float]()
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
+OVER_BUDGET = "the budget is spent"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--budget", type=float, help="seconds after which tests are skipped, and listed at the end")
+
+
 def pytest_configure(config):
+    budget = config.getoption("--budget")
+    config.stash[END] = float("inf") if budget is None else time.monotonic() + budget
     config.addinivalue_line("markers", "optimized: compiles with all of XLA's optimizations, as users do")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Programs of tiny models run for milliseconds: compile them fast, and only real models well."""
+    if time.monotonic() > item.config.stash[END]:
+        pytest.skip(OVER_BUDGET)
     well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimized"))
     jax.config.update("jax_disable_most_optimizations", not well)
 
@@ -73,7 +86,10 @@ def smollm2():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Shows what tests recorded: how many near-ties there were, passed or not."""
+    """Shows what was not run within a budget, and what tests recorded, passed or not: how many near-ties there were."""
+    late = [report.nodeid for report in terminalreporter.getreports("skipped") if OVER_BUDGET in str(report.longrepr)]
+    if late:
+        terminalreporter.write_line("\n".join([f"{len(late)} tests were not run: {OVER_BUDGET}", *late]))
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
             for name, value in report.user_properties:

@@ -33,13 +33,13 @@ class Results:
 def mutant_key(root: pathlib.Path, mutant: Mutant) -> str:
     """Hashes a mutant, the file that it edits, its tests' files and what they import from `tests`."""
     fields = (mutant.name, mutant.file, mutant.old, mutant.new, *mutant.tests)
-    return _digest(repr(fields), _contents(root, [root / mutant.path, *_test_files(root, mutant.tests)]))
+    return _digest(repr(fields), _contents(root, [root / mutant.path, *test_files(root, mutant.tests)]))
 
 
 def tests_key(root: pathlib.Path, tests) -> str:
     """Hashes tests as they run without a mutant: they depend on all of the package."""
     package = sorted(path for path in (root / "jaxspec").rglob("*") if path.suffix in (".py", ".cc", ".h"))
-    return _digest(repr(tuple(tests)), _contents(root, [*package, *_test_files(root, tests)]))
+    return _digest(repr(tuple(tests)), _contents(root, [*package, *test_files(root, tests)]))
 
 
 def file_of(test: str) -> str:
@@ -47,7 +47,7 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def _test_files(root: pathlib.Path, tests) -> list[pathlib.Path]:
+def test_files(root: pathlib.Path, tests) -> list[pathlib.Path]:
     """Returns the files of tests, and all files of `tests` that they import, by whatever way."""
     found, pending = set(), [root / "tests" / "conftest.py", *(root / file_of(test) for test in tests)]
     while pending:
