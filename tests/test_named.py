@@ -45,6 +45,24 @@ def test_the_best_that_ships_with_the_model(shipped):
     assert isinstance(load("distilled"), jaxspec.ModelDrafter)
 
 
+@pytest.mark.parametrize("name", ["medusa", "ngram+medusa", "smollm2-135m-instruct/medusa"])
+def test_a_drafter_that_this_installation_lacks(shipped, name):
+    """As in a wheel, which has one head of those that the manifest names."""
+    said = (
+        "'smollm2-135m-instruct/medusa' is not in this installation.*pass the folder "
+        "models/smollm2-135m-instruct/medusa.*or pass one of: smollm2-135m-instruct/distilled, "
+        "smollm2-135m-instruct/eagle$"
+    )
+    with pytest.raises(FileNotFoundError, match=said):
+        load(name)
+    with pytest.raises(FileNotFoundError, match=said):
+        jaxspec.load_head("smollm2-135m-instruct/medusa", TARGET)
+    with pytest.raises(FileNotFoundError, match=said):
+        jaxspec.load("smollm2-135m-instruct/medusa")
+    (entry,) = jaxspec.list_models()
+    assert entry.missing_drafters == ("medusa", "dflash")
+
+
 def test_without_one_the_text_itself(shipped):
     assert isinstance(load("auto", target_name=None), jaxspec.NGramDrafter)
     assert isinstance(load("auto", target_name="gemma-3-270m"), jaxspec.NGramDrafter)

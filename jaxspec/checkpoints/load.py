@@ -46,7 +46,7 @@ def load(
     Raises:
       ValueError: the name is unknown, the dtype or architecture is not supported, a file is
         truncated or corrupted, or rules and mesh do not fit.
-      FileNotFoundError: the path does not exist.
+      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
       OSError: a download failed; the message says what to do.
     """
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)

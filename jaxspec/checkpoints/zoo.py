@@ -51,7 +51,9 @@ class ZooEntry:
       size: its size in bytes.
       sha256: its digest, in hexadecimal.
       sources: where to get it, in the order in which they are tried.
-      drafter: what "auto" drafts with, one that ships with it; `None` is n-grams.
+      drafter: what "auto" drafts with; `None` is n-grams.
+      drafters: the drafters that were trained for it. An installation may lack some: a wheel carries those that "auto"
+        needs, the repository all.
     """
 
     name: str
@@ -62,15 +64,16 @@ class ZooEntry:
     sha256: str
     sources: tuple[Registry | Hub, ...]
     drafter: str | None = None
+    drafters: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
-        """Where the file is, or will be, in the cache."""
+        """The file's place in the cache, downloaded or not."""
         return cache_folder() / self.name / self.file_name
 
     @property
     def hub_note(self) -> Path:
-        """The file that says where the hub's cache holds the model, once it came from there."""
+        """The file that names the model's folder in the hub's cache, once it came from there."""
         return self.path.with_name("hub-folder")
 
     @property
@@ -83,24 +86,36 @@ class ZooEntry:
 
     @property
     def cached(self) -> bool:
-        """Whether it can be loaded without the network; checks the file's size only."""
+        """Whether it can be loaded without the network, by the file's size only."""
         if self.path.is_file() and self.path.stat().st_size == self.size:
             return True
         return self.hub_folder is not None
 
+    @property
+    def missing_drafters(self) -> tuple[str, ...]:
+        """Those of `drafters` that this installation lacks."""
+        return tuple(name for name in self.drafters if f"{self.name}/{name}" not in _drafters())
+
 
 def list_models() -> tuple[ZooEntry, ...]:
-    """Every model of the zoo, by name."""
+    """Returns every model of the zoo, by name.
+
+    Example:
+      >>> [entry.name for entry in jaxspec.list_models()]
+      ['gemma-3-270m', 'qwen2.5-coder-0.5b-instruct', 'qwen2.5-coder-1.5b-instruct', 'smollm2-135m-instruct']
+      >>> jaxspec.list_models()[-1].license
+      'Apache-2.0'
+    """
     return tuple(_entries()[name] for name in sorted(_entries()))
 
 
 def find(name: str) -> ZooEntry | None:
-    """The model of that name, or `None`."""
+    """Returns the model of that name, or `None`."""
     return _entries().get(name)
 
 
 def unknown_name(name: str) -> str:
-    """What to tell a user who asked for a model that does not exist."""
+    """Returns what to tell a user who asked for a model that does not exist."""
     names = sorted(_entries())
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     guess = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -116,12 +131,35 @@ COPYING = ("ngram", "suffix")
 
 
 def find_drafter(name: str) -> Path | None:
-    """The folder of a drafter that ships with a model of the zoo, `model/drafter`, or `None`."""
-    return _drafters().get(name)
+    """Returns the folder of a drafter of the zoo.
+
+    Args:
+      name: "model/drafter".
+
+    Returns:
+      `None` if no drafter has that name.
+
+    Raises:
+      FileNotFoundError: there is such a drafter, but not in this installation.
+    """
+    folder = _drafters().get(name)
+    if folder is None and name in _trained():
+        raise FileNotFoundError(
+            f"the drafter {name!r} is not in this installation: wheels carry only what 'auto' drafts with. Clone "
+            f"jaxspec's repository and pass the folder models/{name} in it, or pass one of: "
+            f"{', '.join(drafter_names()) or 'none'}"
+        )
+    return folder
 
 
 def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.PathLike[str]:
-    """`name` in full: "auto" and the drafters of `model`, of the zoo, are looked up; others stay as they are."""
+    """Returns a drafter's name in full.
+
+    Args:
+      name: "auto" is what the model's manifest names, and "eagle" the model's drafter of that name; others stay as they
+        are.
+      model: the name of a model of the zoo.
+    """
     if not isinstance(name, str):
         return name
     if name == "auto":
@@ -133,21 +171,21 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
     if plus and copying in COPYING:
         return f"{copying}+{draft_name(other, model)}"
     own = f"{model}/{name}"
-    return own if own in _drafters() else name
+    return own if own in _drafters() or own in _trained() else name
 
 
 def drafter_names() -> list[str]:
-    """Every drafter that ships with a model of the zoo."""
+    """Returns every drafter of the zoo in this installation, as "model/drafter"."""
     return sorted(_drafters())
 
 
 def unknown_drafter(name: str) -> str:
-    """What to tell a user who asked for a drafter that does not exist."""
+    """Returns what to tell a user who asked for a drafter that does not exist."""
     return f"unknown drafter {name!r}; known ones: {', '.join(drafter_names()) or 'none'}. Also accepted: a folder"
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: `$JAXSPEC_CACHE`, or the user's cache folder."""
+    """Returns the folder of downloads: `$JAXSPEC_CACHE`, or the user's cache folder."""
     root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
     return Path(root).expanduser() / "models"
 
@@ -165,8 +203,13 @@ def _drafters() -> dict[str, Path]:
     return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
 
 
+def _trained() -> set[str]:
+    """Returns every drafter that a manifest names, in this installation or not."""
+    return {f"{entry.name}/{drafter}" for entry in _entries().values() for drafter in entry.drafters}
+
+
 def _root() -> Path:
-    """The manifests: in a wheel inside the package, in a checkout beside it."""
+    """Returns the folder of the manifests: in a wheel inside the package, in a checkout beside it."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "zoo"
     return packed if packed.is_dir() else package.parent / "models"
@@ -184,6 +227,7 @@ def _entry(path: Path) -> ZooEntry:
         sha256=file["sha256"],
         sources=tuple(_source(source) for source in manifest["sources"]),
         drafter=manifest.get("drafter"),
+        drafters=tuple(manifest.get("drafters", ())),
     )
 
 

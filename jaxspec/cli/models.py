@@ -1,4 +1,4 @@
-"""`jaxspec models`: what the zoo has."""
+"""`jaxspec models`: lists the zoo."""
 
 import json
 from typing import Annotated
@@ -16,7 +16,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     entries = list_models()
     if as_json:
         for entry in entries:
-            fields = ("name", "description", "size", "cached", "license")
+            fields = ("name", "description", "size", "cached", "license", "drafter", "drafters", "missing_drafters")
             typer.echo(json.dumps({field: getattr(entry, field) for field in fields}, ensure_ascii=False))
         return
     _print_table(entries)
@@ -34,7 +34,16 @@ def _print_table(entries) -> None:
     table.add_column("cached", justify="center", no_wrap=True)
     table.add_column("license")
     for entry in entries:
-        model = Text.assemble((entry.name, "bold"), "\n", (entry.description, "dim"))
+        model = Text.assemble((entry.name, "bold"), "\n", (entry.description, "dim"), (_drafters(entry), "dim"))
         cached = Text("yes", "green") if entry.cached else Text("no", "dim")
         table.add_row(model, f"{entry.size / 1e6:,.0f} MB", cached, Text(entry.license))
     Console(highlight=False).print(table)
+
+
+def _drafters(entry) -> str:
+    """Returns the lines that name its drafters, and those of them that this installation lacks."""
+    here = [name for name in entry.drafters if name not in entry.missing_drafters]
+    lines = f"\ndrafters: {', '.join(here)}" if here else ""
+    if entry.missing_drafters:
+        lines += f"\ndrafters in jaxspec's repository only: {', '.join(entry.missing_drafters)}"
+    return lines

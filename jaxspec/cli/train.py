@@ -21,7 +21,7 @@ from jaxspec.training.state import TrainingOptions
 # Every kind of drafter that can be trained.
 RECIPES = {
     "eagle": EagleRecipe,
-    "block": DFlashRecipe,
+    "dflash": DFlashRecipe,
     "medusa": MedusaRecipe,
     "tandem": TandemRecipe,
     "early-exit": EarlyExitRecipe,

@@ -47,7 +47,7 @@ def load_head(
     Raises:
       TypeError: `target` is no `LanguageModel`.
       ValueError: the folder is of no known kind, damaged, or for another target.
-      FileNotFoundError: the path does not exist.
+      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
       OSError: a download failed.
 
     Example:
@@ -93,7 +93,7 @@ def read_head(
     Raises:
       TypeError: `target` is no `LanguageModel`.
       ValueError: the folder is of none of these kinds, damaged, or for another target.
-      FileNotFoundError: the path does not exist.
+      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
       OSError: a download failed.
     """
     if not isinstance(target, LanguageModel):

@@ -45,11 +45,12 @@ def choose_cases(
 def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
     """Returns every drafter that ships with the model, in chains and in trees, and n-grams."""
     found: Cases = {"n-gram": lambda: NGramDrafter(k=K)}
-    if zoo.find_drafter(f"{model_name}/distilled"):
+    here = zoo.drafter_names()
+    if f"{model_name}/distilled" in here:
         found["distilled"] = lambda: drafter_of(native_like(target, load(f"{model_name}/distilled")))
     for kind, others in _TREES.items():
         name = f"{model_name}/{kind}"
-        if zoo.find_drafter(name) is None:
+        if name not in here:
             continue
         head = lambda name=name: native_like(target, load_head(name, target))  # noqa: E731
         found[kind] = lambda head=head: drafter_of(head())
@@ -74,5 +75,5 @@ def _beside(drafter: Drafter) -> Drafter:
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
     "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
     "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
-    "block": {},
+    "dflash": {},
 }

@@ -11,6 +11,7 @@ import jax
 import pytest
 import typer.testing
 
+from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.orbax import save
 from jaxspec.checkpoints.zoo import list_models
@@ -292,6 +293,15 @@ def test_models():
     assert table.exit_code == lines.exit_code == 0
     assert [record["name"] for record in records] == [entry.name for entry in list_models()]
     assert all(record["name"] in table.stdout and record["license"] for record in records)
+    assert all(name in table.stdout for record in records for name in record["drafters"])
+
+
+def test_models_says_which_drafters_are_elsewhere(monkeypatch):
+    monkeypatch.setattr(zoo, "_drafters", lambda: {"smollm2-135m-instruct/eagle": None})
+    table, record = _run("models").stdout, json.loads(_run("models", "--json").stdout.splitlines()[-1])
+    assert record["missing_drafters"] == ["medusa", "dflash", "distilled"]
+    assert "drafters: eagle" in [line.strip() for line in table.splitlines()]
+    assert "repository only: medusa" in " ".join(table.split())
 
 
 def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):

@@ -37,7 +37,7 @@ HEADS = {
     "block that rests": jaxspec.DFlashDrafter(random_head(TARGET), k=RESTS),
     "eagle": jaxspec.EagleDrafter(eagle_head(target=TARGET, capture=(0, 1)), k=2),
     "eagle tree": DynamicTreeDrafter(eagle_head(target=TARGET, capture=(0, 1)), top_k=2, depth=2, nodes=4),
-    "block": jaxspec.DFlashDrafter(random_head(TARGET), k=2),
+    "dflash": jaxspec.DFlashDrafter(random_head(TARGET), k=2),
 }
 
 

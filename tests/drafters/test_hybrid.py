@@ -249,7 +249,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
 
 HEADS = {
     "eagle": lambda: (EAGLES_TARGET, jaxspec.EagleDrafter(EAGLE, k=3)),
-    "block": lambda: (EAGLES_TARGET, jaxspec.DFlashDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
+    "dflash": lambda: (EAGLES_TARGET, jaxspec.DFlashDrafter(blocks.random_head(EAGLES_TARGET), k=3)),
     "medusa": lambda: (EAGLES_TARGET, jaxspec.MedusaDrafter(medusa.conditioned_head(EAGLES_TARGET), k=3)),
 }
 

@@ -42,7 +42,7 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement, put
 
-_OURS = "JaxspecBlockHead"
+_OURS = "JaxspecDFlashHead"
 _MASK, _VOCABULARY, _HEAD, _SCALE = "mask_embedding", "draft_vocabulary", "lm_head.weight", "confidence_temperatures"
 # Options of other variants that change what the network computes, with the values that do not.
 _UNSUPPORTED = {
@@ -105,7 +105,7 @@ def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> N
     """
     shape = head.config
     if any(shape.causal_layers) or any(window is not None for window in shape.windows):
-        raise ValueError("write_block writes no networks with windows or causal layers; keep the folder it came from")
+        raise ValueError("write_dflash writes no networks with windows or causal layers; keep the folder it came from")
     tensors = {
         name: part for one in dflash_mappings(shape, ours=True) for name, part in one.to_tensors(head.params).items()
     }

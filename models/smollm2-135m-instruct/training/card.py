@@ -18,7 +18,7 @@ MODEL = pathlib.Path(__file__).resolve().parent.parent
 FILES = ("training.json", "loss.svg")
 TITLES = {
     "eagle": "EAGLE-3 head",
-    "block": "Block drafter (DSpark)",
+    "dflash": "DFlash head (DSpark)",
     "medusa": "Medusa heads",
     "distilled": "Small draft model, distilled,",
 }
@@ -54,7 +54,7 @@ saves time:
 The target was jaxspec's file of it (Q4_1). `training.json` has the versions, the options and the whole curve.
 """
 
-MEASURED = """Tokens a round, and the share of drafts that was kept, on {questions} questions of Spec-Bench's
+MEASURED = """Tokens a round, and the share of drafts that was accepted, on {questions} questions of Spec-Bench's
 development half ({tokens_each} new tokens, {dtype}), by
 `python -m tests.benchmarks.drafters --questions questions.jsonl --count {questions} --dtype {dtype}`:
 

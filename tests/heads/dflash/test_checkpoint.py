@@ -194,7 +194,7 @@ def test_a_folder_is_never_overwritten(tmp_path):
             {"lm_head.weight": np.zeros((2, 16), np.float32)},
             r"lm_head.weight has \(2, 16\), expected \(11, 16\)",
         ),
-        (DSPARK | {"architectures": ["JaxspecBlockHead"]}, {}, "the tensor mask_embedding is missing"),
+        (DSPARK | {"architectures": ["JaxspecDFlashHead"]}, {}, "the tensor mask_embedding is missing"),
     ],
 )
 def test_a_folder_that_does_not_fit(tmp_path, config, change, message):

@@ -138,7 +138,7 @@ def test_a_batch_without_answers_teaches_nothing():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "block"
+    out = tmp_path_factory.mktemp("run") / "dflash"
     options = TrainingOptions(steps=150, batch_tokens=512, learning_rate=5e-3, log_every=50)
     aside = [Conversations().batches(batch_tokens=512, seed=1, devices=1).batch(0)]
     return train(recipe(draft_vocabulary=None), TARGET, Conversations(), options, out, aside=aside, quiet=True)
