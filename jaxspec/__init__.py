@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from jaxspec.core.state import GenerationState as GenerationState
     from jaxspec.core.state import Proposal as Proposal
     from jaxspec.core.state import RoundInfo as RoundInfo
-    from jaxspec.core.state import Status as Status
-    from jaxspec.core.state import StopReason as StopReason
     from jaxspec.core.state import Verdict as Verdict
+    from jaxspec.core.status import Status as Status
+    from jaxspec.core.status import StopReason as StopReason
     from jaxspec.core.tree import Tree as Tree
     from jaxspec.decoding.generate import finish as finish
     from jaxspec.decoding.generate import generate as generate
@@ -100,7 +100,8 @@ __getattr__, __dir__ = lazy(
         "core.model": ("Model", "ModelOutput"),
         "core.pytree": ("register_dataclass",),
         "core.sampling": ("Greedy", "Policy", "Sampling"),
-        "core.state": ("Generation", "GenerationState", "Proposal", "RoundInfo", "Status", "StopReason", "Verdict"),
+        "core.state": ("Generation", "GenerationState", "Proposal", "RoundInfo", "Verdict"),
+        "core.status": ("Status", "StopReason"),
         "core.tree": ("Tree",),
         "nn.language_model": ("LanguageModel",),
         "nn.adapters": ("from_function", "from_nnx"),

@@ -1,70 +1,149 @@
-"""The protocols of a language model and of its cache: all that the loop knows of either.
+"""The protocols of a language model, its cache and its cache entries: all that the loop knows of a model.
 
 A model is a pytree: its arrays are leaves, everything else is static, so it goes through
 `jax.jit`, `jax.vmap` and `lax.scan` as an argument.
 """
 
 import dataclasses
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 
+_Tree = TypeVar("_Tree")
+
+
+@runtime_checkable
+class Entries(Protocol):
+    """What a forward pass leaves for the cache of each fed token, such as its keys and values. A pytree of arrays.
+
+    A cache's `append` takes them as they are. The methods below rearrange tokens first; none looks at a cache, and
+    stale entries may hold anything, since no token ever sees them.
+
+    Example:
+        >>> output = target(prompt, target.init_cache(2, 32))
+        >>> isinstance(output.entries, jaxspec.core.Entries)
+        True
+        >>> output.entries.pad(8).keys.shape[3]
+        8
+    """
+
+    def pad(self, count: int) -> Self:
+        """Returns the same entries followed by stale ones, `count` tokens in all.
+
+        Needed by every model: rounds of different widths hand entries of one shape to the loop, and `grow` keeps room
+        for a tree's lower levels.
+        """
+        ...
+
+    def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
+        """Returns each row's entries at the tokens `nodes`, side by side and in that order.
+
+        Needed where a tree is verified: these are the entries of its accepted path, ready to append. A model whose
+        entries depend on the slot that they are written to must move them here. One that takes no trees may raise.
+        """
+        ...
+
+    def put(self, fresh: Self, start: Int[Array, ""] | int) -> Self:
+        """Returns the same entries with `fresh` written over the tokens from `start` on.
+
+        Needed where a drafter grows a tree with this model level by level (`pending` of `Model.__call__`), or stops
+        and resumes its passes. A model that is never asked to may raise.
+        """
+        ...
+
 
 @runtime_checkable
 class Cache(Protocol):
-    """What the loop needs of a cache, whatever it holds."""
+    """The history of a model's rows, whatever it holds of them. A pytree; every method returns another cache.
 
-    length: Int[Array, "b"]
+    Rows have lengths of their own, and roll back alone. Tokens at or beyond a row's length are stale: a model must
+    not see them, and the next `append` writes over them. A cache whose state cannot be cut (a ring, a recurrent state)
+    keeps snapshots to return to.
 
-    def append(self, entries) -> Self:
-        """Stores what a model call returned for its fed tokens, and advances by that many."""
+    Example:
+        >>> cache = target.init_cache(batch=2, capacity=32)
+        >>> isinstance(cache, jaxspec.core.Cache)
+        True
+        >>> cache = cache.append(target(prompt, cache).entries)
+        >>> cache.truncate(jnp.asarray([3, 5], jnp.int32)).length.tolist()
+        [3, 5]
+    """
+
+    @property
+    def length(self) -> Int[Array, "b"]:
+        """The number of tokens that each row holds."""
+        ...
+
+    # `Any`, so that a cache may take the entries of its own model alone.
+    def append(self, entries: Any) -> Self:
+        """Stores the entries of `t` fed tokens, each row at its own length, and advances every row by `t`.
+
+        The caller leaves room: `length + t` is at most the capacity.
+        """
+        ...
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
-        """Forgets every token at or after `length`, row by row."""
+        """Forgets every token at or after `length`, row by row; `length` is at most the cache's own."""
+        ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
-    """What one forward pass returns.
+    """The results of one forward pass.
 
     Attributes:
-      logits: `[b, t, v]` float32; row `i` is the distribution of the token after fed token `i`.
-      entries: what the cache must store of the fed tokens (`cache.append(entries)`).
+      logits: `[b, t, v]` float32; row `i` scores the token after fed token `i`.
+      entries: what `cache.append` stores of the fed tokens (`Entries`).
       hidden: the captured states, `[b, t, d]` each, in the order of `capture`.
+
+    Example:
+        >>> output = target(prompt, target.init_cache(2, 32), capture=(1,))
+        >>> output.logits.shape == (2, 5, target.vocab_size), len(output.hidden)
+        (True, 1)
     """
 
     logits: Float[Array, "b t v"]
-    entries: Any
+    entries: Entries
     hidden: tuple[Float[Array, "b t d"], ...] = ()
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A causal language model over a cache that the caller holds.
+    """A causal language model over a cache that the caller holds. A pytree.
 
     A call does not write the cache: it returns entries, and `cache.append` stores them. So a
     forward pass may stand inside a `lax.cond` or `lax.switch` without copying the cache, and
     rejected tokens need never be stored.
 
-    Attributes:
-      vocab_size: how many token ids there are.
-      context_length: the longest sequence the model takes; `None` if it has no bound.
+    A model on a mesh may have an attribute `placement` (`Layout`); its caches and logits are laid out by it.
+
+    Example:
+        >>> isinstance(target, jaxspec.Model)
+        True
     """
 
-    vocab_size: int
-    context_length: int | None
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence the model takes; `None` if it has no bound."""
+        ...
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """An empty cache with room for at least `capacity` tokens a row."""
+        """Returns an empty cache with room for at least `capacity` tokens a row."""
+        ...
 
     def __call__(
         self,
         tokens: Int[Array, "b t"],
-        cache: Cache,
+        cache: Any,
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
@@ -75,7 +154,7 @@ class Model(Protocol):
 
         Args:
           tokens: the fed tokens.
-          cache: the history; row `b` holds `cache.length[b]` tokens.
+          cache: the history, from `init_cache`; row `b` holds `cache.length[b]` tokens.
           mask: which fed token sees which, for trees; `None` is causal. Every fed token sees
             the whole history.
           positions: the fed tokens' positions; `None` counts on from the history.
@@ -84,33 +163,92 @@ class Model(Protocol):
             the upper levels of a tree. `mask` and `positions` must then be given, and speak of
             the pending tokens first. A model that is never asked to grow a tree may do without.
         """
+        ...
+
+
+@runtime_checkable
+class ResumableModel(Model, Protocol):
+    """A model whose passes can stop after some layers and go on later, for drafts that exit early.
+
+    Example:
+        >>> isinstance(target, jaxspec.core.ResumableModel) and target.resumes
+        True
+    """
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this one can: a model may have the methods and a network that cannot."""
+        ...
+
+    def resume(
+        self,
+        partial: Any,
+        cache: Any,
+        *,
+        mask: Bool[Array, "b t t"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        capture: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """Runs the remaining layers of a pass that stopped (`Proposal.partial`), over the cache that it began with."""
+        ...
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """The layout of a model's arrays on devices: `Unsharded`, or `jaxspec.sharding.Placement`. Static and hashable.
+
+    Example:
+        >>> isinstance(target.placement, jaxspec.core.Layout)
+        True
+    """
+
+    def cache(self, cache: _Tree) -> _Tree:
+        """Returns a cache, laid out as its model is."""
+        ...
+
+    def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        """Returns logits or log-probabilities, laid out as the output head is."""
+        ...
+
+    def rows(self, tree: _Tree) -> _Tree:
+        """Returns arrays that have the batch first, their rows laid out as those of the cache."""
+        ...
+
+    def replicate(self, tree: _Tree) -> _Tree:
+        """Returns the same arrays, complete on every device."""
+        ...
+
+    def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
+        """Raises `ValueError` unless all processes pass the same, and returns the first one's number."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Unsharded:
-    """No placement: arrays lie where JAX puts them. `jaxspec.sharding.Placement` is the other kind."""
+    """The layout of models that are on no mesh: arrays stay where JAX puts them.
 
-    def cache(self, cache: Any) -> Any:
-        """A cache, laid out as its model is."""
+    Example:
+        >>> target.placement
+        Unsharded()
+    """
+
+    def cache(self, cache: _Tree) -> _Tree:
         return cache
 
-    def logits(self, logits: Array) -> Array:
-        """`[b, t, v]`, laid out as the output head is."""
+    def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         return logits
 
-    def rows(self, tree: Any) -> Any:
-        """Arrays that have the batch first."""
+    def rows(self, tree: _Tree) -> _Tree:
         return tree
 
-    def replicate(self, tree: Any) -> Any:
-        """Arrays that every device has."""
+    def replicate(self, tree: _Tree) -> _Tree:
         return tree
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
-        """Raises unless all processes pass the same, and returns the first one's number; here there is one."""
+        del parts  # there is one process
         return number
 
 
-def placement_of(model: Any) -> Any:
-    """A model's placement; one that knows of none lies anywhere."""
+def placement_of(model: Any) -> Layout:
+    """Returns a model's `placement`; `Unsharded()` where it has none."""
     return getattr(model, "placement", Unsharded())

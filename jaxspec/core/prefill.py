@@ -1,4 +1,4 @@
-"""Feeding committed text, in chunks of one shape and as many as the longest row needs."""
+"""Prefill: feeds committed text to a model in chunks of one shape, as many as the longest row needs."""
 
 import dataclasses
 
@@ -11,17 +11,18 @@ from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 
 CHUNK = 128
-# What a drafter missed is short, and many processors take a few tokens in the time of one.
+# A drafter misses few tokens, and many processors take a few in the time of one.
 CATCH_UP_CHUNK = 16
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
-    """A model's pass over the prompt: its cache, and the hidden states that were asked for.
+    """A model's pass over the prompt.
 
-    `hidden[i]` is `[b, t, d]` over the first `length - 1` tokens of each row; what lies beyond
-    is undefined.
+    Attributes:
+      cache: holds the first `length - 1` tokens of each row.
+      hidden: the captured states of those tokens, in the order of `capture`; undefined beyond them.
     """
 
     cache: Cache
@@ -39,6 +40,13 @@ def prefill(
 
     The trip count follows the longest row; a shorter row's surplus is fed too and then
     forgotten by truncation.
+
+    Args:
+      model: the model to feed.
+      tokens: committed text; row `b` is `tokens[b, :length[b]]`.
+      length: committed tokens of each row, at least 1.
+      cache: an empty cache of the model, with room for `s` tokens.
+      capture: the hidden states to return, as of `Model.__call__`.
     """
     slots = tokens.shape[1]
     chunk = min(CHUNK, slots)
@@ -66,14 +74,14 @@ def prefill(
 
 
 def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Array, "b"]) -> Cache:
-    """The cache with at least the first `goal` tokens of each row, fed from where each one stands.
+    """Feeds what a cache lacks of the first `goal` tokens of each row, and returns it.
 
     Runs no pass where every row holds them. Each row has its own window:
 
         row 0   holds 5, goal 7     feeds tokens 5 6 7 8    then holds 7
         row 1   holds 9, goal 7     feeds tokens 9 ...      still holds 9
 
-    What a row feeds beyond its goal lies in stale slots.
+    The surplus of a row beyond its goal lies in stale slots.
     """
     slots = tokens.shape[1]
     chunk = min(CATCH_UP_CHUNK, slots)
@@ -92,6 +100,8 @@ def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Ar
         return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
 
 
-def _hidden_buffers(model, tokens, cache, capture):
+def _hidden_buffers(
+    model: Model, tokens: Int[Array, "b s"], cache: Cache, capture: tuple[int, ...]
+) -> tuple[Float[Array, "b s d"], ...]:
     shapes = jax.eval_shape(lambda: model(tokens[:, :1], cache, capture=capture).hidden)
     return tuple(jnp.zeros((*tokens.shape, x.shape[-1]), x.dtype) for x in shapes)

@@ -13,16 +13,30 @@ def count_leading(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
 
     Returns:
       Counts from 0 to `n`, int32.
+
+    Example:
+        >>> jaxspec.core.count_leading(jnp.asarray([[True, True, False, True]])).tolist()
+        [2]
     """
     return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 
 
 def first_true(flags: Bool[Array, "b n"]) -> Int[Array, "b"]:
-    """Finds the first flag that is set in each row, int32; 0 where none is."""
+    """Finds the first flag that is set in each row, int32; 0 where none is.
+
+    Example:
+        >>> jaxspec.core.first_true(jnp.asarray([[False, True, True]])).tolist()
+        [1]
+    """
     return jnp.argmax(flags, axis=1).astype(jnp.int32)
 
 
 def take_row(values: Array, index: Int[Array, "b"]) -> Array:
-    """Takes `values[b, index[b]]` of each row: `[b, n, ...]` to `[b, ...]`."""
+    """Takes `values[b, index[b]]` of each row: `[b, n, ...]` to `[b, ...]`.
+
+    Example:
+        >>> jaxspec.core.take_row(jnp.asarray([[5, 6, 7], [8, 9, 10]]), jnp.asarray([2, 0])).tolist()
+        [7, 8]
+    """
     index = index.reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.take_along_axis(values, index, axis=1)[:, 0]

@@ -1,16 +1,18 @@
-"""The sampling policy: which distribution a row of logits stands for.
+"""Sampling policies: the distribution that tokens are drawn from, computed from logits.
 
 Warpers apply in one order, for plain decoding, drafting and verification alike:
 temperature, top-k, top-p, min-p, then renormalize.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Bool, Float, Int, Shaped
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
@@ -18,30 +20,50 @@ from jaxspec.core.pytree import register_dataclass
 
 @runtime_checkable
 class Policy(Protocol):
-    """A distribution over next tokens, computed from logits."""
+    """A distribution over next tokens, computed from logits. A pytree; plain decoding, drafts and verifiers share it.
 
-    greedy: bool
+    A policy of your own is a frozen dataclass under `jaxspec.core.register_dataclass`.
+
+    Example:
+        >>> isinstance(jaxspec.Sampling(temperature=0.7), jaxspec.Policy)
+        True
+    """
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the distribution is one-hot on the argmax of the logits: then neither key nor softmax is needed."""
+        ...
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """The normalized log-probabilities, float32, of the distribution that tokens are drawn from."""
+        """Returns the normalized log-probabilities, float32, of the distribution that tokens are drawn from.
+
+        Tokens that are never drawn have -inf. Every position stands alone, and row `b` uses the policy's own row `b`
+        where its parameters differ by row.
+        """
+        ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Always the most likely token (the first of equals). Needs no key and no softmax."""
+    """The policy that takes the argmax, the first of equals. Needs no key and no softmax.
+
+    Example:
+        >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4, sampling=jaxspec.Greedy())
+        >>> generation.tokens.shape
+        (2, 4)
+    """
 
     greedy = True
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """The one-hot distribution of the most likely token."""
-        return _one_hot_log(argmax(logits), logits.shape[-1])
+        return one_hot_log(argmax(logits), logits.shape[-1])
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Temperature, top-k, top-p and min-p, each one value or one a row, each traced.
+    """The policy of temperature, top-k, top-p and min-p: each one value or one a row, each traced.
 
     Attributes:
       temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.
@@ -53,6 +75,12 @@ class Sampling:
         or `0` keeps all.
 
     A warper that is `None` costs nothing.
+
+    Example:
+        >>> sampling = jaxspec.Sampling(temperature=0.8, top_p=0.95)
+        >>> draft = jaxspec.ModelDrafter(draft, k=2)
+        >>> jaxspec.generate(target, draft, prompt, key=key, sampling=sampling, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
 
     temperature: Float[Array, "*b"] | float = 1.0
@@ -63,7 +91,7 @@ class Sampling:
     greedy = False
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """Log-probabilities of the warped distribution: float32, or float64 if the logits are."""
+        """Returns the log-probabilities of the warped distribution: float32, or float64 if the logits are."""
         logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
         temperature = _per_row(self.temperature, logits.dtype)
         # The maximum goes first: a logit divided by a tiny temperature would overflow.
@@ -71,11 +99,11 @@ class Sampling:
         scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
         scaled = _keep(scaled, self._threshold(scaled))
         next_log_probs = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
-        certain = _one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
+        certain = one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
         return jnp.where(temperature > 0, next_log_probs, certain)
 
-    def _threshold(self, scaled):
-        """The lowest value that stays, `[b, t, 1]`; the maximum of `scaled` is 0."""
+    def _threshold(self, scaled: Float[Array, "b t v"]) -> Float[Array, "_ _ 1"]:
+        """Returns the lowest value that stays, `[b, t, 1]`; the maximum of `scaled` is 0."""
         threshold = jnp.full((1, 1, 1), -jnp.inf, scaled.dtype)
         if self.top_k is not None:
             top_k = _per_row(self.top_k, jnp.int32)
@@ -92,22 +120,31 @@ class Sampling:
         return threshold
 
 
-def _keep(scaled, threshold):
+def _keep(scaled: Float[Array, "b t v"], threshold: Float[Array, "#b #t 1"]) -> Float[Array, "b t v"]:
+    """Masks the values below a threshold with -inf."""
     return jnp.where(scaled >= threshold, scaled, -jnp.inf)
 
 
-def _one_hot_log(tokens, vocab_size: int):
+def one_hot_log(tokens: Int[Array, "*b"], vocab_size: int) -> Float[Array, "*b {vocab_size}"]:
+    """Returns the log-probabilities of the one-hot distributions on `tokens`: 0 there, -inf elsewhere.
+
+    Example:
+        >>> jaxspec.core.one_hot_log(jnp.asarray([2]), vocab_size=3).tolist()
+        [[-inf, -inf, 0.0]]
+    """
     ids = jnp.arange(vocab_size, dtype=tokens.dtype).reshape(*(1,) * tokens.ndim, vocab_size)
     return jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)
 
 
-def _per_row(value, dtype):
-    """A scalar or `[b]` value, shaped to meet `[b, t, v]`."""
+def _per_row(value: ArrayLike, dtype: DTypeLike) -> Shaped[Array, "_ 1 1"]:
+    """Shapes a scalar or `[b]` value to meet `[b, t, v]`."""
     return jnp.asarray(value, dtype).reshape(-1, 1, 1)
 
 
-def _bisect(scaled, enough):
-    """The largest value of `scaled` at which `enough(scaled >= value)` still holds, a row.
+def _bisect(
+    scaled: Float[Array, "b t v"], enough: Callable[[Bool[Array, "b t v"]], Bool[Array, "b t 1"]]
+) -> Float[Array, "b t 1"]:
+    """Finds the largest value of `scaled` at which `enough(scaled >= value)` still holds, in each row.
 
     Minus infinity where nothing is enough (`top_k` beyond the vocabulary).
 

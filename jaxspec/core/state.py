@@ -1,7 +1,6 @@
-"""The pytrees that travel through the loop."""
+"""The pytrees that travel through the loop: proposals, verdicts, states and results."""
 
 import dataclasses
-import enum
 from typing import Any
 
 import jax
@@ -13,48 +12,14 @@ from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.stats import Stats
+from jaxspec.core.status import Status
 from jaxspec.core.tree import depths
-
-
-class StopReason(enum.IntEnum):
-    """Why a row stopped."""
-
-    RUNNING = 0
-    STOP_TOKEN = 1
-    MAX_NEW_TOKENS = 2
-    ERROR = 3
-
-
-class Status(enum.IntEnum):
-    """What was wrong with a row. A program on an accelerator cannot raise, so it reports."""
-
-    OK = 0
-    NOT_FINITE_LOGITS = 1
-    TOKEN_OUT_OF_RANGE = 2
-    BAD_PROMPT_LENGTH = 3
-    BAD_MAX_NEW_TOKENS = 4
-    BAD_SAMPLING = 5
-
-    @property
-    def meaning(self) -> str:
-        """The status in words, with what to do."""
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
-    Status.OK: "no error",
-    Status.NOT_FINITE_LOGITS: "the target's logits were NaN or infinite; check its weights and dtype",
-    Status.TOKEN_OUT_OF_RANGE: "the prompt had a token id outside [0, vocab_size)",
-    Status.BAD_PROMPT_LENGTH: "prompt_length was outside [1, width of prompt]",
-    Status.BAD_MAX_NEW_TOKENS: "max_new_tokens was negative or did not fit the capacity; pass a larger capacity",
-    Status.BAD_SAMPLING: "a sampling parameter was out of range: temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1",
-}
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, a chain or a tree of them, and the distribution that each was really drawn from.
+    """Drafted tokens, a chain or a tree of them, and the distribution that each was drawn from.
 
     A tree's nodes follow their parents, and siblings stand in the order they were drawn in:
 
@@ -64,38 +29,49 @@ class Proposal:
 
     Attributes:
       tokens: the drafts.
-      valid: which of them are submitted; in a chain a prefix, in a tree never without the
+      valid: the drafts that are submitted for verification; in a chain a prefix, in a tree never without the
         parent. Whether draft `i` is valid must not depend on draft `i` itself unless drafting
         is deterministic.
-      log_probs: the normalized distribution that each draft was drawn from, given its ancestors and the
+      log_probs: the normalized log-probabilities that each draft was drawn from, given its ancestors and the
         siblings before it, or `None` for deterministic guesses (a one-hot distribution, never
         materialized).
       parents: each node's parent, -1 for the last committed token; `None` is a chain.
-      depth: the most nodes along one path of a tree, static.
+      depth: the most nodes along one path of a tree, static; 0 for a chain.
       partial: the target's pass over the last committed token and the drafts, where drafting began
-        it; verification then runs its other layers alone. `None` is a pass from the start, and so is that of a round
-        without drafts.
+        it; verification then runs the remaining layers alone (`ResumableModel.resume`). `None` is a pass from the
+        start, and so is that of a round without drafts.
+
+    Example:
+        >>> tokens = jnp.asarray([[7, 5, 6], [7, 9, 8]], jnp.int32)
+        >>> proposal = jaxspec.core.Proposal(tokens, valid=jnp.asarray([[True, True, False], [True, True, True]]))
+        >>> proposal.longest().tolist(), proposal.first(1).tokens.tolist()
+        ([2, 3], [[7], [7]])
     """
 
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
     log_probs: Float[Array, "b n v"] | None = None
     parents: Int[Array, "b n"] | None = None
-    depth: int | None = dataclasses.field(default=None, metadata={"static": True})
+    depth: int = dataclasses.field(default=0, metadata={"static": True})
     partial: Any = None
 
     def first(self, count: int) -> "Proposal":
-        """The same proposal cut to its first `count` drafts; without any, nothing that was begun of them is left."""
+        """Returns the proposal cut to its first `count` drafts; without any, it has no `partial` either."""
         if count == 0:
             return Proposal(self.tokens[:, :0], self.valid[:, :0])
         partial = None if self.partial is None else self.partial.first(count + 1)
         cut = lambda x: None if x is None else x[:, :count]  # noqa: E731
-        depth = None if self.depth is None else min(self.depth, count)
-        all_log_probs, parents = cut(self.log_probs), cut(self.parents)
-        return Proposal(self.tokens[:, :count], self.valid[:, :count], all_log_probs, parents, depth, partial)
+        return Proposal(
+            self.tokens[:, :count],
+            self.valid[:, :count],
+            cut(self.log_probs),
+            cut(self.parents),
+            min(self.depth, count),
+            partial,
+        )
 
     def longest(self) -> Int[Array, "b"]:
-        """How many drafts each row submits along its longest path."""
+        """Counts the drafts that each row submits along its longest path."""
         if self.parents is None:
             return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
         return jnp.max(jnp.where(self.valid, depths(self.parents, self.depth), 0), axis=1, initial=0)
@@ -104,15 +80,20 @@ class Proposal:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a verifier decided, row by row.
+    """A verifier's decision, row by row.
 
     Attributes:
-      accepted: how many drafted tokens are kept.
+      accepted: the number of accepted drafts.
       next_token: the token after them: a correction, or the bonus after full acceptance.
-      path: the kept nodes of a tree in order, of which the first `accepted` count; `None` for a
+      path: the accepted nodes of a tree in order, of which the first `accepted` count; `None` for a
         chain, whose path is its beginning.
       deviation: of a verifier that is not lossless: the total variation between what it emits
         and the target's distribution, at each emitted position; those not given, and `None`, are 0.
+
+    Example:
+        >>> both = jnp.asarray([2, 0], jnp.int32)
+        >>> jaxspec.core.Verdict(accepted=both, next_token=jnp.asarray([5, 9], jnp.int32)).path is None
+        True
     """
 
     accepted: Int[Array, "b"]
@@ -124,9 +105,22 @@ class Verdict:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a drafter may look at: everything committed, and the target.
+    """The input of a drafter: everything committed, and the target.
 
-    Row `b` holds `tokens[b, :length[b]]`; the target's cache holds all of them but the last.
+    Attributes:
+      target: the target, whose embeddings, layers and head a drafter may share.
+      cache: the target's; it holds all committed tokens but the last.
+      tokens: row `b` is committed up to `tokens[b, :length[b]]`.
+      length: committed tokens of each row.
+      done: rows that emit no more.
+      sampling: the policy of `generate`, which drafts are drawn with unless the drafter has its own.
+
+    Example:
+        >>> length, done = jnp.asarray([5, 5], jnp.int32), jnp.zeros(2, jnp.bool_)
+        >>> cache = target.init_cache(2, 32)
+        >>> context = jaxspec.core.Context(target, cache, prompt, length, done, jaxspec.Greedy())
+        >>> context.last.tolist()
+        [[6], [8]]
     """
 
     target: Model
@@ -145,7 +139,7 @@ class Context:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GenerationState:
-    """Everything that one round hands to the next. Shapes and dtypes never change.
+    """The state of the loop between two rounds. Shapes and dtypes never change.
 
     Attributes:
       tokens: prompt and new tokens, left-aligned; final up to `length`.
@@ -162,7 +156,13 @@ class GenerationState:
       sampling: the policy, its parameters one value a row.
       cache: the target's; it holds `length - 1` tokens.
       drafter_state: the drafter's own.
-      stats: what was drafted and accepted.
+      stats: counts of drafted and accepted tokens.
+
+    Example:
+        >>> drafter = jaxspec.NGramDrafter(k=2)
+        >>> state = jaxspec.init(target, drafter, prompt, max_new_tokens=4)
+        >>> state.length.tolist(), bool(state.done.any())
+        ([5, 5], False)
     """
 
     tokens: Int[Array, "b s"]
@@ -185,7 +185,21 @@ class GenerationState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """What one round emitted: row `b` got `tokens[b, :count[b]]`."""
+    """The tokens that one round emitted: row `b` got `tokens[b, :count[b]]`.
+
+    Attributes:
+      tokens: accepted drafts, the token after them, and padding.
+      count: emitted tokens; 0 in rows that were done.
+      drafted: drafts that were verified.
+      accepted: those of them that were accepted.
+
+    Example:
+        >>> drafter = jaxspec.NGramDrafter(k=2)
+        >>> state = jaxspec.init(target, drafter, prompt, max_new_tokens=4)
+        >>> state, info = jaxspec.step(target, drafter, None, state)
+        >>> bool((info.count == info.accepted + 1).all())
+        True
+    """
 
     tokens: Int[Array, "b n_plus_1"]
     count: Int[Array, "b"]
@@ -200,13 +214,21 @@ class Generation:
 
     Attributes:
       tokens: the new tokens alone, a stop token included.
-      length: how many there are.
+      length: the number of new tokens.
       log_probs: the target's log-probability of each, before warping.
       warped_log_probs: its log-probability under the sampling policy's distribution.
       stop_reason: a `StopReason` a row.
       status: a `Status` a row.
       stats: counts of rounds, drafted and accepted tokens, a row each.
       lossless: whether the verifier keeps the target's distribution exactly.
+
+    Example:
+        >>> generation = jaxspec.generate(target, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4)
+        >>> generation.raise_for_status()
+        >>> generation.tokens.shape, generation.length.tolist()
+        ((2, 4), [4, 4])
+        >>> generation.stats.acceptance_rate() <= 1
+        True
     """
 
     tokens: Int[Array, "b n"]
@@ -219,11 +241,11 @@ class Generation:
     lossless: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def total_log_prob(self, *, warped: bool = False) -> Float[Array, "b"]:
-        """The log-probability of each row's new tokens together, zeros beyond their end."""
+        """Sums the log-probabilities of each row's new tokens; `warped` takes those under the sampling policy."""
         return jnp.sum(self.warped_log_probs if warped else self.log_probs, axis=-1)
 
     def measured_total_variation(self) -> float:
-        """How far a lossy verifier's output was from the target's distribution: the mean over new tokens.
+        """Returns the total variation of a lossy verifier's output from the target's distribution, a mean over tokens.
 
         The verifier says what it measures; 0 for a lossless one, and before the first token.
         """

@@ -1,4 +1,4 @@
-"""What speculation achieved, counted on the device and read on the host."""
+"""Counts of drafted and accepted tokens, kept on the device and read on the host."""
 
 import dataclasses
 from typing import Self
@@ -6,7 +6,7 @@ from typing import Self
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 
@@ -24,12 +24,17 @@ class Stats:
       rounds: rounds in which the row was live.
       emitted: new tokens.
       drafted: drafted tokens that were verified.
-      accepted: those of them that were kept.
+      accepted: those of them that were accepted.
       drafted_at: the same as `drafted`, by position in the draft.
       accepted_at: the same as `accepted`, by position in the draft.
       histogram: rounds that accepted exactly `i` drafted tokens.
       deviation: the total variation that a lossy verifier measured, summed over new tokens.
       lossy_rounds: rounds that a lossy verifier decided.
+
+    Example:
+        >>> stats = jaxspec.generate(target, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).stats
+        >>> 1 <= stats.mean_acceptance_length() <= 3, stats.acceptance_by_position().shape
+        (True, (2,))
     """
 
     rounds: Int[Array, "b"]
@@ -44,6 +49,7 @@ class Stats:
 
     @classmethod
     def zero(cls, batch: int, k: int) -> Self:
+        """Returns the counts before the first round, for drafts of at most `k` tokens."""
         none = jnp.zeros(batch, jnp.int32)
         at = jnp.zeros((batch, k), jnp.int32)
         return cls(
@@ -52,22 +58,20 @@ class Stats:
 
     def count(
         self,
-        live: Array,
+        live: Bool[Array, "b"],
         emitted: Int[Array, "b"],
         drafted: Int[Array, "b"],
         accepted: Int[Array, "b"],
         deviation: Float[Array, "b k_plus_1"] | None = None,
     ) -> Self:
-        """Adds one round. Rows that are not `live` add nothing, nor do positions not emitted."""
+        """Returns the counts after one more round. Rows that are not `live` add nothing, nor do tokens not emitted."""
         k = self.drafted_at.shape[1]
         one = live.astype(jnp.int32)
         positions = jnp.arange(k + 1, dtype=jnp.int32)[None]
         counted = lambda where: (live[:, None] & where).astype(jnp.int32)  # noqa: E731
         lossy = deviation is not None
-        if not lossy:
-            deviation = jnp.zeros((), jnp.float32)
         new = live[:, None] & (positions < emitted[:, None])
-        return Stats(
+        return type(self)(
             self.rounds + one,
             self.emitted + one * emitted,
             self.drafted + one * drafted,
@@ -75,28 +79,28 @@ class Stats:
             self.drafted_at + counted(positions[:, :k] < drafted[:, None]),
             self.accepted_at + counted(positions[:, :k] < accepted[:, None]),
             self.histogram + counted(positions == accepted[:, None]),
-            self.deviation + jnp.sum(jnp.where(new, deviation, 0.0), axis=1),
+            self.deviation + jnp.sum(jnp.where(new, deviation if lossy else jnp.zeros((), jnp.float32), 0.0), axis=1),
             self.lossy_rounds + (one if lossy else 0),
         )
 
     def mean_acceptance_length(self) -> float:
-        """Emitted tokens a round, over all rows; 0 before the first round."""
+        """Returns the emitted tokens a round, over all rows; 0 before the first round."""
         return _ratio(self.emitted, self.rounds)
 
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens, over all rows; 0 if nothing was drafted."""
+        """Returns accepted over drafted tokens, over all rows; 0 if nothing was drafted."""
         return _ratio(self.accepted, self.drafted)
 
     def measured_total_variation(self) -> float:
-        """The mean over new tokens of what a lossy verifier measured; 0 for a lossless one."""
+        """Returns the mean over new tokens of what a lossy verifier measured; 0 for a lossless one."""
         return _ratio(self.deviation, self.emitted)
 
     def acceptance_by_position(self) -> Float[np.ndarray, "k"]:
-        """The share of rounds that accepted the draft at each position, over all rows."""
+        """Returns the share of rounds that accepted the draft at each position, over all rows."""
         rounds = max(int(np.sum(self.rounds)), 1)
         return np.sum(np.asarray(self.accepted_at), axis=0) / rounds
 
 
-def _ratio(numerator, denominator) -> float:
+def _ratio(numerator: Array, denominator: Array) -> float:
     total = int(np.sum(denominator))
     return float(np.sum(numerator)) / total if total else 0.0

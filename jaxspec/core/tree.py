@@ -1,4 +1,4 @@
-"""Trees of drafted tokens: which node follows which.
+"""Trees of drafted tokens, and the masks and depths that follow from them.
 
 A tree is written as each node's parent, parents before children, -1 for the last committed token.
 """
@@ -14,14 +14,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
-# What `Tree.of_size` assumes: the chance that the draft's token of rank r is the target's. Only
-# a prior; the ranks' shares fall about like a power (Sequoia, Chen et al. 2402.12374, section 3.1).
+# The chance that the draft's token of rank r is the target's, where none was measured. A prior only; the ranks' shares
+# fall about like a power (Sequoia, Chen et al. 2402.12374, section 3.1).
 _RATES = tuple(0.6 / (rank + 1) ** 2 for rank in range(16))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """The shape of a drafted tree, fixed when a program is compiled. Hashable.
+    """The topology of a drafted tree, fixed when a program is compiled. Hashable.
 
     Siblings stand in the order of their indices: the first is the parent's best child.
 
@@ -30,7 +30,17 @@ class Tree:
                                             └ 4
 
     Attributes:
-      parents: each node's parent, before it; -1 is the last committed token.
+      parents: each node's parent, which comes before it; -1 is the last committed token.
+
+    Example:
+        >>> tree = jaxspec.Tree.balanced((2, 2))
+        >>> tree.parents, tree.size, tree.depth
+        ((-1, 0, 0, -1, 3, 3), 6, 2)
+        >>> jaxspec.TreeDrafter(draft, tree).k
+        2
+
+    References:
+      Chen et al., "Sequoia", arXiv 2402.12374, section 3.1 (`of_size`).
     """
 
     parents: tuple[int, ...]
@@ -40,14 +50,14 @@ class Tree:
 
     @classmethod
     def chains(cls, num_drafts: int, k: int) -> Self:
-        """`num_drafts` chains of `k` tokens side by side; token `i` of draft `j` is node `j * k + i`."""
+        """Makes `num_drafts` chains of `k` tokens side by side; token `i` of draft `j` is node `j * k + i`."""
         positive("num_drafts", num_drafts)
         positive("k", k)
         return cls(tuple(draft * k + i - 1 if i else -1 for draft in range(num_drafts) for i in range(k)))
 
     @classmethod
     def balanced(cls, branching: Sequence[int]) -> Self:
-        """Each node at depth `i` has `branching[i]` children, in depth-first order."""
+        """Makes a tree whose nodes at depth `i` have `branching[i]` children each, in depth-first order."""
         branching = tuple(branching)
         if not branching:
             raise ValueError("Tree.balanced needs a number of children for each depth, got none; pass e.g. (3, 2, 2)")
@@ -60,16 +70,20 @@ class Tree:
 
     @classmethod
     def of_size(cls, size: int, *, depth: int | None = None, rates: Sequence[float] = _RATES) -> Self:
-        """The tree of `size` nodes with the most accepted tokens, where ranks are accepted at `rates`.
+        """Finds the tree of `size` nodes with the most accepted tokens, where ranks are accepted at `rates`.
 
-        A path's chance is the product of its ranks' rates, and the `size` likeliest paths are the
+        A path's chance is the product of its ranks' rates, and the `size` most probable paths are the
         best tree (Sequoia, 2402.12374, section 3.1; Medusa, 2401.10774, section 2.3.3).
 
         Args:
-          size: how many nodes.
+          size: the number of nodes.
           depth: the most nodes along one path; `None` leaves it open. Each costs a draft pass.
           rates: how often the target's token is the draft's best, second best, ... child. The
             default is a guess, 0.6 / (rank + 1)^2; pass measured ones.
+
+        Raises:
+          TypeError, ValueError: a size is no integer of at least 1, a rate is not strictly between 0 and 1, or there
+            are not that many paths.
         """
         positive("size", size)
         if depth is not None:
@@ -77,7 +91,7 @@ class Tree:
         rates = tuple(float(rate) for rate in rates)
         if not rates or not all(0 < rate < 1 for rate in rates):
             raise ValueError(f"rates must be chances strictly between 0 and 1, one a rank, got {rates}")
-        chosen = _likeliest_paths(lambda _: rates, size, depth)
+        chosen = _most_probable_paths(lambda _: rates, size, depth)
         if len(chosen) < size:
             raise ValueError(
                 f"{len(rates)} ranks and a depth of {depth} make trees of at most {len(chosen)} nodes, got "
@@ -87,14 +101,14 @@ class Tree:
 
     @classmethod
     def _of_paths(cls, paths) -> Self:
-        """The tree whose nodes are paths of ranks, in depth-first order."""
+        """Makes the tree whose nodes are paths of ranks, in depth-first order."""
         paths = sorted(paths)
         index = {path: i for i, path in enumerate(paths)}
         return cls(tuple(index.get(path[:-1], -1) for path in paths))
 
     @property
     def size(self) -> int:
-        """How many nodes it has."""
+        """The number of nodes."""
         return len(self.parents)
 
     @property
@@ -112,7 +126,7 @@ class Tree:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many nodes there are at each depth."""
+        """The number of nodes at each depth."""
         return tuple(len(nodes) for nodes in self.levels)
 
     @functools.cached_property
@@ -139,33 +153,46 @@ class Tree:
 
 
 def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
-    """The tree of `nodes` nodes with the most accepted tokens, where guesses do not depend on those above them.
+    """Finds the tree with the most accepted tokens, where guesses do not depend on those above them.
 
-    A path's chance is the product of its tokens' accuracies, and the likeliest paths are chosen one after the other
-    (Medusa, Cai et al. 2401.10774, section 2.3.3).
+    A path's chance is the product of its tokens' accuracies, and the most probable paths are chosen one after the
+    other.
 
     Args:
       accuracies: `[depth][rank]`, how often the token of that rank at that depth is the target's, such as
         `MedusaHead.accuracies`.
-      nodes: how many, at most those whose paths have any chance.
+      nodes: the size of the tree, at most the number of paths that have any chance.
+
+    Raises:
+      TypeError, ValueError: `nodes` is no integer of at least 1 or too large, or an accuracy is not between 0 and 1.
+
+    References:
+      Cai et al., "Medusa", arXiv 2401.10774, section 2.3.3.
+
+    Example:
+        >>> jaxspec.core.best_tree([[0.6, 0.2], [0.5, 0.1]], nodes=3).parents
+        (-1, 0, -1)
     """
     positive("nodes", nodes)
     # Measured ones need not fall with the rank, which children are numbered by.
     ranks = [sorted(map(float, row), reverse=True) for row in accuracies]
     if not ranks or not all(0 <= rate <= 1 for row in ranks for rate in row):
         raise ValueError(f"accuracies must be shares between 0 and 1, [depth][rank], got {accuracies!r}")
-    paths = _likeliest_paths(lambda level: ranks[level], nodes, len(ranks))
+    paths = _most_probable_paths(lambda level: ranks[level], nodes, len(ranks))
     if len(paths) < nodes:
         raise ValueError(f"these accuracies make trees of at most {len(paths)} nodes, got nodes={nodes}; pass fewer")
     return Tree._of_paths(paths)
 
 
-def _likeliest_paths(rates: Callable[[int], Sequence[float]], count: int, depth: int | None) -> list[tuple[int, ...]]:
-    """The `count` paths of ranks with the largest product of `rates(level)[rank]`, as far as it is not 0.
+def _most_probable_paths(
+    rates: Callable[[int], Sequence[float]], count: int, depth: int | None
+) -> list[tuple[int, ...]]:
+    """Finds the `count` paths of ranks with the largest product of `rates(level)[rank]`, as far as it is not 0.
 
     Of equals, the shallower and then the earlier path goes first: always after its parent.
     """
-    queue, chosen = [(-rate, 1, (rank,)) for rank, rate in enumerate(rates(0)) if rate > 0], []
+    chosen: list[tuple[int, ...]] = []
+    queue: list[tuple[float, int, tuple[int, ...]]] = [(-r, 1, (rank,)) for rank, r in enumerate(rates(0)) if r > 0]
     heapq.heapify(queue)
     while queue and len(chosen) < count:
         chance, nodes, path = heapq.heappop(queue)
@@ -203,12 +230,12 @@ def positive(name: str, value: Any) -> None:
 
 
 def depths(parents: Int[Array, "b n"], depth: int) -> Int[Array, "b n"]:
-    """How many nodes each path from the text down to a node has, itself included."""
+    """Counts the nodes on the path from the text down to each node, itself included."""
     return jnp.sum(ancestors(parents, depth), axis=-1, dtype=jnp.int32)
 
 
 def ancestors(parents: Int[Array, "b n"], depth: int) -> Bool[Array, "b n n"]:
-    """`[b, i, j]`: whether node `j` is node `i` or above it, in trees no deeper than `depth`."""
+    """Returns at `[b, i, j]` whether node `j` is node `i` or above it, in trees no deeper than `depth`."""
     nodes = jnp.arange(parents.shape[1], dtype=jnp.int32)
     above = jnp.broadcast_to(nodes[None], parents.shape)
     seen = jnp.zeros((*parents.shape, parents.shape[1]), jnp.bool_)
@@ -220,6 +247,6 @@ def ancestors(parents: Int[Array, "b n"], depth: int) -> Bool[Array, "b n n"]:
 
 
 def verification_mask(parents: Int[Array, "b n"], depth: int) -> Bool[Array, "b n_plus_1 n_plus_1"]:
-    """Which fed token sees which where the last committed token is fed before the nodes."""
+    """Returns the attention mask of a tree that is fed behind the last committed token: `[b, i, j]` is `i` sees `j`."""
     seen = jnp.pad(ancestors(parents, depth), ((0, 0), (1, 0), (1, 0)))
     return seen.at[:, :, 0].set(True)

@@ -1,4 +1,4 @@
-"""Validation at the boundary: what was got, what was expected, what to pass instead.
+"""Validation of arguments: each error says what it got, what it expected, and what to pass instead.
 
 Shapes and static options are always checked. Values are checked when they are concrete; inside
 a caller's `jit` they are not, and `traced_status` reports them in the result instead.
@@ -12,24 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jax.core import Tracer
+from jaxtyping import Bool, Int
 
 from jaxspec.core.sampling import Policy, Sampling
-from jaxspec.core.state import Status
+from jaxspec.core.status import Status
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether the host may look at the values: none is traced, or has parts that other processes hold."""
-    return not any(_is_out_of_sight(leaf) for value in values for leaf in jax.tree.leaves(value))
+    """Returns whether the host can read the values: none is traced, or has parts that other processes hold."""
+    return not any(_is_unreadable(leaf) for value in values for leaf in jax.tree.leaves(value))
 
 
-def _is_out_of_sight(leaf: Any) -> bool:
-    if isinstance(leaf, jax.core.Tracer):
+def _is_unreadable(leaf: Any) -> bool:
+    if isinstance(leaf, Tracer):
         return True
     return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
-def draft_length(k: int) -> None:
+def draft_length(k: Any) -> None:
     """Raises unless `k` is an integer of at least 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
@@ -38,10 +39,7 @@ def draft_length(k: int) -> None:
 
 
 def draft_lengths(lengths: Any, smallest: int = 0) -> tuple[int, ...]:
-    """Numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`.
-
-    Raises unless they are integers of at least 0, each larger than the one before it.
-    """
+    """Returns numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`."""
     if isinstance(lengths, int | np.integer):
         draft_length(lengths)
         k = int(lengths)
@@ -91,12 +89,12 @@ def costs(values: Any, lengths: tuple[int, ...]) -> None:
         raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
 
 
-def follows_from_the_text(owner: str, schedule: Any) -> None:
-    """Raises where a schedule wants the distribution of drafts that have none."""
-    if schedule.reads_log_probs:
+def reads_no_log_probs(owner: str, length: Any) -> None:
+    """Raises if a draft length reads the distribution of drafts, of a drafter that has none."""
+    if length.reads_log_probs:
         raise ValueError(
-            f"{type(schedule).__name__} stops by the distribution that drafts are drawn from, but {owner} copies and draws "
-            f"nothing; pass {owner}(k=Adaptive(...)), or an integer k"
+            f"{type(length).__name__} stops by the distribution of drafts, but {owner} copies and draws nothing; "
+            f"pass {owner}(k=Adaptive(...)), or an integer k"
         )
 
 
@@ -125,7 +123,7 @@ def same_vocabulary(*, draft: int, target: int) -> None:
     if draft != target:
         raise ValueError(
             f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
-            f"{target}; pass a draft model trained with the target's tokenizer, or IntersectionDrafter with any other"
+            f"{target}; pass a draft model with the target's tokenizer, or CrossVocabularyDrafter with any other"
         )
 
 
@@ -140,29 +138,26 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
     if prompt_length is not None:
-        shape, dtype = _shape_and_dtype(prompt_length)
-        if shape not in ((), (tokens.shape[0],)) or not jnp.issubdtype(dtype, jnp.integer):
+        (shape, dtype), rows = _shape_and_dtype(prompt_length), tokens.shape[0]
+        if shape not in ((), (rows,)) or not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
-                f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} "
-                f"for {tokens.shape[0]} rows"
+                f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
             )
-    if prompt_length is not None and is_concrete(prompt_length):
-        lengths = np.asarray(prompt_length)
-        if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
-            raise ValueError(
-                f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
-                "an empty prompt has no distribution to sample from: pass at least a start token"
-            )
+        if is_concrete(prompt_length):
+            lengths = np.asarray(prompt_length)
+            if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
+                raise ValueError(
+                    f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
+                    "an empty prompt has no distribution to sample from: pass at least a start token"
+                )
     if is_concrete(tokens, prompt_length):
-        ids, lengths = (
-            np.asarray(tokens),
-            np.broadcast_to(tokens.shape[1] if prompt_length is None else np.asarray(prompt_length), tokens.shape[:1]),
-        )
-        used = ids[np.arange(ids.shape[1])[None] < lengths[:, None]]
-        if used.min() < 0 or used.max() >= vocab_size:
-            bad = used[(used < 0) | (used >= vocab_size)][0]
+        ids, width = np.asarray(tokens), tokens.shape[1]
+        lengths = np.broadcast_to(width if prompt_length is None else np.asarray(prompt_length), ids.shape[:1])
+        used = ids[np.arange(width)[None] < lengths[:, None]]
+        bad = used[(used < 0) | (used >= vocab_size)]
+        if bad.size:
             raise ValueError(
-                f"prompt has token id {bad}, expected ids in [0, {vocab_size}); "
+                f"prompt has token id {bad[0]}, expected ids in [0, {vocab_size}); "
                 "was it encoded with another model's tokenizer?"
             )
 
@@ -177,7 +172,7 @@ def sampling(policy: Policy, batch: int) -> None:
         "min_p": (policy.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]; 0 keeps every token"),
         "top_k": (policy.top_k, lambda x: x == np.floor(x), "an integer; 0 keeps every token"),
     }
-    for name, (value, in_range, expected) in ranges.items():
+    for name, (value, is_valid, expected) in ranges.items():
         if value is None and name != "temperature":
             continue
         shape, dtype = _shape_and_dtype(value)
@@ -190,12 +185,12 @@ def sampling(policy: Policy, batch: int) -> None:
         if is_concrete(value):
             with np.errstate(over="ignore"):
                 values = np.asarray(value).astype(np.float32)  # what the program will see
-            if not np.all(np.isfinite(values) & in_range(values)):
+            if not np.all(np.isfinite(values) & is_valid(values)):
                 raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
 
 
 def max_new_tokens(value: Any, batch: int) -> None:
-    """Raises unless it is one non-negative integer or one a row."""
+    """Raises unless `value` is one non-negative integer or one a row."""
     shape, dtype = _shape_and_dtype(value)
     if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
@@ -206,7 +201,7 @@ def max_new_tokens(value: Any, batch: int) -> None:
 
 
 def capacity(value: Any) -> None:
-    """Raises unless it is `None` or a static positive integer."""
+    """Raises unless `value` is `None` or a static positive integer."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
         raise TypeError(f"capacity must be a static integer or None, got {type(value).__name__}; it fixes shapes")
     if value is not None and value < 1:
@@ -229,7 +224,7 @@ def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
 
 
 def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n"] | Array:
-    """Stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
+    """Returns stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
     array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
     array = array.astype(np.int32) if array.size == 0 else array
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -244,22 +239,21 @@ def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n
 
 
 def to_int32(value: Any) -> Int[Array, "..."]:
-    """As int32; a wider integer out of its range stays out of every range instead of wrapping."""
+    """Converts to int32; a wider integer out of its range is clipped instead of wrapped, so that it stays invalid."""
     array = value if hasattr(value, "dtype") else jnp.asarray(value)
     if array.dtype.itemsize > 4:
-        bounds = np.iinfo(np.int32)
-        array = array.clip(bounds.min, bounds.max)
+        array = array.clip(-(2**31), 2**31 - 1)
     return jnp.asarray(array, jnp.int32)
 
 
 def key_needed(key: Any, policy: Policy) -> None:
-    """Raises where a policy draws and there is no key to draw with."""
+    """Raises if a policy draws and there is no key to draw with."""
     if key is None and not policy.greedy:
         raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")
 
 
 def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
-    """Raises where a verifier changes the distribution and the caller has not agreed."""
+    """Raises if a verifier changes the distribution and the caller has not agreed."""
     if not lossless and not lossy:
         raise ValueError(f"{name} does not keep the target's distribution; pass lossy=True to accept that")
 
@@ -267,15 +261,16 @@ def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
 def traced_status(
     tokens: Int[Array, "b t"],
     prompt_length: Int[Array, "b"],
-    limit_fits: Array,
+    limit_fits: Bool[Array, "b"],
     policy: Policy,
     vocab_size: int,
 ) -> Int[Array, "b"]:
-    """The `Status` of each row from values that the host could not look at."""
-    used = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < prompt_length[:, None]
+    """Computes the `Status` of each row from values that the host could not read."""
+    batch, width = tokens.shape
+    used = jnp.arange(width, dtype=jnp.int32)[None] < prompt_length[:, None]
     in_range = jnp.all(~used | ((tokens >= 0) & (tokens < vocab_size)), axis=1)
-    length_ok = (prompt_length >= 1) & (prompt_length <= tokens.shape[1])
-    status = jnp.full(tokens.shape[:1], Status.OK, jnp.int32)
+    length_ok = (prompt_length >= 1) & (prompt_length <= width)
+    status = jnp.full(batch, Status.OK, jnp.int32)
     for good, code in (
         (_sampling_in_range(policy), Status.BAD_SAMPLING),
         (limit_fits, Status.BAD_MAX_NEW_TOKENS),
@@ -295,7 +290,8 @@ def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
 def _sampling_in_range(policy: Policy) -> Array:
     if not isinstance(policy, Sampling):
         return jnp.ones((), jnp.bool_)
-    good = (policy.temperature >= 0) & (policy.temperature < math.inf)
+    temperature = jnp.asarray(policy.temperature)
+    good = (temperature >= 0) & (temperature < math.inf)
     if policy.top_p is not None:
         good = good & (policy.top_p > 0) & (policy.top_p <= 1)
     if policy.min_p is not None:

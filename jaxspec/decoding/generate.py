@@ -33,8 +33,9 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.prefill import prefill
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.core.state import Context, Generation, GenerationState, RoundInfo, Status, StopReason
+from jaxspec.core.state import Context, Generation, GenerationState, RoundInfo
 from jaxspec.core.stats import Stats
+from jaxspec.core.status import Status, StopReason
 from jaxspec.decoding.arguments import Prepared, Request, check_kinds, default_verifier, prepare
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap

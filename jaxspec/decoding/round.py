@@ -26,7 +26,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Status, StopReason, Verdict
+from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
+from jaxspec.core.status import Status, StopReason
 from jaxspec.core.tree import depths, verification_mask
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier

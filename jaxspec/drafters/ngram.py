@@ -37,7 +37,7 @@ class NGramDrafter(LookupDrafter):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
-        validate.follows_from_the_text("NGramDrafter", schedule)
+        validate.reads_no_log_probs("NGramDrafter", schedule)
         if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
             raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
         if not 1 <= self.min_ngram <= self.max_ngram:

@@ -63,7 +63,7 @@ class SuffixDrafter(LookupDrafter):
         k, schedule = split(self.k, self.schedule)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "schedule", schedule)
-        validate.follows_from_the_text("SuffixDrafter", schedule)
+        validate.reads_no_log_probs("SuffixDrafter", schedule)
         validate.counts("SuffixDrafter", max_match=self.max_match, candidates=self.candidates)
         bounds = {"factor": (self.factor, 0, math.inf), "offset": (self.offset, -math.inf, math.inf)}
         validate.in_range("SuffixDrafter", min_probability=(self.min_probability, 0, 1), **bounds)
