@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from jaxspec.verifiers.k_seq import KSequence as KSequence
     from jaxspec.verifiers.lenience import Lenience as Lenience
     from jaxspec.verifiers.multi_draft import MultiDraftVerifier as MultiDraftVerifier
-    from jaxspec.verifiers.recursive import RecursiveRejection as RecursiveRejection
+    from jaxspec.verifiers.multi_draft import RecursiveRejection as RecursiveRejection
     from jaxspec.verifiers.rejection import TokenVerifier as TokenVerifier
     from jaxspec.verifiers.relaxed import RelaxedVerifier as RelaxedVerifier
     from jaxspec.verifiers.traversal import TraversalVerifier as TraversalVerifier
@@ -120,8 +120,7 @@ __getattr__, __dir__ = lazy(
         "verifiers.coupled": ("CoupledVerifier",),
         "verifiers.k_seq": ("KSequence",),
         "verifiers.lenience": ("Lenience",),
-        "verifiers.multi_draft": ("MultiDraftVerifier",),
-        "verifiers.recursive": ("RecursiveRejection",),
+        "verifiers.multi_draft": ("MultiDraftVerifier", "RecursiveRejection"),
         "verifiers.relaxed": ("RelaxedVerifier",),
         "verifiers.rejection": ("TokenVerifier",),
         "verifiers.traversal": ("TraversalVerifier",),

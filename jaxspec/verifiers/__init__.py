@@ -1,4 +1,4 @@
-"""One file a verifier; `base` says what one is."""
+"""Verifiers, one file each: rules that decide which drafts are accepted. `base.Verifier` documents how to write one."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jaxspec.verifiers.k_seq import KSequence as KSequence
     from jaxspec.verifiers.lenience import Lenience as Lenience
     from jaxspec.verifiers.multi_draft import MultiDraftVerifier as MultiDraftVerifier
-    from jaxspec.verifiers.recursive import RecursiveRejection as RecursiveRejection
+    from jaxspec.verifiers.multi_draft import RecursiveRejection as RecursiveRejection
     from jaxspec.verifiers.rejection import TokenVerifier as TokenVerifier
     from jaxspec.verifiers.relaxed import RelaxedRule as RelaxedRule
     from jaxspec.verifiers.relaxed import RelaxedVerifier as RelaxedVerifier
@@ -27,8 +27,7 @@ __getattr__, __dir__ = lazy(
         "coupled": ("CoupledVerifier",),
         "k_seq": ("KSequence",),
         "lenience": ("Lenience",),
-        "multi_draft": ("MultiDraftVerifier",),
-        "recursive": ("RecursiveRejection",),
+        "multi_draft": ("MultiDraftVerifier", "RecursiveRejection"),
         "relaxed": ("RelaxedRule", "RelaxedVerifier"),
         "rejection": ("TokenVerifier",),
         "traversal": ("TraversalVerifier",),

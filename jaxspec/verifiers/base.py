@@ -1,39 +1,81 @@
-"""What a verifier is: the rule that decides which drafts the target keeps."""
+"""The base class of verifiers: the rules that decide which drafts are accepted."""
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Float, Int, Key
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng, RoundKeys
-from jaxspec.core.rows import count_leading, first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
+from jaxspec.verifiers.tree_walk import match_path
+
+
+@runtime_checkable
+class DraftKind(Protocol):
+    """The facts about a `jaxspec.Drafter` that a verifier checks."""
+
+    @property
+    def tree(self) -> bool:
+        """Whether proposals branch."""
+        ...
+
+    @property
+    def identically_distributed(self) -> bool:
+        """Whether several chains are drawn, independently and from one distribution."""
+        ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verifier(abc.ABC):
-    """Decides how many drafts to keep and which token follows them.
+    """Decides how many drafts to accept and which token follows them. A frozen pytree; knows no model and no cache.
 
-    A verifier knows no model and no cache. It is split in two so that it can be proven: a `log_probs`
-    (each file says which) is arithmetic without randomness, which tests integrate exactly, and
-    `verify` only draws from it.
+    A verifier of your own overrides `verify`. Write it in two parts, so that it can be proven: pure functions from
+    log-probabilities to acceptance thresholds and to the next token's log-probabilities, without randomness, which
+    tests enumerate exactly; and `verify`, which only draws from them. `jaxspec.verifiers.rejection` is the shortest
+    complete case. What helps:
+
+    * `rng.uniforms(n)`, `[b, n]`: one uniform a draft. Accept with a strict inequality,
+      `log u < log target - log draft`: then a token of target probability 0 never is.
+    * `rng.next_noise(v)`, `[b, v]`: Gumbel noise for the next token, `argmax(log_probs + noise)`. A stream of its own:
+      it is independent of drafts and uniforms.
+    * `jaxspec.verifiers.rejection.log_residual(target, draft)`: `log max(target - draft, 0)`, computed from logs;
+      `next_log_probs` beside it: the target's distribution, or the residual at the rejected draft.
+    * `jaxspec.core.rows`: `count_leading` counts the drafts accepted before the first rejected one, `take_row` takes
+      each row's distribution after them.
+    * `jaxspec.verifiers.tree_walk`: `TreeWalk`, for proposals that branch, and `match_path`.
+
+    Rows never depend on each other. `tests/contracts/verifier.py` holds what every verifier must keep.
 
     Attributes:
-      lossless: whether what is emitted follows the target's distribution exactly. A verifier that is not
-        runs only if the caller writes `lossy=True`.
+      lossless: whether emitted tokens follow the target's distribution exactly. A verifier that is not
+        runs only if the caller passes `lossy=True`.
       trees: whether it takes proposals that branch.
+
+    Example:
+        >>> import dataclasses
+        >>> @jaxspec.core.register_dataclass
+        ... @dataclasses.dataclass(frozen=True)
+        ... class SampleAndMatch(jaxspec.Verifier):
+        ...     '''Draws the target's own token at each position, and accepts drafts that equal it.'''
+        ...     def verify(self, rng, proposal, target_log_probs):
+        ...         below = jnp.cumsum(jnp.exp(target_log_probs), axis=-1)  # [b, n + 1, v]
+        ...         uniforms = rng.uniforms(below.shape[1])[..., None]
+        ...         tokens = jnp.argmax(below >= uniforms * below[..., -1:], axis=-1)
+        ...         return self.verify_greedy(proposal, tokens.astype(jnp.int32))
+        >>> policy, drafter = jaxspec.Sampling(), jaxspec.ModelDrafter(draft, k=2)
+        >>> options = dict(key=key, sampling=policy, verifier=SampleAndMatch(), max_new_tokens=4)
+        >>> jaxspec.generate(target, drafter, prompt, **options).length.tolist()
+        [4, 4]
     """
 
     lossless: ClassVar[bool] = True
     trees: ClassVar[bool] = False
 
-    def check(self, drafter: Any) -> None:
+    def check(self, drafter: DraftKind) -> None:
         """Raises `ValueError` if this verifier cannot verify what `drafter` proposes."""
         if drafter.tree and not self.trees:
             raise ValueError(
@@ -42,70 +84,39 @@ class Verifier(abc.ABC):
             )
 
     def rng(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Rng:
-        """The random draws of a round, for the drafter and for `verify`."""
-        return RoundKeys(keys, length)
-
-    @abc.abstractmethod
-    def verify(self, rng: Rng, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
-        """Draws the verdict at a policy with randomness.
+        """Returns the random draws of one round, for the drafter and for `verify`.
 
         Args:
-          draws: what `rng` returned.
-          proposal: `n` drafted tokens a row.
-          target_log_probs: the target's warped distribution: row 0 after the committed text, row `i + 1`
-            after draft `i`.
+          keys: one key a row, the same in every round.
+          length: each row's committed tokens when the round starts; every round has another.
+
+        Returns:
+          `RoundKeys`: draws that no other round repeats. Override it where draft and target share their noise, as
+          `CoupledVerifier` does with `PositionNoise`.
+        """
+        return RoundKeys(keys, length)
+
+    # `Any`: a verifier takes the kind of draws that its own `rng` returns.
+    @abc.abstractmethod
+    def verify(self, rng: Any, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
+        """Draws the verdict, for a policy with randomness.
+
+        Args:
+          rng: what `rng` returned for this round.
+          proposal: `n` drafts a row, `n` may be 0. `log_probs` is `None` for deterministic drafts; drafts that are not
+            `valid` must not be accepted, and a row may submit none.
+          target_log_probs: the target's log-probabilities under the policy, float32: row 0 after the committed text,
+            row `i + 1` after draft `i`.
+
+        Returns:
+          The number of accepted drafts and the token after them, int32 `[b]` each; of a tree also the path.
         """
 
     def verify_greedy(self, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-        """The verdict where every distribution is one-hot: the longest path of drafts that match."""
+        """Accepts the longest path of drafts that equal the target's tokens: the verdict of a greedy policy.
+
+        Args:
+          proposal: `n` drafts a row, a chain or a tree.
+          target_tokens: the target's argmax: after the committed text, then after each draft.
+        """
         return match_path(proposal, target_tokens)
-
-
-def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-    """Keeps drafts while they equal the target's own tokens, then emits the target's."""
-    if proposal.parents is not None:
-        return walk_tree(proposal, lambda level, row: take_row(target_tokens, row))
-    accepted = count_leading(proposal.valid & (proposal.tokens == target_tokens[:, :-1]))
-    return Verdict(accepted, take_row(target_tokens, accepted))
-
-
-def walk_tree(proposal: Proposal, token_at: Callable[[int, Array], Array]) -> Verdict:
-    """Follows the target's own tokens down a tree for as long as they are drafted.
-
-    `token_at(level, row)` is the target's token `[b]` after the text that each row of logits
-    stands for; `level` counts the accepted drafts where the walk has not ended.
-    """
-    at = first_row(*proposal.tokens.shape)
-    token = token_at(0, first_true(at))
-    accepted, path = jnp.zeros_like(token), []
-    for level in range(1, proposal.depth + 1):
-        found = candidates(proposal, at) & (proposal.tokens == token[:, None])
-        further = jnp.any(found, axis=1)
-        path.append(first_true(found))
-        at = go_on(at, found)
-        accepted = accepted + further.astype(jnp.int32)
-        token = jnp.where(further, token_at(level, first_true(at)), token)
-    return Verdict(accepted, token, jnp.stack(path, axis=1))
-
-
-def first_row(batch: int, count: int) -> Bool[Array, "b n_plus_1"]:
-    """The rows of logits that stand for the accepted text, before anything is accepted.
-
-    There may be several later: drafts that were drawn independently can be the same tokens, and
-    then they have one distribution, and all their children are candidates.
-    """
-    return jnp.zeros((batch, count + 1), jnp.bool_).at[:, 0].set(True)
-
-
-def candidates(proposal: Proposal, at: Bool[Array, "b n_plus_1"]) -> Bool[Array, "b n"]:
-    """The submitted drafts that follow the accepted text."""
-    return proposal.valid & jnp.take_along_axis(at, proposal.parents + 1, axis=1)
-
-
-def go_on(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[Array, "b n_plus_1"]:
-    """The rows of the text after one more token, which is that of the nodes `accepted`.
-
-    Where there are none, the walk stays where it is.
-    """
-    moved = jnp.pad(accepted, ((0, 0), (1, 0)))
-    return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)

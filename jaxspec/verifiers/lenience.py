@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, register_unchecked, without
 
@@ -12,13 +12,11 @@ from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, regi
 @register_unchecked
 @dataclasses.dataclass(frozen=True)
 class Lenience(RelaxedRule):
-    """Accept draft `x` with probability `min(1, target(x) / (factor * draft(x)))`.
+    """Accepts draft `x` with probability `min(1, target(x) / (factor * draft(x)))`.
 
-    A certain draft is accepted with `min(1, target(x) / factor)`. In place of a refused one comes
+    A deterministic draft is accepted with `min(1, target(x) / factor)`. In place of a rejected one comes
     a token of `max(target - draft, 0)`, as in exact verification. No token is emitted with more
-    than `1 / factor` times the target's probability, so a position deviates by at most
-    `1 - factor`. Leviathan et al. 2211.17192, appendix A.5; DistillSpec, 2310.08461, has other
-    functions in this place.
+    than `1 / factor` times the target's probability, so a position deviates by at most `1 - factor`.
 
     Attributes:
       factor: in (0, 1], traced; 1 is `TokenVerifier`'s rule, bit by bit.
@@ -26,6 +24,17 @@ class Lenience(RelaxedRule):
     Raises:
       TypeError: if `factor` is not one number.
       ValueError: if it is out of range.
+
+    Example:
+        >>> verifier = jaxspec.verifiers.RelaxedVerifier(jaxspec.verifiers.Lenience(0.7))
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, lossy=True, max_new_tokens=8)
+        >>> generation = jaxspec.generate(target, jaxspec.ModelDrafter(draft, k=2), prompt, **options)
+        >>> 0 <= generation.measured_total_variation() <= 1 - 0.7
+        True
+
+    References:
+      Leviathan et al., arXiv:2211.17192, appendix A.5; DistillSpec (Zhou et al., arXiv:2310.08461) has other
+      functions in this place.
     """
 
     factor: Float[Array, ""] | float
@@ -34,14 +43,14 @@ class Lenience(RelaxedRule):
         expected = "in (0, 1]; 1 is exact, smaller accepts more"
         check_number("Lenience", "factor", self.factor, expected, lambda x: 0 < x <= 1)
 
-    def log_accepted(self, target, draft):
+    def log_accepted(self, target: Float[Array, "b n v"], draft: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
         return jnp.minimum(draft, self._raised(target))
 
-    def log_acceptance(self, target, tokens):
+    def log_acceptance(self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
         return jnp.minimum(self._raised(at_tokens(target, tokens)), 0.0)
 
-    def log_rest(self, target, token):
+    def log_rest(self, target: Float[Array, "b v"], token: Int[Array, "b"]) -> Float[Array, "b v"]:
         return without(target, token[:, None])
 
-    def _raised(self, log_probs):
+    def _raised(self, log_probs: Float[Array, "*b"]) -> Float[Array, "*b"]:
         return log_probs - jnp.log(jnp.asarray(self.factor, log_probs.dtype))

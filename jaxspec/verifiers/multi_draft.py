@@ -1,55 +1,157 @@
-"""Verification of several drafts at once."""
+"""Verification of several drafts at once, and recursive rejection sampling, its rule by default."""
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
+import jax
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.base import DraftKind, Verifier
+from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree import TreeVerifier
-from jaxspec.verifiers.tree_walk import WalkResult, as_tree, draw_verdict
+from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draft_log_probs, draw_verdict
 
 
 class Rule(Protocol):
-    """How the candidates at one place are taken or refused, one after the other."""
+    """Accepts or rejects the candidates for one position, one after the other."""
 
-    def check(self, drafter) -> None:
+    def check(self, drafter: DraftKind) -> None:
         """Raises `ValueError` if the rule would be wrong for what `drafter` drafts."""
+        ...
 
     def descend(
-        self, tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+        self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
     ) -> WalkResult:
-        """The walk down the tree that `uniforms`, one a node, lead to."""
+        """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+        ...
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecursiveRejection:
+    """Accepts a candidate with `min(1, residual / draft)`; after a rejection goes on with the next residual.
+
+    The residual is the target's distribution at first; after each rejected candidate, the normalized
+    positive part of `residual - draft`, where `draft` is the distribution that this candidate was drawn
+    from given those before it. So candidates may be drawn with replacement, without (in the order of Gumbel top-k),
+    or by different models.
+
+    Example:
+        >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
+        >>> verifier = jaxspec.MultiDraftVerifier(jaxspec.RecursiveRejection())
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, max_new_tokens=4)
+        >>> jaxspec.generate(target, drafter, prompt, **options).tokens.shape
+        (2, 4)
+
+    References:
+      Miao et al., arXiv:2305.09781 (multi-step speculative sampling); Jeon et al., arXiv:2402.14160, algorithm 2.
+    """
+
+    def check(self, drafter: DraftKind) -> None:
+        """Takes any drafter."""
+
+    def descend(
+        self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+    ) -> WalkResult:
+        """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+        state = jax.lax.while_loop(
+            lambda state: jnp.any(state.walk.going),
+            lambda state: _try_next(state, tree, target_log_probs, uniforms),
+            _Search.start(tree, target_log_probs),
+        )
+        return state.walk.result(state.residual, state.thresholds, state.tested)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiDraftVerifier(Verifier):
-    """Several candidates for each place, verified with the distributions that they were drawn from.
+    """Verifies several candidates for each position with the distributions that they were drawn from.
 
     Takes any proposal: several chains, one chain, a tree. Where drafts share their beginning, all
-    of them that agree with the accepted text compete for the next place. Lossless.
+    of them that agree with the accepted text compete for the next position. Lossless; the default for drawn trees.
+    Deterministic drafts are verified as `TreeVerifier` does, which is the best for them.
 
     Attributes:
       rule: `RecursiveRejection()`, for candidates of any distributions, drawn with or without replacement
         and by one or several drafters; or `KSequence()`, for independent drafts of one distribution.
 
-    Certain drafts (without a distribution) are verified as `TreeVerifier` does, which is the best for them.
+    Example:
+        >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=3)
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.MultiDraftVerifier())
+        >>> generation = jaxspec.generate(target, drafter, prompt, max_new_tokens=4, **options)
+        >>> generation.lossless, generation.tokens.shape
+        (True, (2, 4))
     """
 
     trees: ClassVar[bool] = True
     rule: Rule = dataclasses.field(default=RecursiveRejection())
 
-    def check(self, drafter) -> None:
+    def check(self, drafter: DraftKind) -> None:
         self.rule.check(drafter)
 
-    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         if proposal.log_probs is None:
             return TreeVerifier().verify(rng, proposal, target_log_probs)
         uniforms = rng.uniforms(proposal.tokens.shape[1])
-        return draw_verdict(rng, proposal, self.rule.descend(as_tree(proposal), target_log_probs, uniforms))
+        return draw_verdict(rng, proposal, self.rule.descend(DraftTree.of(proposal), target_log_probs, uniforms))
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """A walk with the residual where it stands, and the threshold of each tested node."""
+
+    walk: TreeWalk
+    residual: Float[Array, "b v"]
+    tested: Bool[Array, "b n"]
+    thresholds: Float[Array, "b n"]
+
+    @classmethod
+    def start(cls, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Self:
+        walk = TreeWalk.start(tree)
+        walk = dataclasses.replace(walk, going=jnp.any(walk.candidates(tree), axis=1))
+        nothing = jnp.zeros(tree.tokens.shape, target_log_probs.dtype)
+        return cls(walk, walk.log_probs(target_log_probs), nothing > 0, nothing)
+
+
+def _try_next(
+    state: _Search, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+) -> _Search:
+    """Tests the next candidate of each row: steps down to it, or goes on with the residual."""
+    walk = state.walk
+    node = first_true(walk.candidates(tree) & ~state.tested)
+    here = walk.going[:, None] & (jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None] == node[:, None])
+    draft, token = take_row(draft_log_probs(tree), node), take_row(tree.tokens, node)[:, None]
+    at = lambda log_probs: jnp.take_along_axis(log_probs, token, axis=1)[:, 0]  # noqa: E731
+    log_accept = jnp.minimum(at(state.residual) - at(draft), 0.0)
+    # Strict, so that a token that the residual excludes is never accepted.
+    accept = walk.going & (jnp.log(take_row(uniforms, node)) < log_accept)
+    reject = walk.going & ~accept
+    tested = state.tested | here
+    walk = walk.move(tree, here & accept[:, None], walk.going)
+    walk = dataclasses.replace(walk, going=walk.going & jnp.any(walk.candidates(tree) & ~tested, axis=1))
+    residual = jax.lax.cond(
+        jnp.any(reject),
+        lambda: jnp.where(reject[:, None], _next_residual(state.residual, draft), state.residual),
+        lambda: state.residual,
+    )
+    residual = jax.lax.cond(
+        jnp.any(accept),
+        lambda: jnp.where(accept[:, None], walk.log_probs(target_log_probs), residual),
+        lambda: residual,
+    )
+    thresholds = jnp.where(here, jnp.exp(log_accept)[:, None], state.thresholds)
+    return _Search(walk, residual, tested, thresholds)
+
+
+def _next_residual(residual: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Float[Array, "b v"]:
+    """Normalizes the positive part of `residual - draft`; `residual` where it is empty (up to rounding)."""
+    rest = log_residual(residual, draft)
+    total = jax.nn.logsumexp(rest, axis=1, keepdims=True)
+    return jnp.where(total > -jnp.inf, rest - total, residual)

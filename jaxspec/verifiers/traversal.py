@@ -1,7 +1,7 @@
 """Traversal verification: block verification for trees, from the leaves to the root."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +15,49 @@ from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree import TreeVerifier
-from jaxspec.verifiers.tree_walk import WalkResult, as_tree, draw_verdict
+from jaxspec.verifiers.tree_walk import DraftTree, WalkResult, draft_log_probs, draw_verdict
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TraversalVerifier(Verifier):
-    """Go down to a leaf, and decide on the way back whether the path so far is kept as a whole.
+    """Goes down to a leaf, and decides on the way back whether the path so far is accepted as one.
 
     Each node carries the running ratio of its path, so that a poor token can be rescued by good
-    ones below it. A refused path passes what the target still wants of it to its parent, where
-    the next sibling is tried. Weng et al. 2505.12398, algorithm 1; on a chain it is block
-    verification (Sun et al. 2403.10444). Lossless for drafts drawn with or without replacement.
+    ones below it. A rejected path passes its residual to its parent, where the next sibling is tried. On a chain it is
+    block verification. Lossless for drafts drawn with or without replacement. Deterministic drafts are verified as
+    `TreeVerifier` does: there is nothing to gain.
 
-    Certain drafts (without a distribution) are verified as `TreeVerifier` does: there is nothing to gain.
+    Example:
+        >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.TraversalVerifier())
+        >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=4, **options).tokens.shape
+        (2, 4)
+
+    References:
+      Weng et al., arXiv:2505.12398, algorithm 1; Sun et al., arXiv:2403.10444 (block verification).
     """
 
     trees: ClassVar[bool] = True
 
-    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs) -> Verdict:
+    def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         if proposal.log_probs is None:
             return TreeVerifier().verify(rng, proposal, target_log_probs)
         uniforms = rng.uniforms(proposal.tokens.shape[1])
-        return draw_verdict(rng, proposal, descend(as_tree(proposal), target_log_probs, uniforms))
+        return draw_verdict(rng, proposal, descend(DraftTree.of(proposal), target_log_probs, uniforms))
 
 
 def descend(
-    tree: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+    tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
 ) -> WalkResult:
-    """The path that `uniforms`, one a node, lead to."""
+    """Visits the tree as `uniforms`, one a node, decide. Pure."""
     state = jax.lax.while_loop(
         lambda state: jnp.any(~state.ended),
         lambda state: _visit(state, tree, target_log_probs, uniforms),
         _Traversal.start(tree, target_log_probs),
     )
     path = jnp.maximum(state.rows[:, 1:] - 1, 0)
-    return WalkResult(state.level, path, state.wanted(target_log_probs, state.level), state.thresholds, state.tested)
+    return WalkResult(state.level, path, state.residual(target_log_probs, state.level), state.thresholds, state.tested)
 
 
 @register_dataclass
@@ -61,27 +68,27 @@ class _Traversal:
     Attributes:
       level: the visited node's depth; 0 is the root.
       rows: each level's row of logits.
-      log_ratio: each level's running ratio, the probability that the path to it is kept.
-      residual: what the target still wants after each level's node, once a child was refused.
-      refused: whether one was; what is wanted is the target's own distribution until then.
+      log_ratio: the log of each level's running ratio, the probability that the path to it is accepted.
+      residuals: the residual's log-probabilities after each level's node, once a child was rejected.
+      rejected: whether one was; until then the residual is the target's own distribution.
       unseen: the nodes that were not visited.
-      ended: the rows whose path is decided.
-      tested: the nodes whose uniform was looked at.
-      thresholds: what it was compared with.
+      ended: the batch rows whose path is decided.
+      tested: the nodes whose uniform was compared.
+      thresholds: the threshold that it was compared with.
     """
 
     level: Int[Array, "b"]
     rows: Int[Array, "b levels"]
     log_ratio: Float[Array, "b levels"]
-    residual: Float[Array, "b levels v"]
-    refused: Bool[Array, "b levels"]
+    residuals: Float[Array, "b levels v"]
+    rejected: Bool[Array, "b levels"]
     unseen: Bool[Array, "b n"]
     ended: Bool[Array, "b"]
     tested: Bool[Array, "b n"]
     thresholds: Float[Array, "b n"]
 
     @classmethod
-    def start(cls, tree: Proposal, target_log_probs) -> "_Traversal":
+    def start(cls, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Self:
         batch, _, vocab = target_log_probs.shape
         levels, dtype = tree.depth + 1, target_log_probs.dtype
         none, never = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, levels), jnp.bool_)
@@ -89,57 +96,64 @@ class _Traversal:
             level=none,
             rows=jnp.zeros((batch, levels), jnp.int32),
             log_ratio=jnp.zeros((batch, levels), dtype),
-            residual=jnp.zeros((batch, levels, vocab), dtype),
-            refused=never,
+            residuals=jnp.zeros((batch, levels, vocab), dtype),
+            rejected=never,
             unseen=tree.valid,
             ended=none > 0,
             tested=jnp.zeros(tree.tokens.shape, jnp.bool_),
             thresholds=jnp.zeros(tree.tokens.shape, dtype),
         )
 
-    def wanted(self, target_log_probs, level: Int[Array, "b"]) -> Float[Array, "b v"]:
-        """The log-probabilities that the target still wants after a level's node."""
-        refused = take_row(self.refused, level)[:, None]
-        return jnp.where(
-            refused, take_row(self.residual, level), take_row(target_log_probs, take_row(self.rows, level))
-        )
+    def residual(self, target_log_probs: Float[Array, "b n_plus_1 v"], level: Int[Array, "b"]) -> Float[Array, "b v"]:
+        """Returns the residual's log-probabilities after a level's node."""
+        rejected = take_row(self.rejected, level)[:, None]
+        target = take_row(target_log_probs, take_row(self.rows, level))
+        return jnp.where(rejected, take_row(self.residuals, level), target)
 
-    def log_wanted(self, target_log_probs, token: Int[Array, "b"]) -> Float[Array, "b"]:
-        """The same at the visited node, of one token."""
+    def residual_of(self, target_log_probs: Float[Array, "b n_plus_1 v"], token: Int[Array, "b"]) -> Float[Array, "b"]:
+        """Returns the residual's log-probability of one token after the visited node."""
         batch = jnp.arange(token.shape[0], dtype=jnp.int32)
-        residual = self.residual[batch, self.level, token]
+        residual = self.residuals[batch, self.level, token]
         target = target_log_probs[batch, take_row(self.rows, self.level), token]
-        return jnp.where(take_row(self.refused, self.level), residual, target)
+        return jnp.where(take_row(self.rejected, self.level), residual, target)
 
 
-def _visit(state: _Traversal, tree: Proposal, target_log_probs, uniforms) -> _Traversal:
-    """One step in each row: down to the next child, or the decision on a node that has none left."""
+def _visit(
+    state: _Traversal, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
+) -> _Traversal:
+    """Takes one step in each row: down to the next child, or decides on a node that has none left."""
     row, log_ratio = take_row(state.rows, state.level), take_row(state.log_ratio, state.level)
     children = state.unseen & (tree.parents + 1 == row[:, None]) & ~state.ended[:, None]
     down = jnp.any(children, axis=1)
     decide = ~down & ~state.ended
     inner = row > 0
     node = jnp.maximum(row - 1, 0)
-    # The root is always kept. Strict, so that a ratio of 0 never is.
-    keep = decide & (~inner | (jnp.log(take_row(uniforms, node)) < log_ratio))
+    # The root is always accepted. Strict, so that a ratio of 0 never is.
+    accept = decide & (~inner | (jnp.log(take_row(uniforms, node)) < log_ratio))
     looked_at = (decide & inner)[:, None] & (_numbers(tree) == node[:, None])
     state = dataclasses.replace(
         state,
-        ended=state.ended | keep,
+        ended=state.ended | accept,
         tested=state.tested | looked_at,
         thresholds=jnp.where(looked_at, jnp.exp(log_ratio)[:, None], state.thresholds),
     )
-    state = _back(state, tree, target_log_probs, decide & ~keep, node)
+    state = _back(state, tree, target_log_probs, decide & ~accept, node)
     return _down(state, tree, target_log_probs, down, first_true(children))
 
 
-def _down(state: _Traversal, tree: Proposal, target_log_probs, rows: Bool[Array, "b"], node) -> _Traversal:
-    """Visits a child in those rows."""
+def _down(
+    state: _Traversal,
+    tree: DraftTree,
+    target_log_probs: Float[Array, "b n_plus_1 v"],
+    rows: Bool[Array, "b"],
+    node: Int[Array, "b"],
+) -> _Traversal:
+    """Visits a child in the given batch rows."""
     token = take_row(tree.tokens, node)
     batch = jnp.arange(token.shape[0], dtype=jnp.int32)
-    gain = state.log_wanted(target_log_probs, token) - tree.log_probs[batch, node, token]
+    gain = state.residual_of(target_log_probs, token) - draft_log_probs(tree)[batch, node, token]
     ratio = jnp.minimum(take_row(state.log_ratio, state.level) + gain, 0.0)
-    # A distribution of NaN is no reason to keep a draft.
+    # A distribution of NaN is no reason to accept a draft.
     ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
     level = state.level + rows.astype(jnp.int32)
     put = lambda stack, value: _put(stack, level, rows, value)  # noqa: E731
@@ -148,59 +162,67 @@ def _down(state: _Traversal, tree: Proposal, target_log_probs, rows: Bool[Array,
         level=level,
         rows=put(state.rows, node + 1),
         log_ratio=put(state.log_ratio, ratio),
-        refused=put(state.refused, jnp.zeros_like(rows)),
+        rejected=put(state.rejected, jnp.zeros_like(rows)),
         unseen=state.unseen & ~(rows[:, None] & (_numbers(tree) == node[:, None])),
     )
 
 
-def _back(state: _Traversal, tree: Proposal, target_log_probs, rows: Bool[Array, "b"], node) -> _Traversal:
-    """Refuses the node in those rows: its parent goes on with the residual."""
+def _back(
+    state: _Traversal,
+    tree: DraftTree,
+    target_log_probs: Float[Array, "b n_plus_1 v"],
+    rows: Bool[Array, "b"],
+    node: Int[Array, "b"],
+) -> _Traversal:
+    """Rejects the node in the given batch rows: its parent goes on with the residual."""
     level = state.level - rows.astype(jnp.int32)
     log_ratio = take_row(state.log_ratio, level)
     # The pass over the vocabulary is made only where a row needs it.
     log_ratio, residual, known = jax.lax.cond(
         jnp.any(rows),
-        lambda: _refusal(log_ratio, state.wanted(target_log_probs, level), take_row(tree.log_probs, node)),
-        lambda: (log_ratio, jnp.zeros_like(state.residual[:, 0]), rows),
+        lambda: _rejection(log_ratio, state.residual(target_log_probs, level), take_row(draft_log_probs(tree), node)),
+        lambda: (log_ratio, jnp.zeros_like(state.residuals[:, 0]), rows),
     )
     put = lambda stack, value: _put(stack, level, rows & known, value)  # noqa: E731
     return dataclasses.replace(
         state,
         level=level,
         log_ratio=put(state.log_ratio, log_ratio),
-        residual=put(state.residual, residual),
-        refused=put(state.refused, rows),
+        residuals=put(state.residuals, residual),
+        rejected=put(state.rejected, rows),
     )
 
 
-def _refusal(log_ratio, wanted, draft):
-    """`after_refusal`, and whether the draft's distribution is known at all: one of NaN changes nothing."""
-    return *after_refusal(log_ratio, wanted, draft), ~jnp.isnan(draft[:, 0])
+def _rejection(
+    log_ratio: Float[Array, "b"], residual: Float[Array, "b v"], draft: Float[Array, "b v"]
+) -> tuple[Float[Array, "b"], Float[Array, "b v"], Bool[Array, "b"]]:
+    """Computes `after_rejection`, and whether the draft's distribution is known: one of NaN changes nothing."""
+    return *after_rejection(log_ratio, residual, draft), ~jnp.isnan(draft[:, 0])
 
 
-def after_refusal(
-    log_ratio: Float[Array, "b"], wanted: Float[Array, "b v"], draft: Float[Array, "b v"]
+def after_rejection(
+    log_ratio: Float[Array, "b"], residual: Float[Array, "b v"], draft: Float[Array, "b v"]
 ) -> tuple[Float[Array, "b"], Float[Array, "b v"]]:
-    """A node's running ratio and wanted log-probabilities once one more of its children is refused.
+    """Updates a node's running ratio and residual once one more of its children is rejected.
 
-    With `rest` the total of `max(ratio * wanted - draft, 0)`, the ratio becomes
-    `rest / (rest + 1 - ratio)`, and what is wanted the residual, normalized.
+    With `mass` the total of `max(ratio * residual - draft, 0)`, the ratio becomes
+    `mass / (mass + 1 - ratio)`, and the residual that positive part, normalized.
     """
-    residual = log_residual(log_ratio[:, None] + wanted, draft)
-    log_rest = jax.nn.logsumexp(residual, axis=1)
-    rest = jnp.exp(log_rest)
-    total = rest - jnp.expm1(log_ratio)
-    new_ratio = jnp.where(total > 0, log_rest - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
-    empty = log_rest == -jnp.inf
-    return jnp.minimum(new_ratio, 0.0), jnp.where(empty[:, None], wanted, residual - log_rest[:, None])
+    rest = log_residual(log_ratio[:, None] + residual, draft)
+    log_mass = jax.nn.logsumexp(rest, axis=1)
+    mass = jnp.exp(log_mass)
+    total = mass - jnp.expm1(log_ratio)
+    new_ratio = jnp.where(total > 0, log_mass - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
+    empty = log_mass == -jnp.inf
+    return jnp.minimum(new_ratio, 0.0), jnp.where(empty[:, None], residual, rest - log_mass[:, None])
 
 
-def _numbers(tree: Proposal) -> Int[Array, "one n"]:
+def _numbers(tree: DraftTree) -> Int[Array, "one n"]:
     return jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None]
 
 
 def _put(stack: Array, level: Int[Array, "b"], rows: Bool[Array, "b"], value: Array) -> Array:
-    """`value` at each row's level of the stack, in `rows`. The other levels are not passed over."""
+    """Writes `value` at each row's level of the stack, in `rows`, without a pass over the other levels."""
     # Row by row: a scatter that names its rows by index is gathered where rows are split over devices.
     put = jax.vmap(lambda stack, level, value: stack.at[level].set(value, mode="drop"))
     return put(stack, jnp.where(rows, level, stack.shape[1]), value)

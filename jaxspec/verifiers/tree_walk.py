@@ -1,6 +1,17 @@
-"""The way down a tree of drafts, from the committed text to the last node that is kept."""
+"""The walk down a tree of drafts, from the committed text to the last accepted node.
+
+The target's pass over a tree gives one row of logits after the committed text and one after each node:
+
+    text ... e     node        0  1  2  3        e ─ x ─ z
+                   token       x  y  z  w          └ y ─ w
+                   parents    -1 -1  0  1
+                   row of logits: 0 after e, 1 after x, 2 after y, 3 after z, 4 after w
+
+A walk stands at the rows that score the accepted text: row 0 at first. The nodes below them are the candidates.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Self
 
 import jax.numpy as jnp
@@ -9,22 +20,54 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.rows import first_true, take_row
+from jaxspec.core.random import RoundKeys
+from jaxspec.core.rows import count_leading, first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.verifiers.base import candidates, first_row, go_on
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftTree:
+    """A proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path."""
+
+    tokens: Int[Array, "b n"]
+    valid: Bool[Array, "b n"]
+    log_probs: Float[Array, "b n v"] | None
+    parents: Int[Array, "b n"]
+    depth: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Self:
+        """Returns the same drafts; a chain's parents are the drafts before."""
+        parents, depth = proposal.parents, proposal.depth
+        if parents is None or depth is None:
+            depth = proposal.tokens.shape[1]
+            parents = jnp.broadcast_to(jnp.arange(-1, depth - 1, dtype=jnp.int32)[None], proposal.tokens.shape)
+        return cls(proposal.tokens, proposal.valid, proposal.log_probs, parents, depth)
+
+
+def draft_log_probs(drafts: Proposal | DraftTree) -> Float[Array, "b n v"]:
+    """Returns the log-probabilities that the drafts were drawn from.
+
+    Raises:
+      ValueError: if they are deterministic, and have none.
+    """
+    if drafts.log_probs is None:
+        raise ValueError("deterministic drafts have no log_probs; verify them token by token or as a tree")
+    return drafts.log_probs
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WalkResult:
-    """Where given uniforms lead, without any other randomness: what tests integrate exactly.
+    """The end of a walk that given uniforms lead to, before the next token is drawn: what tests integrate exactly.
 
     Attributes:
-      accepted: how many nodes are kept.
-      path: which, in order; beyond `accepted` anything.
-      next_law: the log-probabilities, up to a constant, of the token after them.
-      tested: the nodes whose uniform was looked at.
-      thresholds: what it was compared with: the chance that the node is accepted there.
+      accepted: the number of accepted nodes.
+      path: these nodes, in order; beyond `accepted` anything.
+      next_log_probs: the log-probabilities, up to a constant, of the token after them.
+      thresholds: the probability that a node is accepted where the walk tested it: its uniform lies below.
+      tested: the nodes whose uniform was compared.
     """
 
     accepted: Int[Array, "b"]
@@ -40,10 +83,11 @@ class TreeWalk:
     """A walk down a tree that is under way, row by row.
 
     Attributes:
-      at: the rows of logits that stand for the accepted text (see `base.first_row`).
-      accepted: how many nodes are kept so far.
-      path: which.
-      going: the rows whose walk has not ended.
+      at: the rows of logits that score the accepted text. Several, where drafts that were drawn independently are the
+        same tokens: they have one distribution, and the children of all of them are candidates.
+      accepted: the number of nodes accepted so far.
+      path: these nodes, in order.
+      going: the batch rows whose walk has not ended.
     """
 
     at: Bool[Array, "b n_plus_1"]
@@ -52,67 +96,112 @@ class TreeWalk:
     going: Bool[Array, "b"]
 
     @classmethod
-    def start(cls, tree: Proposal) -> Self:
-        batch, count = tree.tokens.shape
-        none = jnp.zeros(batch, jnp.int32)
-        return cls(first_row(batch, count), none, jnp.zeros((batch, tree.depth), jnp.int32), none == 0)
+    def start(cls, tree: DraftTree) -> Self:
+        """Returns the walk before its first step, at the committed text."""
+        none = jnp.zeros(tree.tokens.shape[0], jnp.int32)
+        return cls(_at_root(tree), none, jnp.zeros((none.shape[0], tree.depth), jnp.int32), none == 0)
 
-    def candidates(self, tree: Proposal) -> Bool[Array, "b n"]:
-        """The submitted drafts that follow the accepted text."""
-        return candidates(tree, self.at)
+    def candidates(self, tree: DraftTree) -> Bool[Array, "b n"]:
+        """Returns the submitted drafts that follow the accepted text."""
+        return _candidates(tree, self.at)
 
     def row(self) -> Int[Array, "b"]:
-        """The row of logits after the accepted text."""
+        """Returns the row of logits after the accepted text."""
         return first_true(self.at)
 
     def log_probs(self, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b v"]:
-        """The target's distribution after the accepted text."""
+        """Returns the target's log-probabilities after the accepted text."""
         return take_row(target_log_probs, self.row())
 
-    def advance(self, tree: Proposal, chosen: Bool[Array, "b n"]) -> Self:
-        """Accepts the one node that is chosen in a row; a row without one has ended."""
+    def advance(self, tree: DraftTree, chosen: Bool[Array, "b n"]) -> Self:
+        """Accepts the one node that is chosen in a row, and ends the walk in rows without one."""
         chosen = chosen & self.going[:, None]
         return self.move(tree, chosen, self.going & jnp.any(chosen, axis=1))
 
-    def move(self, tree: Proposal, chosen: Bool[Array, "b n"], going: Bool[Array, "b"]) -> Self:
-        """Accepts the one node that is chosen in a row; other rows stay. `going` as told."""
+    def move(self, tree: DraftTree, chosen: Bool[Array, "b n"], going: Bool[Array, "b"]) -> Self:
+        """Accepts the one node that is chosen in a row; rows without one stay. `going` is set as told."""
         further = jnp.any(chosen, axis=1)
         node = first_true(chosen)
         token = take_row(tree.tokens, node)[:, None]
         same = self.candidates(tree) & (tree.tokens == token) & further[:, None]
         here = jnp.arange(self.path.shape[1], dtype=jnp.int32)[None] == self.accepted[:, None]
         path = jnp.where(here & further[:, None], node[:, None], self.path)
-        return TreeWalk(go_on(self.at, same), self.accepted + further.astype(jnp.int32), path, going)
+        accepted = self.accepted + further.astype(jnp.int32)
+        return dataclasses.replace(self, at=_below(self.at, same), accepted=accepted, path=path, going=going)
 
-    def descent(self, next_log_probs: Float[Array, "b v"], thresholds, tested) -> WalkResult:
-        """The walk as it ended."""
+    def result(
+        self, next_log_probs: Float[Array, "b v"], thresholds: Float[Array, "b n"], tested: Bool[Array, "b n"]
+    ) -> WalkResult:
+        """Returns the walk as it ended."""
         return WalkResult(self.accepted, self.path, next_log_probs, thresholds, tested)
 
 
-def as_tree(proposal: Proposal) -> Proposal:
-    """The same proposal with its parents written out, if it is a chain."""
+def draw_verdict(rng: RoundKeys, proposal: Proposal, result: WalkResult) -> Verdict:
+    """Draws the token after a walk."""
+    noise = rng.next_noise(result.next_log_probs.shape[-1])
+    next_token = argmax(result.next_log_probs + noise)
+    return Verdict(result.accepted, next_token, None if proposal.parents is None else result.path)
+
+
+def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
+    """Accepts drafts while they equal the target's own tokens, then emits the target's.
+
+    Args:
+      proposal: a chain or a tree of `n` drafts.
+      target_tokens: the target's token after the committed text, then after each draft.
+    """
     if proposal.parents is not None:
-        return proposal
-    count = proposal.tokens.shape[1]
-    parents = jnp.broadcast_to(jnp.arange(-1, count - 1, dtype=jnp.int32)[None], proposal.tokens.shape)
-    return dataclasses.replace(proposal, parents=parents, depth=count)
+        return walk_tree(DraftTree.of(proposal), lambda level, row: take_row(target_tokens, row))
+    accepted = count_leading(proposal.valid & (proposal.tokens == target_tokens[:, :-1]))
+    return Verdict(accepted, take_row(target_tokens, accepted))
 
 
-def draw_verdict(rng, proposal: Proposal, descent: WalkResult) -> Verdict:
-    """The verdict of a descent: its last token drawn."""
-    noise = rng.next_noise(descent.next_log_probs.shape[-1])
-    next_token = argmax(descent.next_log_probs + noise)
-    return Verdict(descent.accepted, next_token, None if proposal.parents is None else descent.path)
+def walk_tree(tree: DraftTree, token_at: Callable[[int, Int[Array, "b"]], Int[Array, "b"]]) -> Verdict:
+    """Follows the target's own tokens down a tree for as long as they are drafted.
+
+    Args:
+      tree: the drafts.
+      token_at: `token_at(level, row)` returns the target's token `[b]` after `level` accepted drafts, where each batch
+        row's logits are in row `row[b]`.
+    """
+    at = _at_root(tree)
+    token = token_at(0, first_true(at))
+    accepted, path = jnp.zeros_like(token), []
+    for level in range(1, tree.depth + 1):
+        found = _candidates(tree, at) & (tree.tokens == token[:, None])
+        further = jnp.any(found, axis=1)
+        path.append(first_true(found))
+        at = _below(at, found)
+        accepted = accepted + further.astype(jnp.int32)
+        token = jnp.where(further, token_at(level, first_true(at)), token)
+    return Verdict(accepted, token, jnp.stack(path, axis=1))
 
 
-def same_tokens_before(tree: Proposal, found: Bool[Array, "b n"]) -> Bool[Array, "b n"]:
-    """Which nodes of `found` repeat the token of an earlier one of them."""
+def same_tokens_before(tree: DraftTree, found: Bool[Array, "b n"]) -> Bool[Array, "b n"]:
+    """Returns the nodes of `found` that repeat the token of an earlier one of them."""
     same = tree.tokens[:, :, None] == tree.tokens[:, None, :]
     before = jnp.tril(jnp.ones(same.shape[1:], jnp.bool_), -1)[None]
     return found & jnp.any(same & before & found[:, None, :], axis=2)
 
 
 def earlier(flags: Bool[Array, "b n"]) -> Bool[Array, "b n"]:
-    """Where one is set before."""
+    """Returns the positions after the first flag that is set."""
     count = flags.astype(jnp.int32)
     return jnp.cumsum(count, axis=1) > count
+
+
+def _at_root(tree: DraftTree) -> Bool[Array, "b n_plus_1"]:
+    """Returns the rows of logits that score the committed text: row 0 alone."""
+    batch, count = tree.tokens.shape
+    return jnp.zeros((batch, count + 1), jnp.bool_).at[:, 0].set(True)
+
+
+def _candidates(tree: DraftTree, at: Bool[Array, "b n_plus_1"]) -> Bool[Array, "b n"]:
+    """Returns the submitted drafts below the rows `at`."""
+    return tree.valid & jnp.take_along_axis(at, tree.parents + 1, axis=1)
+
+
+def _below(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[Array, "b n_plus_1"]:
+    """Returns the rows of logits after the nodes `accepted`, which hold one token; where there are none, `at`."""
+    moved = jnp.pad(accepted, ((0, 0), (1, 0)))
+    return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.contrib.lantern import Neighbourhood, nearest_neighbours
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.relaxed import chain_log_probs, next_log_probs
+from jaxspec.verifiers.relaxed import relaxed_chain, next_log_probs
 
 EXACT = 1e-9
 VOCAB, COUNT = 7, 4
@@ -56,7 +56,7 @@ def arithmetic(rule, target, draft, certain):
     tokens = jnp.tile(jnp.arange(VOCAB, dtype=jnp.int32), rows // VOCAB)[:, None]
     proposal = Proposal(tokens, jnp.ones((rows, 1), jnp.bool_), None if certain else draft[:, None])
     both = jnp.stack([target, target], axis=1)
-    return chain_log_probs(rule, proposal, both), next_log_probs(rule, proposal, both, jnp.zeros(rows, jnp.int32))
+    return relaxed_chain(rule, proposal, both), next_log_probs(rule, proposal, both, jnp.zeros(rows, jnp.int32))
 
 
 def emitted(rule, targets, drafts):
@@ -124,7 +124,7 @@ def test_a_token_that_the_target_excludes_has_no_neighbourhood():
     rule = Neighbourhood(table, 0.9)
     for draft in (None, jnp.log(jnp.array([[[0.8, 0.1, 0.1]]]))):
         proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), draft)
-        assert np.isneginf(chain_log_probs(rule, proposal, target).log_acceptance).all()
+        assert np.isneginf(relaxed_chain(rule, proposal, target).log_acceptance).all()
 
 
 def test_an_empty_table_is_exact():

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.base import match_path
+from jaxspec.verifiers.tree_walk import match_path
 from tests._fixtures import tiny
 
 VOCAB, K = 6, 3

@@ -21,15 +21,15 @@ MUTANTS = (
     Mutant(
         "block verification stops at the first failure",
         _FILE,
-        "accepted = jnp.max(jnp.where(kept, numbers, 0), axis=1, initial=0)",
-        "accepted = jnp.sum(jnp.cumprod(jnp.where(kept, 1, 0 * numbers), axis=1), axis=1, dtype=jnp.int32)",
+        "accepted = jnp.max(jnp.where(passed, numbers, 0), axis=1, initial=0)",
+        "accepted = jnp.sum(jnp.cumprod(jnp.where(passed, 1, 0 * numbers), axis=1), axis=1, dtype=jnp.int32)",
         (f"{_CONTRACT}::test_the_distribution_through_the_real_draws",),
     ),
     Mutant(
         "block verification accepts drafts that were not submitted",
         _FILE,
-        "kept = proposal.valid & (jnp.log(",
-        "kept = (jnp.log(",
+        "passed = proposal.valid & (jnp.log(",
+        "passed = (jnp.log(",
         (f"{_CONTRACT}::test_accepts_a_prefix_of_what_was_submitted",),
     ),
     Mutant(
@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "what a block still wants is measured against the wrong draft",
         _FILE,
-        "draft = proposal.log_probs[:, 1:]",
-        "draft = proposal.log_probs[:, :-1]",
+        "draft = draft_log_probs(proposal)[:, 1:]",
+        "draft = draft_log_probs(proposal)[:, :-1]",
         (_ONE_ROUND,),
     ),
     Mutant(

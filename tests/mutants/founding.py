@@ -34,22 +34,22 @@ MUTANTS = (
     Mutant(
         "drafts that were not submitted are accepted",
         "verifiers/rejection.py",
-        "accepted = count_leading(proposal.valid & kept)",
-        "accepted = count_leading(kept)",
+        "accepted = count_leading(proposal.valid & passed)",
+        "accepted = count_leading(passed)",
         (f"{_TOKEN}::TestContract::test_accepts_a_prefix_of_what_was_submitted",),
     ),
     Mutant(
         "the whole batch advances by the least acceptance",
         "verifiers/rejection.py",
-        "accepted = count_leading(proposal.valid & kept)",
-        "accepted = jnp.full_like(count_leading(kept), jnp.min(count_leading(proposal.valid & kept)))",
+        "accepted = count_leading(proposal.valid & passed)",
+        "accepted = jnp.full_like(count_leading(passed), jnp.min(count_leading(proposal.valid & passed)))",
         (f"{_TOKEN}::TestContract::test_the_distribution_through_the_real_draws",),
     ),
     Mutant(
         "a tie accepts: u = 0 passes a token of probability 0",
         "verifiers/rejection.py",
-        "kept = jnp.log(uniforms) < log_acceptance",
-        "kept = jnp.log(uniforms) <= log_acceptance",
+        "passed = jnp.log(uniforms) < log_acceptance",
+        "passed = jnp.log(uniforms) <= log_acceptance",
         (f"{_TOKEN}::test_a_token_the_target_excludes_is_never_accepted",),
     ),
     Mutant(

@@ -16,37 +16,37 @@ _TRAVERSAL = f"tests/verifiers/test_traversal.py::TestContract::{_SMALL}"
 MUTANTS = (
     Mutant(
         "recursive rejection: the next candidate meets the target's distribution again",
-        "verifiers/recursive.py",
-        "jnp.where(refuse[:, None], _still_wanted(state.wanted, draft), state.wanted)",
-        "state.wanted",
+        "verifiers/multi_draft.py",
+        "jnp.where(reject[:, None], _next_residual(state.residual, draft), state.residual)",
+        "state.residual",
         (_RECURSIVE,),
     ),
     Mutant(
         "recursive rejection: the residual is not normalized",
-        "verifiers/recursive.py",
-        "jnp.where(total > -jnp.inf, residual - total, wanted)",
-        "jnp.where(total > -jnp.inf, residual, wanted)",
+        "verifiers/multi_draft.py",
+        "jnp.where(total > -jnp.inf, rest - total, residual)",
+        "jnp.where(total > -jnp.inf, rest, residual)",
         (_RECURSIVE_FOUR,),
     ),
     Mutant(
         "recursive rejection: an accepted node's place keeps the residual of the one above",
-        "verifiers/recursive.py",
-        "jnp.where(accept[:, None], walk.log_probs(target_log_probs), wanted)",
-        "wanted",
+        "verifiers/multi_draft.py",
+        "jnp.where(accept[:, None], walk.log_probs(target_log_probs), residual)",
+        "residual",
         (_RECURSIVE,),
     ),
     Mutant(
         "recursive rejection: all candidates share one uniform",
-        "verifiers/recursive.py",
+        "verifiers/multi_draft.py",
         "jnp.log(take_row(uniforms, node))",
         "jnp.log(uniforms[:, 0])",
         (_RECURSIVE,),
     ),
     Mutant(
         "recursive rejection: each candidate is held against the first one's distribution",
-        "verifiers/recursive.py",
-        "draft, token = take_row(tree.log_probs, node),",
-        "draft, token = tree.log_probs[:, 0],",
+        "verifiers/multi_draft.py",
+        "draft, token = take_row(draft_log_probs(tree), node),",
+        "draft, token = draft_log_probs(tree)[:, 0],",
         (f"{_MULTI}::test_different_models_side_by_side",),
     ),
     Mutant(
@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "K-SEQ: the factor is that of all drafts, not of those that agree",
         "verifiers/k_seq.py",
-        "take_row(tree.log_probs, node), count),",
-        "take_row(tree.log_probs, node), jnp.full_like(count, 3)),",
+        "take_row(draft_log_probs(tree), node), count),",
+        "take_row(draft_log_probs(tree), node), jnp.full_like(count, 3)),",
         (_K_SEQUENCE, f"{_MULTI}::test_k_sequence_accepts_rho_times_beta"),
     ),
     Mutant(
@@ -87,8 +87,8 @@ MUTANTS = (
     Mutant(
         "a tree's refused children may be drawn again",
         "verifiers/tree.py",
-        "refused = jnp.where(walk.candidates(tree), tree.tokens, log_probs.shape[1])",
-        "refused = jnp.where(walk.candidates(tree), log_probs.shape[1], log_probs.shape[1])",
+        "rejected = jnp.where(walk.candidates(tree), tree.tokens, log_probs.shape[1])",
+        "rejected = jnp.where(walk.candidates(tree), log_probs.shape[1], log_probs.shape[1])",
         (_WALK,),
     ),
     Mutant(
@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "traversal: the residual forgets the running ratio",
         "verifiers/traversal.py",
-        "log_residual(log_ratio[:, None] + wanted, draft)",
-        "log_residual(wanted, draft)",
+        "log_residual(log_ratio[:, None] + residual, draft)",
+        "log_residual(residual, draft)",
         (_TRAVERSAL,),
     ),
     Mutant(
@@ -129,15 +129,15 @@ MUTANTS = (
     Mutant(
         "traversal: the next sibling meets the distribution before the refusal",
         "verifiers/traversal.py",
-        "refused=put(state.refused, rows),",
-        "refused=state.refused,",
+        "rejected=put(state.rejected, rows),",
+        "rejected=state.rejected,",
         (_TRAVERSAL,),
     ),
     Mutant(
         "equal drafts side by side are not followed together, but counted as candidates",
-        "verifiers/base.py",
-        "return proposal.valid & jnp.take_along_axis(at, proposal.parents + 1, axis=1)",
-        "return proposal.valid & jnp.any(at, axis=1, keepdims=True) & (proposal.parents >= -1)",
+        "verifiers/tree_walk.py",
+        "return tree.valid & jnp.take_along_axis(at, tree.parents + 1, axis=1)",
+        "return tree.valid & jnp.any(at, axis=1, keepdims=True) & (tree.parents >= -1)",
         (_RECURSIVE, _WALK),
     ),
 )

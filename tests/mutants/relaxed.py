@@ -24,15 +24,15 @@ MUTANTS = (
     Mutant(
         "relaxed verification replaces refused drafts by draws from the target",
         _RELAXED,
-        "refused = (accepted < submitted)",
-        "refused = (accepted < 0 * submitted)",
+        "rejected = (accepted < submitted)",
+        "rejected = (accepted < 0 * submitted)",
         (_EMITTED,),
     ),
     Mutant(
         "relaxed verification measures the drafted token alone",
         _RELAXED,
-        "return ChainLogProbs(log_acceptance, jnp.sum(excess, axis=-1))",
-        "return ChainLogProbs(log_acceptance, at_tokens(excess, proposal.tokens))",
+        "return RelaxedChain(log_acceptance, jnp.sum(excess, axis=-1))",
+        "return RelaxedChain(log_acceptance, at_tokens(excess, proposal.tokens))",
         (_EMITTED,),
     ),
     Mutant(
@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "relaxed verification: a tie accepts",
         _RELAXED,
-        "log_uniforms < log_probs.log_acceptance",
-        "log_uniforms <= log_probs.log_acceptance",
+        "log_uniforms < chain.log_acceptance",
+        "log_uniforms <= chain.log_acceptance",
         (f"{_TESTS}::test_a_token_the_target_excludes_is_never_accepted",),
     ),
     Mutant(
@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant(
         "typical acceptance of a node does not need its parent",
         _TYPICAL,
-        "whole = jnp.all(~above | passed[:, None], axis=2)",
-        "whole = passed",
+        "complete = jnp.all(~above | passed[:, None], axis=2)",
+        "complete = passed",
         (_PATHS,),
     ),
     Mutant(

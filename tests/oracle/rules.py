@@ -4,7 +4,7 @@ A tree of two drafts of two tokens each, over one round and over several with th
 
     target, draft = pair("full support", 3, 5)
     drafter = drawn(chains(2, 2), draft)
-    rule = descent_rule(RecursiveRejection().descend)
+    rule = walk_rule(RecursiveRejection().descend)
     round_ = enumerate_round(target, drafter, rule)
     assert deviation(round_, target, length=3) < 1e-9
     places = [(0, 0), (0, 1), (1, 0), (1, 1)]  # of_draft(0).draft_noise(0), ...
@@ -24,16 +24,17 @@ import numpy as np
 from jaxspec.core.state import Proposal
 from jaxspec.verifiers import block
 from jaxspec.verifiers import rejection as token
+from jaxspec.verifiers.tree_walk import DraftTree
 from tests.oracle.drafting import Drafts, chain, depth
 from tests.oracle.leaves import Comparison, Leaf
 from tests.oracle.rounds import Rule
 
 
 def evaluate(function: Callable, drafts: Drafts, *arguments: np.ndarray, as_tree: bool = False) -> Any:
-    """`function(proposal, target_log_probs, *arguments)` for all drafts, jitted, as float64 arrays.
+    """Computes `function(proposal, target_log_probs, *arguments)` for all drafts, jitted, as float64 arrays.
 
     Keep `function` one object: it is compiled once for each shape. Every argument and result has
-    the drafts' axis first. `as_tree` writes out the parents of a chain too.
+    the drafts' axis first. `as_tree` passes a `DraftTree` for the proposal, of a chain too.
     """
     rows = len(drafts.tokens)
     # Few shapes: texts with different numbers of drafts share a compiled program.
@@ -51,11 +52,11 @@ def evaluate(function: Callable, drafts: Drafts, *arguments: np.ndarray, as_tree
 def _jitted(function, parents, as_tree):
     @jax.jit
     def run(tokens, valid, log_probs, target_log_probs, *arguments):
-        proposal = Proposal(tokens, valid, log_probs)
+        drafts = Proposal(tokens, valid, log_probs)
         if as_tree or parents != chain(len(parents)):
             nodes = jnp.broadcast_to(jnp.array(parents, jnp.int32)[None], tokens.shape)
-            proposal = Proposal(tokens, valid, log_probs, nodes, depth(parents))
-        return function(proposal, target_log_probs, *arguments)
+            drafts = Proposal(tokens, valid, log_probs, nodes, depth(parents))
+        return function(DraftTree.of(drafts) if as_tree else drafts, target_log_probs, *arguments)
 
     return run
 
@@ -67,19 +68,19 @@ def probabilities(log_probs: np.ndarray) -> np.ndarray:
 
 
 def first_failure(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple[Comparison, ...]:
-    """What must hold if the drafts before the first failure are kept."""
+    """Returns the comparisons under which the drafts before the first failure are accepted."""
     looked_at = range(min(accepted + 1, submitted))
     return tuple(Comparison(i, float(thresholds[i]), below=i < accepted) for i in looked_at)
 
 
 def last_success(thresholds: np.ndarray, accepted: int, submitted: int) -> tuple[Comparison, ...]:
-    """What must hold if the drafts up to the last success are kept."""
+    """Returns the comparisons under which the drafts up to the last success are accepted."""
     looked_at = range(submitted - 1, max(accepted - 1, 0) - 1, -1)
     return tuple(Comparison(i, float(thresholds[i]), below=i == accepted - 1) for i in looked_at)
 
 
 def chain_rule(log_thresholds: Callable, next_log_probs: Callable, compared: Callable) -> Rule:
-    """A rule for chains that compares one uniform a draft with thresholds known beforehand.
+    """Makes a rule for chains that compares one uniform a draft with thresholds known beforehand.
 
     Args:
       log_thresholds: `(proposal, target_log_probs)` to `[b, n]`.
@@ -112,14 +113,14 @@ _drawn_block_rule = chain_rule(block.log_thresholds, block.next_log_probs, last_
 
 
 def block_rule(drafts: Drafts) -> Sequence[Sequence[Leaf]]:
-    """`BlockVerifier`, which verifies certain drafts token by token."""
+    """Runs `BlockVerifier`, which verifies deterministic drafts token by token."""
     return token_rule(drafts) if drafts.draft_probs is None else _drawn_block_rule(drafts)
 
 
-def descent_rule(descend: Callable) -> Rule:
-    """A rule that compares one uniform a node, in an order that hangs on what came before.
+def walk_rule(descend: Callable) -> Rule:
+    """Makes a rule that compares one uniform a node, in an order that depends on what came before.
 
-    `descend(proposal, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.tree_walk.WalkResult`
+    `descend(tree, target_log_probs, uniforms[b, n])` returns `jaxspec.verifiers.tree_walk.WalkResult`
     with `thresholds[b, n]`, and `tested[b, n]`, the nodes whose uniform was compared. It is led
     down every way by uniforms that are 0 (below any threshold) or 1.
     """
@@ -130,7 +131,7 @@ def descent_rule(descend: Callable) -> Rule:
         pending = asked = {(i, (True,) * count) for i in range(rows)}
         while pending:
             further = set()
-            for i, leaf in _descents(descend, drafts, sorted(pending)):
+            for i, leaf in _walks(descend, drafts, sorted(pending)):
                 way = {comparison.uniform: comparison.below for comparison in leaf.comparisons}
                 leaves[i][tuple(way.items())] = leaf
                 for node in way:
@@ -143,12 +144,12 @@ def descent_rule(descend: Callable) -> Rule:
     return rule
 
 
-def _descents(descend, drafts: Drafts, pending) -> Iterator[tuple[int, Leaf]]:
+def _walks(descend, drafts: Drafts, pending) -> Iterator[tuple[int, Leaf]]:
     rows = [i for i, _ in pending]
     uniforms = np.array([[0.0 if below else 1.0 for below in way] for _, way in pending])
-    descent = evaluate(descend, drafts.take(rows), uniforms, as_tree=True)
-    probs = probabilities(descent.next_log_probs)
+    result = evaluate(descend, drafts.take(rows), uniforms, as_tree=True)
+    probs = probabilities(result.next_log_probs)
     for j, (i, way) in enumerate(pending):
-        tested = np.flatnonzero(descent.tested[j]).tolist()
-        comparisons = tuple(Comparison(node, float(descent.thresholds[j, node]), way[node]) for node in tested)
-        yield i, Leaf(comparisons, tuple(descent.path[j, : descent.accepted[j]].tolist()), probs[j])
+        tested = np.flatnonzero(result.tested[j]).tolist()
+        comparisons = tuple(Comparison(node, float(result.thresholds[j, node]), way[node]) for node in tested)
+        yield i, Leaf(comparisons, tuple(result.path[j, : result.accepted[j]].tolist()), probs[j])

@@ -9,12 +9,12 @@ import pytest
 from jaxspec.core.rows import take_row
 from jaxspec.verifiers import block
 from jaxspec.verifiers import rejection as token
-from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.multi_draft import RecursiveRejection
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement, enumerate_drafts
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.leaves import Comparison, Leaf
 from tests.oracle.rounds import deviation, enumerate_round
-from tests.oracle.rules import block_rule, chain_rule, descent_rule, first_failure, last_success, token_rule
+from tests.oracle.rules import block_rule, chain_rule, first_failure, last_success, token_rule, walk_rule
 from tests.oracle.tables import make_table, pair, total_variation
 
 SEEN = 1e-3
@@ -72,7 +72,7 @@ def test_drafts_side_by_side_that_share_a_key_are_seen(shared):
     target, draft = pair("full support", 3, 3)
     drafts = lambda n: (("draft", n),) * 2 if shared else (("first", n), ("second", n))
     names = lambda n: Names(drafts(n), (("accept", n, 0), ("accept", n, 1)), ("next", n))
-    rule = descent_rule(RecursiveRejection().descend)
+    rule = walk_rule(RecursiveRejection().descend)
     found = several_rounds(target, drawn(chains(2, 1), draft), rule, length=2, names=names)
     assert (total_variation(found, target.text_probs(2)) > SEEN) == shared
 

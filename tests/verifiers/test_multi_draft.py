@@ -11,23 +11,22 @@ from scipy import optimize
 import jaxspec
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.verifiers.k_seq import KSequence, log_factor
-from jaxspec.verifiers.multi_draft import MultiDraftVerifier
-from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
 from jaxspec.verifiers.tree import descend as sample_and_walk
 from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import token_accepted
 from tests.oracle.rounds import deviation, enumerate_round, mean_accepted
-from tests.oracle.rules import descent_rule
+from tests.oracle.rules import walk_rule
 from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
 
-RECURSIVE, K_SEQUENCE = (descent_rule(rule.descend) for rule in (RecursiveRejection(), KSequence()))
+RECURSIVE, K_SEQUENCE = (walk_rule(rule.descend) for rule in (RecursiveRejection(), KSequence()))
 SEEN = 1e-3
 
 
 class MergingContract(TreeVerifierContract):
-    certain_rule = staticmethod(descent_rule(sample_and_walk))
+    certain_rule = staticmethod(walk_rule(sample_and_walk))
 
 
 class TestRecursiveRejection(MergingContract):

@@ -15,7 +15,7 @@ from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
 from jaxspec.verifiers.lenience import Lenience
 from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_log_probs, next_log_probs
+from jaxspec.verifiers.relaxed import RelaxedVerifier, next_log_probs, relaxed_chain
 from jaxspec.verifiers.typical import Typical
 from tests.contracts import VerifierContract
 from tests.oracle.drafting import chain, drawn, guessed
@@ -41,20 +41,20 @@ EXACT_RULES = {
 }
 
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
-probs_of = jax.jit(chain_log_probs)
+probs_of = jax.jit(relaxed_chain)
 
 
 @functools.cache
 def arithmetic(name):
     """A rule's acceptance and deviations, as one object a rule so that it is compiled once."""
-    return lambda proposal, target: chain_log_probs(RULES[name], proposal, target)
+    return lambda proposal, target: relaxed_chain(RULES[name], proposal, target)
 
 
 @functools.cache
 def leaves_of(name):
     """A rule's arithmetic for the exact enumeration of a round."""
     return chain_rule(
-        lambda proposal, target: chain_log_probs(RULES[name], proposal, target).log_acceptance,
+        lambda proposal, target: relaxed_chain(RULES[name], proposal, target).log_acceptance,
         functools.partial(next_log_probs, RULES[name]),
         first_failure,
     )
@@ -216,7 +216,7 @@ def test_lenience_keeps_every_token_within_its_factor(factor):
     with jax.enable_x64(True):
         proposal = Proposal(jnp.zeros((300, 1), jnp.int32), jnp.ones((300, 1), jnp.bool_), jnp.log(draft)[:, None])
         both = jnp.log(jnp.stack([target, target], axis=1))
-        found = chain_log_probs(Lenience(factor), proposal, both).deviation
+        found = relaxed_chain(Lenience(factor), proposal, both).deviation
     np.testing.assert_allclose(found[:, 0], distance, atol=EXACT)
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.relaxed import RelaxedVerifier, chain_log_probs
+from jaxspec.verifiers.relaxed import RelaxedVerifier, relaxed_chain
 from jaxspec.verifiers.typical import Typical
 from tests.oracle.drafting import path_to
 from tests.oracle.statistics import same_distribution
@@ -54,14 +54,14 @@ def test_against_the_formula(epsilon, delta):
     probs = random_probs(random, rows, 2)
     tokens = random.integers(VOCAB, size=(rows, 1))
     proposal = Proposal(jnp.asarray(tokens, jnp.int32), jnp.ones((rows, 1), jnp.bool_))
-    found = np.exp(chain_log_probs(Typical(epsilon, delta), proposal, log32(probs)).log_acceptance[:, 0])
+    found = np.exp(relaxed_chain(Typical(epsilon, delta), proposal, log32(probs)).log_acceptance[:, 0])
     chance = probs[np.arange(rows), 0, tokens[:, 0]]
     limit = thresholds(probs[:, 0], epsilon, delta)
     clear = np.abs(chance - limit) > 1e-6
     np.testing.assert_array_equal(found[clear], (chance > limit)[clear])
     assert 0 < found.mean() < 1
     best = Proposal(jnp.asarray(probs[:, :1].argmax(-1), jnp.int32), proposal.valid)
-    assert (chain_log_probs(Typical(epsilon, delta), best, log32(probs)).log_acceptance == 0).all()
+    assert (relaxed_chain(Typical(epsilon, delta), best, log32(probs)).log_acceptance == 0).all()
 
 
 def typical_paths(parents, tokens, valid, probs, epsilon, delta):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.verifiers.recursive import RecursiveRejection
+from jaxspec.verifiers.multi_draft import RecursiveRejection
 from jaxspec.verifiers.traversal import TraversalVerifier, descend
 from jaxspec.verifiers.tree import descend as sample_and_walk
 from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
@@ -10,16 +10,16 @@ from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacemen
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import block_accepted
 from tests.oracle.rounds import emitted_probs, enumerate_round, mean_accepted
-from tests.oracle.rules import block_rule, descent_rule
+from tests.oracle.rules import block_rule, walk_rule
 from tests.oracle.tables import PAIR_NAMES, pair, total_variation
 
-TRAVERSAL = descent_rule(descend)
+TRAVERSAL = walk_rule(descend)
 
 
 class TestContract(TreeVerifierContract):
     verifier = TraversalVerifier()
     rule = staticmethod(TRAVERSAL)
-    certain_rule = staticmethod(descent_rule(sample_and_walk))
+    certain_rule = staticmethod(walk_rule(sample_and_walk))
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
@@ -36,7 +36,7 @@ def test_a_chain_is_verified_as_a_block(name, k):
 def test_without_replacement_it_accepts_at_least_what_going_down_does(name, parents):
     target, draft = pair(name, 3, 3, seed=9)
     drafter = drawn_without_replacement(parents, draft)
-    down = enumerate_round(target, drafter, descent_rule(RecursiveRejection().descend))
+    down = enumerate_round(target, drafter, walk_rule(RecursiveRejection().descend))
     assert mean_accepted(enumerate_round(target, drafter, TRAVERSAL)) >= mean_accepted(down) - EXACT
 
 

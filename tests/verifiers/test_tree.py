@@ -3,35 +3,35 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core.state import Proposal
 from jaxspec.verifiers.tree import TreeVerifier, descend
+from jaxspec.verifiers.tree_walk import DraftTree
 from tests.contracts.tree_verifier import TreeVerifierContract
-from tests.oracle.rules import descent_rule
+from tests.oracle.rules import walk_rule
 
 
 class TestContract(TreeVerifierContract):
     verifier = TreeVerifier()
-    rule = certain_rule = staticmethod(descent_rule(descend))
+    rule = certain_rule = staticmethod(walk_rule(descend))
 
 
 def test_children_that_have_all_the_mass_leave_nothing_else():
-    """Rounding cannot make the walk end where the target wants nothing but the children."""
-    probs = jnp.log(jnp.array([[[0.1, 0.2, 0.7, 0.0]] * 4], jnp.float32))
-    tree = Proposal(
+    """Rounding cannot make the walk end where the target has no mass but the children's."""
+    log_probs = jnp.log(jnp.array([[[0.1, 0.2, 0.7, 0.0]] * 4], jnp.float32))
+    tree = DraftTree(
         jnp.array([[0, 1, 2]], jnp.int32), jnp.ones((1, 3), jnp.bool_), None, jnp.full((1, 3), -1, jnp.int32), 1
     )
     for uniform in (0.0, 0.5, 1 - 2.0**-24):
-        found = descend(tree, probs, jnp.full((1, 3), uniform, jnp.float32))
+        found = descend(tree, log_probs, jnp.full((1, 3), uniform, jnp.float32))
         assert found.accepted.tolist() == [1]
-    found = descend(tree, probs, jnp.full((1, 3), 1.0, jnp.float32))
+    found = descend(tree, log_probs, jnp.full((1, 3), 1.0, jnp.float32))
     assert np.isneginf(found.next_log_probs[0, 3])
 
 
 def test_a_repeated_sibling_has_no_second_chance():
-    probs = jnp.log(jnp.array([[[0.3, 0.7]] * 3], jnp.float32))
-    tree = Proposal(
+    log_probs = jnp.log(jnp.array([[[0.3, 0.7]] * 3], jnp.float32))
+    tree = DraftTree(
         jnp.array([[0, 0]], jnp.int32), jnp.ones((1, 2), jnp.bool_), None, jnp.full((1, 2), -1, jnp.int32), 1
     )
-    found = descend(tree, probs, jnp.array([[0.5, 0.0]], jnp.float32))
+    found = descend(tree, log_probs, jnp.array([[0.5, 0.0]], jnp.float32))
     assert found.accepted.tolist() == [0]
     assert np.isneginf(found.next_log_probs[0, 0])
