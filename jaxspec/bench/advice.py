@@ -1,54 +1,57 @@
-"""Whether speculation paid, in plain words, and what to change where it did not."""
+"""Says in sentences whether speculation paid, whether answers are the same, and what to change."""
 
 from collections.abc import Iterator, Sequence
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.summary import ALL, Summary
+from jaxspec.bench.divergences import NEAR
+from jaxspec.bench.quality import LEVEL, Agreement, Difference, Quality
+from jaxspec.bench.summary import ALL, Against, Spread, Summary
 
 # Below this a drafter guesses next to nothing.
 _FEW_ACCEPTED = 0.3
+_SENSES = {True: "within noise", False: "a REAL difference", None: "one question cannot tell"}
+
+# Whether it is good news, and a sentence or more.
+Advice = tuple[bool, str]
 
 
-def verdicts(summaries: Sequence[Summary]) -> Iterator[tuple[bool, str]]:
-    """For each setting and case whether it was faster than plain decoding, and a sentence or more that say so.
+def where(one: Summary | Quality) -> str:
+    """Names the setting of a summary."""
+    return f"batch {one.batch}, temperature {one.temperature:g}"
+
+
+def compared(speedup: Spread, other: str) -> str:
+    """Says whether something was faster than `other`."""
+    sense = "FASTER than" if speedup.median > 1 else "SLOWER than" if speedup.median < 1 else "as fast as"
+    return f"{sense} {other}: {speedup.median:.2f}x (repeats {speedup.low:.2f} to {speedup.high:.2f})"
+
+
+def advice(summaries: Sequence[Summary]) -> Iterator[Advice]:
+    """Says for each setting and case whether it was faster than plain decoding, and what to change if not.
 
     Faster is said where the median of the whole request's speed-up is above 1. A gain or a loss that not every
     repeat shows is said to be within their spread.
     """
-    for setting in _settings(summaries):
-        whole = [one for one in setting if one.task == ALL and one.case != PLAIN]
-        for one in whole:
-            faster = one.speedup.median > 1
-            text = f"{where(one)}: {one.case} was {_compared(one)}."
+    speculative = [one for one in summaries if one.task == ALL and one.speedup is not None]
+    for setting in dict.fromkeys(map(where, speculative)):
+        cases = [one for one in speculative if where(one) == setting]
+        for one in cases:
+            assert one.speedup is not None
+            doubt = (
+                ", a difference within the spread of the repeats" if one.speedup.low <= 1 <= one.speedup.high else ""
+            )
+            text = f"{setting}: {one.case} was {compared(one.speedup, 'plain decoding')}{doubt}."
             slower = [
                 f"{other.task} {other.speedup.median:.2f}x"
-                for other in setting
-                if other.case == one.case and other.task != ALL and other.speedup.median < 1
+                for other in summaries
+                if where(other) == setting and other.case == one.case and other.task != ALL
+                if other.speedup is not None and other.speedup.median < 1
             ]
-            if not faster:
-                text += f"{_why(one)} {_advice(one, whole)}"
+            if one.speedup.median <= 1:
+                text += f"{_why(one)} {_change(one, cases)}"
             elif slower:
                 text += f" It was slower on {', '.join(slower)}: decode such texts without a drafter."
-            yield faster, text
-
-
-def where(one: Summary) -> str:
-    """The setting of a summary."""
-    return f"batch {one.batch}, temperature {one.temperature:g}"
-
-
-def _settings(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    found: dict[tuple, list[Summary]] = {}
-    for one in summaries:
-        found.setdefault((one.batch, one.temperature), []).append(one)
-    return list(found.values())
-
-
-def _compared(one: Summary) -> str:
-    low, median, high = one.speedup.low, one.speedup.median, one.speedup.high
-    sense = "FASTER than" if median > 1 else "SLOWER than" if median < 1 else "as fast as"
-    doubt = ", a difference within the spread of the repeats" if low <= 1 <= high else ""
-    return f"{sense} plain decoding: {median:.2f}x (repeats {low:.2f} to {high:.2f}){doubt}"
+            yield one.speedup.median > 1, text
 
 
 def _why(one: Summary) -> str:
@@ -60,10 +63,10 @@ def _why(one: Summary) -> str:
     )
 
 
-def _advice(one: Summary, measured: Sequence[Summary]) -> str:
-    best = max(measured, key=lambda other: other.speedup.median)
-    if best.speedup.median > 1:
-        return f"Use {best.case}, which was {best.speedup.median:.2f}x here."
+def _change(one: Summary, measured: Sequence[Summary]) -> str:
+    best, case = max((other.speedup.median, other.case) for other in measured if other.speedup is not None)
+    if best > 1:
+        return f"Use {case}, which was {best:.2f}x here."
     drafts = len(one.acceptance_by_position)
     if one.acceptance_rate < _FEW_ACCEPTED:
         change = (
@@ -78,3 +81,50 @@ def _advice(one: Summary, measured: Sequence[Summary]) -> str:
     fewer = f", draft fewer tokens (-k {drafts // 2})" if drafts > 1 and drafts // 2 not in tried else ""
     batch = ", decode smaller batches" if one.batch > 1 else ""
     return f"{change}{fewer}{batch}, or decode without one (--draft none)."
+
+
+def peer_advice(found: Sequence[Against]) -> Iterator[Advice]:
+    """Says for each mode of a peer how the fastest case did against it, and whether the tokens are the same."""
+    for one in found:
+        if one.task != ALL:
+            continue
+        case, speed = max(one.ours.items(), key=lambda pair: pair[1].median)
+        name = "plain decoding" if case == PLAIN else case
+        text = f"batch 1, temperature {one.temperature:g}: jaxspec's {name} was {compared(speed, one.peer)}."
+        if one.agreement is not None:
+            text += f" {one.peer} {agreed(one.agreement, 'plain decoding of jaxspec')}"
+        yield speed.median > 1, text
+
+
+def quality_advice(found: Sequence[Quality]) -> Iterator[Advice]:
+    """Says for each case whether its answers are as good as plain decoding's."""
+    for one in found:
+        start = f"{where(one)}: {one.case}"
+        if one.agreement is not None:
+            yield one.agreement.different == 0, f"{start} {agreed(one.agreement, 'plain decoding')}"
+        elif one.perplexity is not None:
+            bleu = "no references in the questions, so no BLEU" if one.bleu is None else f"BLEU {_sense(one.bleu)}"
+            good = all(side is None or side.within_noise is not False for side in (one.perplexity, one.bleu))
+            yield good, f"{start}: negative log-likelihood of a token {_sense(one.perplexity)}; {bleu}."
+
+
+def agreed(one: Agreement, other: str) -> str:
+    """Compares a case's tokens with those of `other`."""
+    if one.same == one.answers:
+        return f"wrote the SAME tokens as {other} in all {one.answers} answers."
+    text = f"as {other} in {one.same} of {one.answers} answers"
+    ties = f"{one.near_ties} diverged where the target's two tokens were within {NEAR:g} of each other"
+    if one.first is None:
+        return f"wrote the SAME tokens {text}; {ties}."
+    place = f"question {one.first['question']}, turn {one.first['turn']}, token {one.first['place']}"
+    gap = one.first["distance"]
+    why = "one answer ended there" if gap is None else f"the worse token was {gap:.3g} below the best"
+    return f"wrote the same tokens {text} only; {ties}; {one.different} were DIFFERENT, first at {place}, where {why}."
+
+
+def _sense(one: Difference) -> str:
+    sense = _SENSES[one.within_noise]
+    if one.error is None:
+        return f"{one.difference:+.4f}: {sense}"
+    interval = f"{1 - LEVEL:.0%} interval {one.low:+.4f} to {one.high:+.4f}"
+    return f"{one.difference:+.4f} ± {one.error:.4f} ({interval}): {sense}"

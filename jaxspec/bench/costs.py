@@ -1,13 +1,16 @@
-"""What a round costs at each number of drafts: the table that `Adaptive` decides by."""
+"""Measures what a round costs at each number of drafts, and keeps it for `Adaptive`."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
+from jaxspec.bench.setting import Setting, load_target, policy_at
 from jaxspec.bench.timing import interleave
 from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model
@@ -15,10 +18,15 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.cost_file import cost_file, save_costs
+from jaxspec.drafters.hybrid import HybridDrafter
+from jaxspec.named import load_drafter
 from jaxspec.verifiers.base import Verifier
 
 LENGTHS = (0, 2, 4, 8)
 ROUNDS = 8
+# Tokens of a text in the middle of an answer.
+_TEXT = 256
 
 
 @register_dataclass
@@ -44,7 +52,7 @@ def measure_costs(
     verifier: Verifier | None = None,
     repeats: int = 5,
 ) -> tuple[float, ...]:
-    """A round's time at each length, relative to a round of plain decoding.
+    """Measures a round's time at each length, relative to a round of plain decoding.
 
     Rounds of all lengths take turns with plain ones, and the median over the turns counts. Costs
     depend on the batch, the length of the text and the policy: measure what you run.
@@ -86,9 +94,9 @@ def measure_costs(
 
 @functools.partial(jax.jit, static_argnames="count")
 def repeat_round(target, drafter, verifier, start, *, count: int):
-    """The same round `count` times over: each begins with the text, the caches and the drafter's state of `start`.
+    """Runs the same round `count` times: each begins with the text, the caches and the drafter's state of `start`.
 
-    Caches are rolled back and not put back: that would copy them whole in every round, which decoding does not do.
+    Caches are rolled back and not put back: that would copy them in every round, which decoding does not do.
     """
 
     def once(_, state):
@@ -106,7 +114,38 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
 
 
 def _rolled_back(after, start):
-    """What `start` was, but for its caches, which are those of `after` at its lengths."""
+    """Returns `start`, but with the caches of `after`, at its lengths."""
     is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
     rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
     return jax.tree.map(rolled_back, after, start, is_leaf=is_cache)
+
+
+def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None) -> Path:
+    """Measures what rounds of each drafter cost at each number of drafts, for each batch, and writes it to a file.
+
+    `jaxspec generate`, `load_drafter` and `SpeculativeDecoder` then draft by it, on this machine, with these models.
+
+    Args:
+      setting: model, drafters, batches, dtype and kernels; costs are those at its first temperature.
+      tell: called with each step, in words.
+
+    Returns:
+      The file.
+    """
+    _, target = load_target(setting)
+    for name in setting.drafters:
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="adaptive")
+        for drafter in _with_lengths(loaded):
+            for batch in setting.batches:
+                tell(f"what rounds of {name} cost at {drafter.lengths}, batch {batch}")
+                jax.clear_caches()
+                lengths = drafter.schedule.lengths
+                policy = policy_at(setting.temperatures[0])
+                costs = measure_costs(target, drafter, lengths, batch=batch, text=_TEXT, sampling=policy)
+                save_costs(target, drafter, dict(zip(lengths, costs, strict=True)), batch=batch)
+    return cost_file()
+
+
+def _with_lengths(drafter: Drafter) -> tuple[Drafter, ...]:
+    """Returns the drafters that have a length of their own."""
+    return (drafter.copying, drafter.model) if isinstance(drafter, HybridDrafter) else (drafter,)

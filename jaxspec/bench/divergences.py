@@ -1,6 +1,6 @@
-"""Where two answers to one prompt part, and how near the target was to a tie there.
+"""Finds the first divergence of two answers, and how near the target was to a tie there.
 
-A pass over one token and a pass over five round differently, so that a tie within rounding may fall either way.
+A pass over one token and a pass over five round differently, so a tie within rounding may fall either way.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,21 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.bench.records import Divergence
 from jaxspec.core.prefill import prefill
 from jaxspec.core.random import PositionNoise, row_keys
 from jaxspec.core.sampling import Policy
 
+# Two tokens within so many nats of each other are a tie.
 NEAR = 1e-3
 _WIDTH = 64
 
-# Of the text up to a place: what the next token is the argmax of, `[v]`.
+# Of the text up to a place: the scores whose argmax is the next token, `[v]`.
 Score = Callable[[Sequence[int]], np.ndarray]
 
 
-def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> tuple[int, float | None] | None:
-    """The first place where two answers differ, and how far the worse token there is from the best; `None` if nowhere.
+def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> Divergence | None:
+    """Finds the first place where two answers differ, and how far the worse token there is below the best.
 
-    That distance is `None` where one answer goes on behind the end of the other, which no tie explains.
+    Returns:
+      `None` where they are equal. The distance is `None` where one answer goes on behind the end of the other, which
+      no tie explains.
     """
     plain, other = list(plain), list(other)
     if plain == other:
@@ -36,15 +40,15 @@ def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> tupl
     return place, float(scores.max() - min(scores[plain[place]], scores[other[place]]))
 
 
-def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy, key) -> Score:
-    """What plain decoding with this key takes the argmax of, after the prompt and some new tokens.
+def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy, key: jax.Array) -> Score:
+    """Returns the function whose argmax plain decoding takes with this key, after the prompt and some new tokens.
 
     Args:
       target: the model.
       prompt: token ids.
-      row: which row of a batch of `rows` it is.
-      rows: how many there are.
-      policy: how tokens are drawn.
+      row: index of the row in a batch of `rows`.
+      rows: size of the batch.
+      policy: the sampling policy.
       key: as `jaxspec.generate` takes it.
     """
 

@@ -1,4 +1,4 @@
-"""The clock: every turn of a batch is answered by each case in turn, several times over."""
+"""Times answers: every turn of a batch is answered by each case in turn, several times over."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+import jaxspec
 from jaxspec.bench.cases import PLAIN, Case, for_rows, widest_prompt
-from jaxspec.bench.dialogue import Answers, Prompts, counts_of, dialogue, generate, texts_of, tokens_of, turn_key
 from jaxspec.bench.divergences import divergence, score_of
-from jaxspec.bench.groups import Group
 from jaxspec.bench.meters import EnergyMeter, peak_memory
 from jaxspec.bench.peers.panel import Panel
-from jaxspec.bench.questions import padded
+from jaxspec.bench.questions import Group, Prompts, check_askable, dialogue, padded
+from jaxspec.bench.records import CaseRecord, Counts, PeerRecord, Repeat, Turn
 from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.bench.timing import interleave
 from jaxspec.core.state import Generation
@@ -25,16 +25,62 @@ from jaxspec.training.prompts import Conversation
 HUNDRED = 100
 
 
+@functools.partial(jax.jit, static_argnames="new_tokens")
+def generate(target, drafter, tokens, length, budget, key, policy, verifier=None, *, new_tokens: int) -> Generation:
+    """Generates with one program for every budget up to `new_tokens`: 0 is the prompt alone."""
+    return jaxspec.generate(
+        target,
+        drafter,
+        tokens,
+        prompt_length=length,
+        key=key,
+        sampling=policy,
+        verifier=verifier,
+        max_new_tokens=budget,
+        stop_tokens=target.tokenizer.eos_token_ids,
+        capacity=tokens.shape[1] + new_tokens,
+    )
+
+
+def turn_key(seed: int, group: Group, turn: int) -> jax.Array:
+    """Returns the key of a group's turn."""
+    return jax.random.fold_in(jax.random.key(seed), 1000 * turn + group.members[0])
+
+
+def counts_of(result: Generation, rows: Sequence[int]) -> Counts:
+    """Counts new tokens, rounds and drafts of some rows, for JSON.
+
+    Raises:
+      FloatingPointError: the target's logits were not finite.
+    """
+    result.raise_for_status()
+    rows, stats = list(rows), jax.device_get(result.stats)
+    return {
+        "tokens": np.asarray(result.length)[rows].tolist(),
+        "rounds": stats.rounds[rows].tolist(),
+        "drafted": stats.drafted[rows].tolist(),
+        "accepted": stats.accepted[rows].tolist(),
+        "drafted_at": stats.drafted_at[rows].sum(0).tolist(),
+        "accepted_at": stats.accepted_at[rows].sum(0).tolist(),
+    }
+
+
+def tokens_of(result: Generation, rows: Sequence[int]) -> Prompts:
+    """Returns the new tokens of some rows."""
+    tokens, length = jax.device_get((result.tokens, result.length))
+    return {row: tokens[row, : length[row]].tolist() for row in rows}
+
+
 @dataclasses.dataclass
 class Measurement:
-    """Everything that is timed is timed here.
+    """The cases of a run, and the clock that times them.
 
     Attributes:
       target: the model that answers.
       cases: plain decoding first.
       questions: those of the run.
       setting: its options.
-      energy: what counts energy, or `None`.
+      energy: counts energy, or `None`.
       clock: tells the time in seconds.
       panel: the peers that take turns with the cases where a batch is one request.
     """
@@ -48,6 +94,7 @@ class Measurement:
     panel: Panel | None = None
 
     def __post_init__(self):
+        self.tokenizer = check_askable(self.setting.model, self.target.tokenizer, self.questions)
         self._compiled: set[tuple[float, ...]] = set()
         self._cases: dict[int, list[Case]] = {}
         self._widest = widest_prompt(self.target, self.cases, self.setting.max_new_tokens)
@@ -58,98 +105,110 @@ class Measurement:
         self._compiled.clear()
 
     def cases_for(self, rows: int) -> list[Case]:
-        """The cases as they decode batches of so many rows: what a round costs depends on them."""
+        """Returns the cases as they decode batches of so many rows: a round's cost depends on them."""
         if rows not in self._cases:
             self._cases[rows] = for_rows(self.cases, self.target, rows)
         return self._cases[rows]
 
-    def turns(self, group: Group, temperature: float) -> Iterator[dict[str, Any]]:
-        """One record for each turn of a group's conversations.
+    def turns(self, group: Group, temperature: float) -> Iterator[Turn]:
+        """Yields one record for each turn of a group's conversations.
 
         All cases answer the same text: the answers before a turn are those of plain decoding's first repeat. A row
-        whose text has no room in some model's context is left out, which the record says.
+        whose text has no room in some model's context is left out, and the record says so.
         """
-        peers: dict[int, dict[str, Any]] = {}
+        for asked in dialogue(self.tokenizer, self.questions, group, self._widest):
+            record: Turn = {
+                "kind": "turn",
+                "batch": len(group.members),
+                "temperature": temperature,
+                "task": group.task,
+                "turn": asked.turn,
+                "questions": asked.questions,
+                "left_out": asked.left_out,
+                "prompt_tokens": [len(prompt) for prompt in asked.prompts.values()],
+                "cases": {},
+                "peak_memory_bytes": 0,
+            }
+            if asked.prompts:
+                key = turn_key(self.setting.seed, group, asked.turn)
+                record["cases"], peers = self._time(asked.prompts, len(group.members), temperature, key)
+                if peers:
+                    record["peers"] = peers
+                first = record["cases"][PLAIN]["repeats"][0]
+                asked.replies.update(zip(asked.prompts, first.get("ids", []), strict=True))
+            record["peak_memory_bytes"] = peak_memory()[0]
+            yield record
 
-        def answer(turn: int, prompts: Prompts) -> tuple[dict[str, Any], Answers]:
-            key = turn_key(self.setting.seed, group, turn)
-            cases, answers, peers[turn] = self._time(prompts, len(group.members), temperature, key)
-            return cases, answers
-
-        for record in dialogue(self.target.tokenizer, self.questions, group, self._widest, answer):
-            asked = peers.get(record["turn"])
-            yield record | ({"peers": asked} if asked else {}) | {"peak_memory_bytes": peak_memory()[0]}
-
-    def _time(self, prompts: Prompts, rows: int, temperature: float, key):
-        """Each case's repeats; plain decoding's first answers, as token ids by row; and the peers' repeats."""
+    def _time(
+        self, prompts: Prompts, rows: int, temperature: float, key: jax.Array
+    ) -> tuple[dict[str, CaseRecord], dict[str, PeerRecord]]:
+        """Returns the repeats of each case, and those of the peers."""
         live, timed = list(prompts), self.cases_for(rows)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
         budget = np.array([self.setting.max_new_tokens if row in prompts else 0 for row in range(rows)], np.int32)
         call = functools.partial(self._call, tokens=tokens, length=length, policy=policy_at(temperature), budget=budget)
         shape = (*tokens.shape, temperature)
-        records: dict[str, Any] = {case.label: {"repeats": []} for case in self.cases}
+        records: dict[str, CaseRecord] = {
+            case.label: {"repeats": [], "hundred_tokens_seconds": None} for case in self.cases
+        }
+        panel = self.panel if rows == 1 else None
+        peers: dict[str, PeerRecord] = {label: {"repeats": []} for label in panel.labels} if panel else {}
         parts = {"prompt": 0, "first": 1, "all": self.setting.max_new_tokens}
-        answers, peers = {}, {label: {"repeats": []} for label in self.panel.labels} if self.panel and rows == 1 else {}
         for repeat in range(self.setting.repeats):
-            done = {case.label: _Timed() for case in timed}
-            calls, repeat_key = {}, jax.random.fold_in(key, repeat)
+            calls, done, repeat_key = {}, {case.label: _Timed() for case in timed}, jax.random.fold_in(key, repeat)
             for case in timed:
-                for part, most in parts.items():
-                    calls[f"{part} {case.label}"] = functools.partial(
-                        call, case, done[case.label], most=most, key=repeat_key
-                    )
+                one = functools.partial(call, case, done[case.label], key=repeat_key)
+                calls |= {f"{part} {case.label}": functools.partial(one, most=most) for part, most in parts.items()}
             samples = interleave(calls, repeats=1, warm_up=int(shape not in self._compiled), clock=self.clock)
             self._compiled.add(shape)
             for case in self.cases:
                 seconds = [samples.seconds[f"{part} {case.label}"][0] for part in parts]
                 records[case.label]["repeats"].append(done[case.label].record(seconds, live))
-            for label in peers:
-                answered = self.panel.ask(label, prompts[0], self.setting.max_new_tokens, temperature, repeat_key)
-                peers[label]["repeats"].append(answered)
+            if panel is not None:
+                for label in peers:
+                    answer = panel.ask(label, prompts[0], self.setting.max_new_tokens, temperature, repeat_key)
+                    peers[label]["repeats"].append(answer)
             self._compare(records, peers, prompts, rows, temperature, repeat_key)
-            if repeat == 0:
-                answers = tokens_of(done[PLAIN].result, live)
         self._time_a_hundred(timed, records, call, key)
-        return records, answers, peers
+        return records, peers
 
-    def _compare(self, records, peers, prompts: Prompts, rows: int, temperature: float, key) -> None:
+    def _compare(
+        self,
+        records: dict[str, CaseRecord],
+        peers: dict[str, PeerRecord],
+        prompts: Prompts,
+        rows: int,
+        temperature: float,
+        key: jax.Array,
+    ) -> None:
         """Notes in the last repeat of each case that must write plain decoding's tokens where it does not."""
-        plain = records[PLAIN]["repeats"][-1]["ids"]
+        plain = records[PLAIN]["repeats"][-1].get("ids", [])
         exact = [records[case.label] for case in self.cases if case.label != PLAIN and case.is_exact(temperature)]
-        for record in exact + (list(peers.values()) if temperature == 0 else []):
+        for record in [*exact, *(peers.values() if temperature == 0 else [])]:
             last = record["repeats"][-1]
-            last["partings"] = [
+            last["divergences"] = [
                 divergence(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
-                for (row, prompt), first, other in zip(prompts.items(), plain, last["ids"], strict=True)
+                for (row, prompt), first, other in zip(prompts.items(), plain, last.get("ids", []), strict=True)
             ]
 
-    def _time_a_hundred(self, timed: Sequence[Case], records: dict[str, Any], call: Callable, key) -> None:
-        """How long the first 100 tokens take, once, where every row has as many; `None` elsewhere."""
-        calls = {}
-        for case in timed:
-            first = records[case.label]["repeats"][0]
-            records[case.label]["hundred_tokens_seconds"] = None
-            if min(first["tokens"]) >= HUNDRED:
-                calls[case.label] = functools.partial(
-                    call, case, _Timed(), most=HUNDRED, key=jax.random.fold_in(key, 0)
-                )
+    def _time_a_hundred(
+        self, timed: Sequence[Case], records: dict[str, CaseRecord], call: Callable[..., Any], key: jax.Array
+    ) -> None:
+        """Times the first 100 tokens, once, where every row has as many."""
+        calls = {
+            case.label: functools.partial(call, case, _Timed(), most=HUNDRED, key=jax.random.fold_in(key, 0))
+            for case in timed
+            if min(records[case.label]["repeats"][0]["tokens"]) >= HUNDRED
+        }
         for label, seconds in interleave(calls, repeats=1, warm_up=0, clock=self.clock).seconds.items():
             records[label]["hundred_tokens_seconds"] = seconds[0]
 
     def _call(self, case: Case, into: "_Timed", *, tokens, length, policy, budget, most: int, key) -> Generation:
         before = None if self.energy is None else self.energy.read()
-        result = generate(
-            self.target,
-            case.drafter,
-            tokens,
-            length,
-            np.minimum(budget, most),
-            key,
-            policy,
-            case.verifier,
-            new_tokens=self.setting.max_new_tokens,
-        )
-        if before is not None:
+        budget, new_tokens = np.minimum(budget, most), self.setting.max_new_tokens
+        arguments = (self.target, case.drafter, tokens, length, budget, key, policy, case.verifier)
+        result = generate(*arguments, new_tokens=new_tokens)
+        if self.energy is not None and before is not None:
             jax.block_until_ready(result)
             into.joules = self.energy.joules(before, self.energy.read())
         into.result = result
@@ -158,18 +217,20 @@ class Measurement:
 
 @dataclasses.dataclass
 class _Timed:
-    """What the last call of a case gave: the longest of a repeat."""
+    """The last call of a case: the longest of a repeat."""
 
     result: Generation | None = None
     joules: float | None = None
 
-    def record(self, seconds: list[float], live: list[int]) -> dict[str, Any]:
-        """Times, and counts of token ids, for JSON; `seconds` are of the prompt alone, of one token, and of all."""
+    def record(self, seconds: list[float], live: list[int]) -> Repeat:
+        """Returns a record for JSON; `seconds` are of the prompt alone, of one token, and of all."""
+        assert self.result is not None
         return {
             "prefill_seconds": seconds[0],
             "first_token_seconds": seconds[1],
             "seconds": seconds[2],
             "joules": self.joules,
             **counts_of(self.result, live),
-            **texts_of(self.result, live),
+            "ids": list(tokens_of(self.result, live).values()),
+            "log_probs": np.asarray(self.result.total_log_prob())[live].tolist(),
         }

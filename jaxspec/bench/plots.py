@@ -1,5 +1,6 @@
-"""A run's figures as pictures; needs matplotlib."""
+"""Draws a run's figures; needs matplotlib."""
 
+import functools
 import importlib.util
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +10,29 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.advice import where
-from jaxspec.bench.groups import in_order
-from jaxspec.bench.summary import ALL, Summary
+from jaxspec.bench.questions import in_order
+from jaxspec.bench.records import Record
+from jaxspec.bench.summary import ALL, Spread, Summary
+
+_PARTS = ("round", "draft", "verify")
+INSTALL = '`pip install "jaxspec-decode[bench]"`'
 
 
 def has_matplotlib() -> bool:
-    """Whether pictures can be drawn."""
+    """Returns whether plots can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def check_matplotlib() -> None:
-    """Raises `ImportError`, with what to install, where pictures cannot be drawn."""
+    """Raises `ImportError`, with what to install, where plots cannot be drawn."""
     if not has_matplotlib():
-        raise ImportError("plots need matplotlib, which is not installed; `pip install matplotlib`, or leave them out")
+        raise ImportError(f"plots need matplotlib, which is not installed; {INSTALL}, or leave them out")
 
 
 def plot(
     folder: Path,
     summaries: Sequence[Summary],
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     cases: Mapping[str, Mapping[str, Any]],
 ) -> list[Path]:
     """Draws up to four SVG files for each setting: over `k` where there are several, rounds where they were split.
@@ -46,19 +51,16 @@ def plot(
     for batch, temperature in dict.fromkeys((one.batch, one.temperature) for one in summaries):
         chosen = [one for one in summaries if (one.batch, one.temperature) == (batch, temperature)]
         drafted = [one for one in chosen if one.speedup is not None]
-        splits = [
-            record["cases"]
-            for record in records
-            if record["kind"] == "rounds" and (record["batch"], record["temperature"]) == (batch, temperature)
-        ]
+        same = [record for record in records if (record["batch"], record["temperature"]) == (batch, temperature)]
+        splits = [record["cases"] for record in same if record["kind"] == "rounds"]
         pictures: dict[str, Callable[[Any], None]] = {
-            "speed-up-by-task": lambda axes, drafted=drafted: _by_task(axes, drafted),
-            "acceptance-by-position": lambda axes, drafted=drafted: _by_position(axes, drafted),
+            "speed-up-by-task": functools.partial(_by_task, drafted=drafted),
+            "acceptance-by-position": functools.partial(_by_position, drafted=drafted),
         }
         if any(cases[one.case]["k"] is not None for one in drafted):
-            pictures["speed-up-over-k"] = lambda axes, drafted=drafted: _over_k(axes, drafted, cases)
+            pictures["speed-up-over-k"] = functools.partial(_over_k, drafted=drafted, cases=cases)
         if splits:
-            pictures["round"] = lambda axes, split=splits[-1]: _round(axes, split)
+            pictures["round"] = functools.partial(_round, split=splits[-1])
         for name, draw in pictures.items():
             file = folder / f"{name}-batch-{batch}-temperature-{temperature:g}.svg"
             _save(file, draw, where(chosen[0]))
@@ -84,17 +86,19 @@ def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
     partial.replace(file)
 
 
+def _bars(values: Sequence[Spread]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns medians, and how far the least and the largest are from them."""
+    low, median, high = (np.array([getattr(one, name) for one in values]) for name in ("low", "median", "high"))
+    return median, [median - low, high - median]
+
+
 def _by_task(axes, drafted: Sequence[Summary]) -> None:
     tasks = [*in_order({one.task for one in drafted} - {ALL}), ALL]
     cases = list(dict.fromkeys(one.case for one in drafted))
     width = 0.8 / len(cases)
     for index, case in enumerate(cases):
-        found = {one.task: one.speedup for one in drafted if one.case == case}
-        heights = np.array([found[task].median for task in tasks])
-        errors = [
-            heights - [found[task].low for task in tasks],
-            np.array([found[task].high for task in tasks]) - heights,
-        ]
+        found = {one.task: one.speedup for one in drafted if one.case == case and one.speedup is not None}
+        heights, errors = _bars([found[task] for task in tasks])
         axes.bar(np.arange(len(tasks)) + index * width, heights, width * 0.92, yerr=errors, capsize=2, label=case)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(np.arange(len(tasks)) + 0.4 - width / 2, [task.replace("_", "\n") for task in tasks], fontsize=8)
@@ -108,35 +112,30 @@ def _by_position(axes, drafted: Sequence[Summary]) -> None:
             places = np.arange(1, len(one.acceptance_by_position) + 1)
             axes.plot(places, one.acceptance_by_position, "o-", markersize=3.5, label=one.case)
     axes.set(xlabel="position in the draft", ylabel="share of rounds that accepted it", ylim=(0, 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, frameon=False)
+    _legend_inside(axes)
 
 
 def _over_k(axes, drafted: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> None:
-    whole = [one for one in drafted if one.task == ALL and cases[one.case]["k"] is not None]
-    for name in dict.fromkeys(cases[one.case]["name"] for one in whole):
-        line = sorted((cases[one.case]["k"], one.speedup) for one in whole if cases[one.case]["name"] == name)
-        lengths, speedups = zip(*line, strict=True)
-        medians = np.array([one.median for one in speedups])
-        errors = [medians - [one.low for one in speedups], np.array([one.high for one in speedups]) - medians]
-        axes.errorbar(lengths, medians, errors, fmt="o-", capsize=2, markersize=3.5, label=name)
+    points: dict[str, list[tuple[int, Spread]]] = {}
+    for one in drafted:
+        if one.task == ALL and cases[one.case]["k"] is not None and one.speedup is not None:
+            points.setdefault(cases[one.case]["name"], []).append((cases[one.case]["k"], one.speedup))
+    for name, line in points.items():
+        line = sorted(line, key=lambda point: point[0])
+        medians, errors = _bars([speedup for _, speedup in line])
+        axes.errorbar([k for k, _ in line], medians, errors, fmt="o-", capsize=2, markersize=3.5, label=name)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(xlabel="k, drafted tokens a round", ylabel="speed-up over plain decoding")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, frameon=False)
+    _legend_inside(axes)
 
 
 def _round(axes, split: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Parts that were timed alone may sum to more than the round: nothing remains then."""
+    """Draws a round's parts; as they were timed by themselves, they may sum to more than it: nothing remains then."""
     labels = list(split)
     median = {part: np.array([statistics.median(split[label][part]) for label in labels]) for part in _PARTS}
-    heights = {
-        "draft": median["draft"],
-        "verify": median["verify"],
-        "rest": np.maximum(median["round"] - median["draft"] - median["verify"], 0),
-    }
+    rest = np.maximum(median["round"] - median["draft"] - median["verify"], 0)
     bottom = np.zeros(len(labels))
-    for part, height in heights.items():
+    for part, height in {"draft": median["draft"], "verify": median["verify"], "rest": rest}.items():
         axes.bar(labels, height * 1e3, 0.6, bottom=bottom, label=part)
         bottom += height * 1e3
     axes.set_ylabel("a round, ms")
@@ -144,10 +143,12 @@ def _round(axes, split: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
     _legend_above(axes)
 
 
-_PARTS = ("round", "draft", "verify")
+def _legend_inside(axes) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8, frameon=False)
 
 
 def _legend_above(axes) -> None:
-    """In a row, with room that no bar reaches."""
+    """Puts the legend in a row, with room that no bar reaches."""
     axes.set_ylim(top=1.12 * axes.get_ylim()[1])
     axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=4)

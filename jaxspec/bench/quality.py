@@ -1,27 +1,136 @@
-"""What a run's records say of the quality of its answers; arithmetic alone, but for the decoding of token ids."""
+"""Compares the answers of a run with those of plain decoding: tokens, perplexity and BLEU."""
 
 import dataclasses
+import importlib.util
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxspec.bench.bleu import BleuCounts
+import numpy as np
+from scipy import stats
+
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.significance import Compared, compare_corpora, compare_perplexity
+from jaxspec.bench.records import PeerRepeat, Record, Repeat, Turn, turns_of
 from jaxspec.training.prompts import Conversation
+
+# How often equal sides are said to differ.
+LEVEL = 0.01
+_RESAMPLES = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference of a figure from plain decoding's over the same questions, and whether it is noise.
+
+    Attributes:
+      plain: the figure of plain decoding.
+      other: the figure of the other side.
+      difference: `other` less `plain`, in the figure's own unit or another.
+      error: the standard error of the difference; `None` for a single question.
+      low: the lower end of the difference's interval at confidence `1 - LEVEL`, or `None`.
+      high: its upper end, or `None`.
+      questions: over how many it was taken.
+    """
+
+    plain: float
+    other: float
+    difference: float
+    error: float | None
+    low: float | None
+    high: float | None
+    questions: int
+
+    @property
+    def within_noise(self) -> bool | None:
+        """Whether the interval holds 0; `None` where a single question cannot tell."""
+        return None if self.low is None or self.high is None else self.low <= 0 <= self.high
+
+
+def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Difference:
+    """Compares perplexities by the paired t interval of the negative log-likelihood's mean over questions.
+
+    Args:
+      plain: the mean negative log-likelihood of each question's tokens, in nats.
+      other: the same of the other side.
+    """
+    differences = [second - first for first, second in zip(plain, other, strict=True)]
+    mean, count = statistics.fmean(differences), len(differences)
+    first, second = (math.exp(statistics.fmean(side)) for side in (plain, other))
+    if count == 1:
+        return Difference(first, second, mean, None, None, None, 1)
+    error = float(stats.sem(differences))
+    reach = error * float(stats.t.ppf(1 - LEVEL / 2, count - 1))
+    return Difference(first, second, mean, error, mean - reach, mean + reach, count)
+
+
+def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable[[Sequence[Any]], float]) -> Difference:
+    """Compares figures of corpora by the paired bootstrap over questions.
+
+    Args:
+      plain: what `figure` takes of each question.
+      other: the same of the other side.
+      figure: one number of many questions.
+    """
+    count, first, second = len(plain), figure(plain), figure(other)
+    if count == 1:
+        return Difference(first, second, second - first, None, None, None, 1)
+
+    def difference(places: np.ndarray) -> float:
+        return figure([other[i] for i in places]) - figure([plain[i] for i in places])
+
+    found = stats.bootstrap(
+        (np.arange(count),),
+        difference,
+        n_resamples=_RESAMPLES,
+        vectorized=False,
+        confidence_level=1 - LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    low, high = (float(bound) for bound in found.confidence_interval)
+    return Difference(first, second, second - first, float(found.standard_error), low, high, count)
+
+
+def check_bleu() -> None:
+    """Raises `ImportError`, with what to install, where BLEU cannot be computed."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        raise ImportError('BLEU needs sacrebleu, which is not installed; `pip install "jaxspec-decode[bench]"`')
+
+
+def bleu_counts(answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """Counts, by sacrebleu: lengths of answers and references, then matched and all n-grams; `[2 + 2 n]`.
+
+    Counts of texts add up to those of a corpus.
+    """
+    check_bleu()
+    from sacrebleu.metrics.bleu import BLEU
+
+    found = BLEU().corpus_score(answers, [references])
+    return np.array([found.sys_len, found.ref_len, *found.counts, *found.totals])
+
+
+def bleu(counts: Sequence[np.ndarray]) -> float:
+    """Returns the BLEU of a corpus, from 0 to 100, from the counts of its questions."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    answers, references, *grams = sum(counts, np.zeros_like(counts[0])).tolist()
+    matched, total = grams[: len(grams) // 2], grams[len(grams) // 2 :]
+    return BLEU.compute_bleu(matched, total, answers, references, smooth_method="exp").score
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How many answers have the tokens of plain decoding.
+    """The number of answers that have the tokens of plain decoding.
 
     Attributes:
-      answers: how many were compared, those of all repeats.
-      same: how many of them are equal.
-      near_ties: how many part where the target nearly had a tie (within `NEAR`).
-      different: how many part elsewhere.
-      first: of those the first: `question`, `turn`, `place` and `distance` of the worse token from the best one, `None`
-        where one answer ended before the other.
+      answers: those compared, of all repeats.
+      same: those that are equal.
+      near_ties: those that diverge where the target nearly had a tie (within `NEAR`).
+      different: those that diverge elsewhere.
+      first: of `different` the first: its `question`, `turn`, `place` and `distance` of the worse token below the best,
+        `None` where one answer ended before the other.
     """
 
     answers: int
@@ -31,13 +140,20 @@ class Agreement:
     first: dict[str, Any] | None
 
     @classmethod
-    def of(cls, found: Iterator[tuple[int, int, list[Any] | None]]) -> "Agreement":
-        """Of question, turn and parting of each answer."""
-        answers = list(found)
-        parted = [(question, turn, *divergence) for question, turn, divergence in answers if divergence is not None]
-        wrong = [one for one in parted if one[3] is None or one[3] > NEAR]
+    def of(cls, turns: Sequence[Turn], repeats: Callable[[Turn], Sequence[Repeat | PeerRepeat]]) -> "Agreement | None":
+        """Counts the answers that `repeats` picks; `None` where these need not be the same."""
+        if "divergences" not in repeats(turns[0])[0]:
+            return None
+        answers = [
+            (question, turn["turn"], found)
+            for turn in turns
+            for repeat in repeats(turn)
+            for question, found in zip(turn["questions"], repeat.get("divergences", []), strict=True)
+        ]
+        diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
+        wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
         first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
-        return cls(len(answers), len(answers) - len(parted), len(parted) - len(wrong), len(wrong), first)
+        return cls(len(answers), len(answers) - len(diverged), len(diverged) - len(wrong), len(wrong), first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +173,14 @@ class Quality:
     temperature: float
     case: str
     agreement: Agreement | None
-    perplexity: Compared | None
-    bleu: Compared | None
+    perplexity: Difference | None
+    bleu: Difference | None
 
 
 def assess(
-    records: Sequence[dict[str, Any]], questions: Sequence[Conversation], decode: Callable[[list[int]], str]
+    records: Sequence[Record], questions: Sequence[Conversation], decode: Callable[[list[int]], str]
 ) -> list[Quality]:
-    """One for each batch, temperature and case but plain decoding.
+    """Compares each case with plain decoding, at each batch and temperature.
 
     Args:
       records: those of a run.
@@ -74,10 +190,9 @@ def assess(
     Raises:
       ValueError: the records are of a version that did not keep token ids.
     """
-    settings: dict[tuple, list[dict[str, Any]]] = {}
-    for record in records:
-        if record["kind"] == "turn" and record["cases"]:
-            settings.setdefault((record["batch"], record["temperature"]), []).append(record)
+    settings: dict[tuple[int, float], list[Turn]] = {}
+    for record in turns_of(records):
+        settings.setdefault((record["batch"], record["temperature"]), []).append(record)
     found = []
     for (batch, temperature), turns in settings.items():
         for case in turns[0]["cases"]:
@@ -88,47 +203,41 @@ def assess(
     return found
 
 
-def _compare(turns, case: str, questions, decode) -> tuple[Agreement | None, Compared | None, Compared | None]:
-    if "partings" in turns[0]["cases"][case]["repeats"][0]:
-        return Agreement.of(divergences(turns, "cases", case)), None, None
-    own, plain = (_losses(turns, name) for name in (case, PLAIN))
-    perplexity = compare_perplexity(list(plain.values()), list(own.values()))
-    own, plain = (_counts(turns, name, questions, decode) for name in (case, PLAIN))
-    if not plain:
-        return None, perplexity, None
-    figure = lambda chosen: BleuCounts.sum(chosen).bleu  # noqa: E731
-    return None, perplexity, compare_corpora(list(plain.values()), list(own.values()), figure)
+def _compare(
+    turns: Sequence[Turn], case: str, questions: Sequence[Conversation], decode: Callable[[list[int]], str]
+) -> tuple[Agreement | None, Difference | None, Difference | None]:
+    agreement = Agreement.of(turns, lambda turn: turn["cases"][case]["repeats"])
+    if agreement is not None:
+        return agreement, None, None
+    perplexity = compare_perplexity(*(_losses(turns, name) for name in (PLAIN, case)))
+    plain, own = (_bleu_counts(turns, name, questions, decode) for name in (PLAIN, case))
+    return None, perplexity, compare_corpora(plain, own, bleu) if plain else None
 
 
-def divergences(turns: Sequence[dict[str, Any]], side: str, case: str) -> Iterator[tuple[int, int, list[Any] | None]]:
-    """Question, turn and parting of every answer of a case; `side` is where records have it."""
-    for turn, repeat in _repeats(turns, side, case):
-        for question, divergence in zip(turn["questions"], repeat["partings"], strict=True):
-            yield question, turn["turn"], divergence
+def _repeats(turns: Sequence[Turn], case: str) -> Iterator[tuple[Turn, Repeat]]:
+    return ((turn, repeat) for turn in turns for repeat in turn["cases"][case]["repeats"])
 
 
-def _repeats(turns, side: str, case: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    return ((turn, repeat) for turn in turns for repeat in turn[side][case]["repeats"])
+def _losses(turns: Sequence[Turn], case: str) -> list[float]:
+    """Returns each question's mean negative log-likelihood of a token, over all turns and repeats."""
+    sums: dict[int, tuple[float, int]] = {}
+    for turn, repeat in _repeats(turns, case):
+        log_probs = repeat.get("log_probs", [])
+        for question, tokens, log_prob in zip(turn["questions"], repeat["tokens"], log_probs, strict=True):
+            loss, count = sums.get(question, (0.0, 0))
+            sums[question] = (loss - log_prob, count + tokens)
+    return [loss / tokens for loss, tokens in sums.values()]
 
 
-def _losses(turns, case: str) -> dict[int, float]:
-    """Of each question the mean negative log-likelihood of a token, all turns and repeats together."""
-    sums: dict[int, list[float]] = {}
-    for turn, repeat in _repeats(turns, "cases", case):
-        for question, tokens, log_prob in zip(turn["questions"], repeat["tokens"], repeat["log_probs"], strict=True):
-            one = sums.setdefault(question, [0.0, 0.0])
-            one[0] -= log_prob
-            one[1] += tokens
-    return {question: loss / tokens for question, (loss, tokens) in sums.items()}
-
-
-def _counts(turns, case: str, questions, decode) -> dict[int, BleuCounts]:
-    """Of each question that has references what BLEU is made of, all turns and repeats together."""
-    found: dict[int, list[BleuCounts]] = {}
-    for turn, repeat in _repeats(turns, "cases", case):
-        for question, ids in zip(turn["questions"], repeat["ids"], strict=True):
+def _bleu_counts(
+    turns: Sequence[Turn], case: str, questions: Sequence[Conversation], decode: Callable[[list[int]], str]
+) -> list[np.ndarray]:
+    """Returns the counts of each question that has references, over all turns and repeats."""
+    texts: dict[int, list[tuple[str, str]]] = {}
+    for turn, repeat in _repeats(turns, case):
+        for question, ids in zip(turn["questions"], repeat.get("ids", []), strict=True):
             references = questions[question].references
             reference = references[turn["turn"]] if turn["turn"] < len(references) else ""
             if reference:
-                found.setdefault(question, []).append(BleuCounts.of(decode(ids), reference))
-    return {question: BleuCounts.sum(one) for question, one in found.items()}
+                texts.setdefault(question, []).append((decode(ids), reference))
+    return [bleu_counts(*zip(*pairs, strict=True)) for pairs in texts.values()]

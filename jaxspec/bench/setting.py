@@ -1,4 +1,4 @@
-"""What one run measures."""
+"""Holds the options of a run, and loads its target."""
 
 import dataclasses
 import hashlib
@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.bench.peers.named import PEERS
+from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapting import Wish
 from jaxspec.named_verifiers import VERIFIERS
 from jaxspec.nn.convert import PRODUCTS
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
+# Options that older files do not have: there they were not asked for.
 _LATER = ("verifier", "against", "against_draft")
 
 
@@ -29,10 +32,10 @@ class Setting:
       temperatures: 0 is greedy decoding.
       max_new_tokens: the most tokens of an answer.
       repeats: how often each answer is timed.
-      seed: of the draws at temperatures above 0.
-      dtype: of weights and activations; `None` is what `load` chooses.
-      products: how the target is multiplied: a name of `jaxspec.nn.convert.PRODUCTS`.
-      split_rounds: whether a round's draft and verification are timed apart, too.
+      seed: of sampling.
+      dtype: of weights and activations; `None` is the default of `load`.
+      kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.PRODUCTS`.
+      split_rounds: whether a round's draft and verification are timed by themselves, too.
       verifier: a name of `jaxspec.named_verifiers.VERIFIERS`; `None` is each drafter's default.
       against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
@@ -47,7 +50,7 @@ class Setting:
     repeats: int = 3
     seed: int = 0
     dtype: str | None = None
-    products: str = "auto"
+    kernels: str = "auto"
     split_rounds: bool = False
     verifier: str | None = None
     against: tuple[str, ...] = ()
@@ -58,26 +61,21 @@ class Setting:
             raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
         if "none" in self.drafters:
             raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
-        if self.products not in PRODUCTS:
-            raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, got {self.products!r}")
+        if self.kernels not in PRODUCTS:
+            raise ValueError(f"kernels must be one of {', '.join(PRODUCTS)}, got {self.kernels!r}")
+        if self.verifier is not None and self.verifier not in VERIFIERS:
+            raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
         for name in ("drafters", "lengths", "batches", "temperatures", "against"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-        if self.verifier is not None and self.verifier not in VERIFIERS:
-            raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
-        if unknown := sorted(set(self.against) - PEERS.keys()):
-            raise ValueError(f"peers are {', '.join(PEERS)}, got {', '.join(unknown)}")
-        if self.against and 1 not in self.batches:
-            raise ValueError("the peers answer one request at a time; pass --batch 1 beside the others")
-        if self.against_draft is not None and not self.against:
-            raise ValueError("--against-draft is a draft model of the peers; pass --against too")
+        self._check_peers()
         words = [k for k in self.lengths if isinstance(k, str)]
         if not all(Wish.parse(word).adaptive for word in words) or len(words) > 1:
             raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
-        whole = {"k": [k for k in self.lengths if k not in words], "batch": self.batches}
-        whole |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
-        for name, values in whole.items():
+        counts = {"k": [k for k in self.lengths if isinstance(k, int)], "batch": self.batches}
+        counts |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
+        for name, values in counts.items():
             for value in values:
                 if value < 1:
                     raise ValueError(f"{name} must be at least 1, got {value}")
@@ -85,11 +83,18 @@ class Setting:
             if not 0 <= value < math.inf:
                 raise ValueError(f"temperature must be at least 0, got {value}")
 
+    def _check_peers(self) -> None:
+        if unknown := sorted(set(self.against) - PEERS.keys()):
+            raise ValueError(f"peers are {', '.join(PEERS)}, got {', '.join(unknown)}")
+        if self.against and 1 not in self.batches:
+            raise ValueError("the peers answer one request at a time; pass --batch 1 beside the others")
+        if self.against_draft is not None and not self.against:
+            raise ValueError("--against-draft is a draft model of the peers; pass --against too")
+
     def described(self, questions: Sequence[Conversation]) -> dict[str, Any]:
-        """The options and the questions, for JSON: two runs with the same can be one."""
+        """Returns the options and the questions, for JSON: two runs with the same can be one."""
         options = dataclasses.asdict(self)
         del options["split_rounds"]  # that only measures more
-        # What older files do not speak of was not asked for.
         options = {name: value for name, value in options.items() if name not in _LATER or value}
         return json.loads(json.dumps(options)) | {
             "questions": len(questions),
@@ -97,6 +102,12 @@ class Setting:
         }
 
 
+def load_target(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
+    """Loads the target: with plain arrays as weights, and with the setting's kernels."""
+    loaded = load(setting.model, dtype=setting.dtype)
+    return loaded, PRODUCTS[setting.kernels](loaded)
+
+
 def policy_at(temperature: float) -> Policy:
-    """How tokens are drawn."""
+    """Returns the sampling policy of a temperature."""
     return Greedy() if temperature == 0 else Sampling(temperature=temperature)

@@ -1,16 +1,19 @@
-"""Figures from a run's records: arithmetic alone, so that a file of records gives them again."""
+"""Computes figures from a run's records: arithmetic alone, so that a file of records gives them again."""
 
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.groups import in_order
+from jaxspec.bench.quality import Agreement
+from jaxspec.bench.questions import in_order
+from jaxspec.bench.records import PeerRepeat, Record, Repeat, Turn, turns_of
 
 ALL = "all"
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +26,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Of at least one value."""
+        """Returns the spread of at least one value."""
         values = sorted(values)
         return cls(values[0], statistics.median(values), values[-1])
+
+    @classmethod
+    def of_ratios(cls, over: Sequence[float], under: Sequence[float]) -> "Spread":
+        """Returns the spread of ratios taken repeat by repeat."""
+        return cls.of(a / b for a, b in zip(over, under, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What one case did on one task, or on all of them.
+    """The figures of one case on one task, or on all of them.
 
     Attributes:
       batch: requests decoded together.
@@ -81,78 +89,122 @@ class Summary:
     joules_per_token: float | None
 
 
-def summarize(records: Sequence[dict[str, Any]]) -> list[Summary]:
-    """One summary for each batch, temperature, task and case, in the order they were measured; "all" is last."""
-    found, settings = [], {}
-    for record in records:
-        if record["kind"] == "turn":
-            settings.setdefault((record["batch"], record["temperature"]), []).append(record)
-    for (batch, temperature), turns in settings.items():
-        turns = [turn for turn in turns if turn["cases"]]
-        tasks = in_order({turn["task"] for turn in turns})
-        for task in [*tasks, ALL] if tasks else []:
-            chosen = [turn for turn in turns if task in (ALL, turn["task"])]
+@dataclasses.dataclass(frozen=True)
+class Against:
+    """One mode of a peer on one task, or on all of them, batch 1.
+
+    Attributes:
+      temperature: 0 is greedy decoding.
+      peer: its name and mode.
+      task: of Spec-Bench, or "all".
+      tokens_per_second: the mean over questions, of whole requests.
+      ours: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
+      acceptance_rate: accepted over drafted tokens of the peer; `None` where it drafts none, or does not tell.
+      agreement: its tokens and those of jaxspec's plain decoding; `None` where they are sampled.
+    """
+
+    temperature: float
+    peer: str
+    task: str
+    tokens_per_second: Spread
+    ours: dict[str, Spread]
+    acceptance_rate: float | None
+    agreement: Agreement | None
+
+
+def summarize(records: Sequence[Record]) -> list[Summary]:
+    """Returns a summary for each batch, temperature, task and case, in the order they were measured; "all" is last."""
+    found = []
+    for (batch, temperature), turns in _by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"])):
+        for task, chosen in _by_task(turns):
             plain = _Figures(chosen, PLAIN)
-            for case in chosen[0]["cases"]:
-                found.append(_summary(batch, temperature, task, case, _Figures(chosen, case), plain))
+            found += [_summary(batch, temperature, task, _Figures(chosen, case), plain) for case in chosen[0]["cases"]]
     return found
 
 
-def _summary(batch, temperature, task, case: str, own: "_Figures", plain: "_Figures") -> Summary:
-    rates, decode_speeds, plain_decode_speeds = speeds(own.turns, case), own.decode_speeds(), plain.decode_speeds()
-    timed = bool(decode_speeds and plain_decode_speeds)
-    is_plain = case == PLAIN
-    hundred = own.hundred
-    latencies = [
-        repeat["seconds"]
-        for turn in own.turns
-        for repeat in turn["cases"][case]["repeats"]
-        for _ in repeat["tokens"]  # each row waits for its batch
+def against(records: Sequence[Record]) -> list[Against]:
+    """Compares the cases with each mode of a peer, at each temperature and task; "all" is last."""
+    asked = [turn for turn in turns_of(records) if turn.get("peers")]
+    return [
+        _against(temperature, task, peer, chosen)
+        for temperature, turns in _by(asked, lambda turn: turn["temperature"])
+        for task, chosen in _by_task(turns)
+        for peer in turns[0].get("peers", {})
     ]
-    return Summary(
-        batch=batch,
-        temperature=temperature,
-        case=case,
-        task=task,
-        requests=own.requests,
-        tokens=sum(own.each(0, lambda one: sum(one["tokens"]))),
-        tokens_per_second=Spread.of(rates),
-        decode_tokens_per_second=Spread.of(decode_speeds) if decode_speeds else None,
-        speedup=None if is_plain else _ratios(rates, speeds(plain.turns, PLAIN)),
-        decode_speedup=_ratios(decode_speeds, plain_decode_speeds) if timed and not is_plain else None,
-        mean_acceptance_length=own.total("tokens") / max(own.total("rounds"), 1),
-        acceptance_rate=own.total("accepted") / max(own.total("drafted"), 1),
-        acceptance_by_position=own.by_position(),
-        round_cost=own.step_seconds / plain.step_seconds if timed else None,
-        round_gain=own.step_tokens / plain.step_tokens,
-        prefill_seconds=own.median("prefill_seconds"),
-        first_token_seconds=own.median("first_token_seconds"),
-        hundred_tokens_seconds=statistics.median(hundred) if hundred else None,
-        requests_per_second=Spread.of(own.requests / sum(times) for times in own.by_repeat("seconds")),
-        latency_median=float(np.percentile(latencies, 50)),
-        latency_p99=float(np.percentile(latencies, 99)),
-        joules_per_token=own.joules_per_token,
+
+
+def _by(turns: Sequence[Turn], key: Callable[[Turn], T]) -> list[tuple[T, list[Turn]]]:
+    found: dict[T, list[Turn]] = {}
+    for turn in turns:
+        found.setdefault(key(turn), []).append(turn)
+    return list(found.items())
+
+
+def _by_task(turns: Sequence[Turn]) -> list[tuple[str, list[Turn]]]:
+    tasks = [*in_order({turn["task"] for turn in turns}), ALL]
+    return [(task, [turn for turn in turns if task in (ALL, turn["task"])]) for task in tasks]
+
+
+def _against(temperature: float, task: str, peer: str, turns: list[Turn]) -> Against:
+    answers = lambda turn: turn["peers"][peer]["repeats"]  # noqa: E731
+    theirs = _speeds(turns, answers)
+    repeats: list[PeerRepeat] = [repeat for turn in turns for repeat in answers(turn)]
+    drafted = sum(repeat["drafted"] or 0 for repeat in repeats)
+    return Against(
+        temperature,
+        peer,
+        task,
+        Spread.of(theirs),
+        {case: Spread.of_ratios(_Figures(turns, case).speeds, theirs) for case in turns[0]["cases"]},
+        sum(repeat["accepted"] or 0 for repeat in repeats) / drafted if drafted else None,
+        Agreement.of(turns, answers),
     )
 
 
-def _ratios(own: list[float], plain: list[float]) -> Spread:
-    return Spread.of(mine / theirs for mine, theirs in zip(own, plain, strict=True))
+def _summary(batch: int, temperature: float, task: str, own: "_Figures", plain: "_Figures") -> Summary:
+    speeds, plain_speeds, speculates = own.decode_speeds, plain.decode_speeds, own.case != PLAIN
+    timed = speeds is not None and plain_speeds is not None
+    # Each row waits for its batch.
+    latencies = [repeat["seconds"] for repeat in own.flat for _ in repeat["tokens"]]
+    joules = [repeat["joules"] for repeat in own.flat if repeat["joules"] is not None]
+    hundred = [one for turn in own.turns if (one := turn["cases"][own.case]["hundred_tokens_seconds"]) is not None]
+    tokens, rounds = own.total("tokens"), max(own.total("rounds"), 1)
+    return Summary(
+        batch=batch,
+        temperature=temperature,
+        case=own.case,
+        task=task,
+        requests=own.requests,
+        tokens=sum(sum(repeat["tokens"]) for repeat in own.by_repeat[0]),
+        tokens_per_second=Spread.of(own.speeds),
+        decode_tokens_per_second=None if speeds is None else Spread.of(speeds),
+        speedup=Spread.of_ratios(own.speeds, plain.speeds) if speculates else None,
+        decode_speedup=Spread.of_ratios(speeds, plain_speeds) if timed and speculates else None,
+        mean_acceptance_length=tokens / rounds,
+        acceptance_rate=own.total("accepted") / max(own.total("drafted"), 1),
+        acceptance_by_position=tuple(
+            (sum(np.asarray(repeat["accepted_at"]) for repeat in own.flat) / rounds).tolist(),
+        ),
+        round_cost=own.step_seconds / plain.step_seconds if timed else None,
+        round_gain=own.step_tokens / plain.step_tokens,
+        prefill_seconds=statistics.median(repeat["prefill_seconds"] for repeat in own.flat),
+        first_token_seconds=statistics.median(repeat["first_token_seconds"] for repeat in own.flat),
+        hundred_tokens_seconds=statistics.median(hundred) if hundred else None,
+        requests_per_second=Spread.of(own.requests / sum(one["seconds"] for one in each) for each in own.by_repeat),
+        latency_median=float(np.percentile(latencies, 50)),
+        latency_p99=float(np.percentile(latencies, 99)),
+        joules_per_token=sum(joules) / max(tokens, 1) if len(joules) == len(own.flat) else None,
+    )
 
 
-def speeds(turns: Sequence[dict[str, Any]], case: str, side: str = "cases") -> list[float]:
-    """For each repeat of a case the mean over questions of tokens a second, all turns of a question together.
-
-    `side` is where the records have the case: those of others' programs have their own.
-    """
+def _speeds(turns: Sequence[Turn], answers: Callable[[Turn], Sequence[Repeat | PeerRepeat]]) -> list[float]:
+    """Returns for each repeat the mean over questions of tokens a second, all turns of a question together."""
     found = []
-    for repeat in range(len(turns[0][side][case]["repeats"])):
-        questions: dict[tuple, list[float]] = {}
-        for turn in turns:
-            one = turn[side][case]["repeats"][repeat]
-            sums = questions.setdefault(tuple(turn["unit"]), [0.0, 0.0])
-            sums[0] += sum(one["tokens"])
-            sums[1] += one["seconds"]
-        found.append(statistics.fmean(tokens / seconds for tokens, seconds in questions.values()))
+    for repeat in range(len(answers(turns[0]))):
+        questions = _by(turns, lambda turn: tuple(turn.get("unit", ())))
+        each = [[answers(turn)[repeat] for turn in turns] for _, turns in questions]
+        rates = [sum(sum(one["tokens"]) for one in asked) / sum(one["seconds"] for one in asked) for asked in each]
+        found.append(statistics.fmean(rates))
     return found
 
 
@@ -160,64 +212,50 @@ def speeds(turns: Sequence[dict[str, Any]], case: str, side: str = "cases") -> l
 class _Figures:
     """The repeats of one case in some turns."""
 
-    turns: list[dict[str, Any]]
+    turns: list[Turn]
     case: str
 
-    def each(self, repeat: int, read: Callable[[dict[str, Any]], Any]) -> list[Any]:
-        """What a repeat of each turn says."""
-        return [read(turn["cases"][self.case]["repeats"][repeat]) for turn in self.turns]
+    @property
+    def by_repeat(self) -> list[list[Repeat]]:
+        """Each repeat of all turns."""
+        return [list(each) for each in zip(*(turn["cases"][self.case]["repeats"] for turn in self.turns), strict=True)]
 
     @property
-    def repeats(self) -> range:
-        return range(len(self.turns[0]["cases"][self.case]["repeats"]))
-
-    def by_repeat(self, name: str) -> list[list[Any]]:
-        return [self.each(repeat, lambda one: one[name]) for repeat in self.repeats]
-
-    def median(self, name: str) -> float:
-        return statistics.median(value for values in self.by_repeat(name) for value in values)
+    def flat(self) -> list[Repeat]:
+        return [repeat for each in self.by_repeat for repeat in each]
 
     def total(self, name: str) -> int:
-        return sum(sum(one) for values in self.by_repeat(name) for one in values)
-
-    def decode_speeds(self) -> list[float] | None:
-        """For each repeat tokens a second without the prompts; `None` where that is too short to time."""
-        tokens = [sum(map(sum, values)) for values in self.by_repeat("tokens")]
-        seconds = [sum(self.each(repeat, _decode_seconds)) for repeat in self.repeats]
-        return None if min(seconds) <= 0 else [one / time for one, time in zip(tokens, seconds, strict=True)]
+        return sum(sum(repeat[name]) for repeat in self.flat)
 
     @property
     def requests(self) -> int:
-        return sum(self.each(0, lambda one: len(one["tokens"])))
+        return sum(len(repeat["tokens"]) for repeat in self.by_repeat[0])
+
+    @property
+    def speeds(self) -> list[float]:
+        return _speeds(self.turns, lambda turn: turn["cases"][self.case]["repeats"])
+
+    @property
+    def decode_speeds(self) -> list[float] | None:
+        """Tokens a second of each repeat without the prompts; `None` where that is too short to time."""
+        seconds = [sum(map(_decode_seconds, each)) for each in self.by_repeat]
+        tokens = [sum(sum(repeat["tokens"]) for repeat in each) for each in self.by_repeat]
+        return None if min(seconds) <= 0 else [one / time for one, time in zip(tokens, seconds, strict=True)]
 
     @property
     def _steps(self) -> int:
         """Rounds of the loop, which goes on until its last row has ended."""
-        return sum(sum(self.each(repeat, lambda one: max(one["rounds"]))) for repeat in self.repeats)
+        return sum(max(repeat["rounds"]) for repeat in self.flat)
 
     @property
     def step_seconds(self) -> float:
-        return sum(sum(self.each(repeat, _decode_seconds)) for repeat in self.repeats) / self._steps
+        return sum(map(_decode_seconds, self.flat)) / self._steps
 
     @property
     def step_tokens(self) -> float:
         return self.total("tokens") / self._steps
 
-    def by_position(self) -> tuple[float, ...]:
-        kept = sum(np.asarray(one) for values in self.by_repeat("accepted_at") for one in values)
-        return tuple((kept / max(self.total("rounds"), 1)).tolist())
 
-    @property
-    def hundred(self) -> list[float]:
-        found = [turn["cases"][self.case]["hundred_tokens_seconds"] for turn in self.turns]
-        return [seconds for seconds in found if seconds is not None]
-
-    @property
-    def joules_per_token(self) -> float | None:
-        joules = [value for values in self.by_repeat("joules") for value in values]
-        return None if None in joules else sum(joules) / max(self.total("tokens"), 1)
-
-
-def _decode_seconds(one: dict[str, Any]) -> float:
-    """Of a repeat, without the prompt; as both are measured, of tiny models it may be below 0."""
-    return one["seconds"] - one["prefill_seconds"]
+def _decode_seconds(repeat: Repeat) -> float:
+    """Returns the time after the prompt; as both are measured, for tiny models it may be below 0."""
+    return repeat["seconds"] - repeat["prefill_seconds"]

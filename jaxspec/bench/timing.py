@@ -1,9 +1,9 @@
-"""Timing on machines that drift: cases take turns, and ratios are taken turn by turn."""
+"""Times cases on machines that drift: cases take turns, and ratios are taken turn by turn."""
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,18 +16,18 @@ class Samples:
     seconds: dict[str, list[float]]
 
     def median(self, name: str) -> float:
-        """The median seconds of a case."""
+        """Returns the median seconds of a case."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, numerator: str, denominator: str) -> tuple[float, float, float]:
-        """The least, median and largest ratio of two cases, each taken within one turn."""
+        """Returns the least, median and largest ratio of two cases, each taken within one turn."""
         pairs = zip(self.seconds[numerator], self.seconds[denominator], strict=True)
         ratios = sorted(first / second for first, second in pairs)
         return ratios[0], statistics.median(ratios), ratios[-1]
 
 
 def interleave(
-    cases: dict[str, Callable[[], Any]],
+    cases: Mapping[str, Callable[[], Any]],
     *,
     repeats: int,
     warm_up: int = 1,

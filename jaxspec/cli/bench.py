@@ -99,8 +99,7 @@ def bench(
 
     Says where speculation was slower, and what to change there.
     """
-    from jaxspec.bench.named_questions import read_questions
-    from jaxspec.bench.questions import evenly
+    from jaxspec.bench.questions import evenly, read_questions
     from jaxspec.bench.setting import Setting
     from jaxspec.cli.bench_run import Outputs, run
 
@@ -115,7 +114,7 @@ def bench(
         repeats=repeats,
         seed=seed,
         dtype=dtype and dtype.value,
-        products=products.value,
+        kernels=products.value,
         split_rounds=outputs.plots is not None,
         verifier=verifier and verifier.value,
         against=tuple(name.value for name in against or ()),

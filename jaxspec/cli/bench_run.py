@@ -10,13 +10,10 @@ from typing import Self
 import typer
 
 from jaxspec.bench import plots as pictures
-from jaxspec.bench import quality_report as report
-from jaxspec.bench.advice import verdicts
-from jaxspec.bench.peers import against
+from jaxspec.bench.report import markdown
 from jaxspec.bench.run import Finished
 from jaxspec.bench.run import run as measure
 from jaxspec.bench.setting import Setting
-from jaxspec.bench.tables import Table, markdown, notes, tables
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.printer import Printer
 from jaxspec.training.files import write_text
@@ -80,35 +77,21 @@ def run(
     )
     _print(finished)
     if outputs.markdown is not None:
+        sentences = [text for _, text in finished.advice()]
         write_text(
-            outputs.markdown,
-            markdown(
-                finished.header,
-                finished.records,
-                finished.summaries,
-                _more(finished),
-                [text for _, text in _judged(finished)],
-            ),
+            outputs.markdown, markdown(finished.header["command"], finished.notes(), finished.tables(), sentences)
         )
     if outputs.plots is not None:
-        pictures.plot(outputs.plots, finished.summaries, finished.records, finished.header["cases"])
+        pictures.plot(outputs.plots, finished.summaries, finished.records, finished.header.get("cases", {}))
     if outputs.without_plots:
-        typer.echo("no plots: they need matplotlib, which is not installed; `pip install matplotlib`", err=True)
+        typer.echo(f"no plots: they need matplotlib, which is not installed; {pictures.INSTALL}", err=True)
 
 
 def _print(finished: Finished) -> None:
     printer = Printer()
-    for table in [*tables(finished.summaries), *_more(finished)]:
+    for table in finished.tables():
         printer.table(table)
-    for note in notes(finished.header, finished.records):
+    for note in finished.notes():
         printer.note(note)
-    for good, text in [*verdicts(finished.summaries), *_judged(finished)]:
-        printer.verdict(text, good=good)
-
-
-def _more(finished: Finished) -> list[Table]:
-    return [*against.tables(finished.against), *report.tables(finished.quality)]
-
-
-def _judged(finished: Finished) -> list[tuple[bool, str]]:
-    return [*against.verdicts(finished.against), *report.verdicts(finished.quality)]
+    for good, text in finished.advice():
+        printer.advice(text, good=good)

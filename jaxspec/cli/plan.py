@@ -73,10 +73,9 @@ def plan(
     """
     from rich.console import Console
 
-    from jaxspec.bench.named_questions import read_questions
-    from jaxspec.bench.plan.keep import keep_costs
+    from jaxspec.bench.costs import keep_costs
     from jaxspec.bench.plan.plan import make_plan
-    from jaxspec.bench.questions import evenly
+    from jaxspec.bench.questions import evenly, read_questions
     from jaxspec.bench.setting import Setting
     from jaxspec.cli.compilation import enable_compilation_cache
 
@@ -90,7 +89,7 @@ def plan(
         repeats=repeats,
         seed=seed,
         dtype=dtype and dtype.value,
-        products=products.value,
+        kernels=products.value,
     )
     asked = evenly(read_questions(questions or "ours"), count)
     enable_compilation_cache()
@@ -115,7 +114,7 @@ def _print(found, as_json: bool) -> None:
     for note in notes(found):
         printer.note(note)
     for one in found.recommendations:
-        printer.verdict(one.text, good=one.speculate)
+        printer.advice(one.text, good=one.speculate)
         printer.line(f"  {command(found, one)}")
     if found.crossover is not None:
-        printer.verdict(found.crossover.text, good=found.crossover.not_from is None)
+        printer.advice(found.crossover.text, good=found.crossover.not_from is None)

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jaxspec.bench.tables import Table
+from jaxspec.bench.report import Table
 
 _WIDTH = 120
 
@@ -32,7 +32,7 @@ class Printer:
         """What a reader must know besides."""
         self._console.print(Text(text, style="dim"), soft_wrap=True)
 
-    def verdict(self, text: str, *, good: bool) -> None:
+    def advice(self, text: str, *, good: bool) -> None:
         """What follows, and whether it is good news."""
         self._console.print(Text(text, style="bold green" if good else "bold yellow"), soft_wrap=True)
 

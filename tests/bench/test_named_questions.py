@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxspec.bench.named_questions import NAMES, read_questions
-from jaxspec.bench.questions import task_of
+from jaxspec.bench.questions import NAMES, read_questions, task_of
 from jaxspec.training.prompts import Conversation, turn_hash
 from tests.training.test_prompts import EVALUATION
 
@@ -20,6 +19,6 @@ def test_a_name_is_ours_and_all_else_a_file(tmp_path):
     assert len(read_questions("ours")) == 30
     (tmp_path / "own.jsonl").write_text('{"prompt": "hello"}\n')
     assert read_questions(tmp_path / "own.jsonl") == [Conversation(("hello",))]
-    with pytest.raises(FileNotFoundError, match="no file codes; .* the name of ours: ours, code"):
+    with pytest.raises(FileNotFoundError, match="no file codes; .* a built-in name: ours, code"):
         read_questions("codes")
     assert all(path.is_file() for path in NAMES.values())

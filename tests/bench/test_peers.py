@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.advice import peer_advice
 from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.groups import groups
 from jaxspec.bench.measure import Measurement
-from jaxspec.bench.peers.against import against, tables, verdicts
 from jaxspec.bench.peers.files import write_folder, write_gguf
 from jaxspec.bench.peers.named import PEERS
 from jaxspec.bench.peers.panel import Panel
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
+from jaxspec.bench.questions import groups
+from jaxspec.bench.report import peer_tables
 from jaxspec.bench.setting import Setting
-from jaxspec.bench.summary import ALL, Spread
+from jaxspec.bench.summary import ALL, Spread, against
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
 from jaxspec.checkpoints.params import assemble
@@ -172,15 +173,15 @@ def test_peers_take_their_turns_and_their_tokens_are_compared():
     ours = record["cases"][PLAIN]["repeats"]
     theirs = record["peers"]["a plain"]["repeats"]
     assert [one["ids"] for one in ours] == [one["ids"] for one in theirs]
-    assert all(one["partings"] == [None] for one in theirs)
-    assert record["cases"]["x"]["repeats"][0]["partings"] == [None] and "partings" not in ours[0]
-    ((place, distance),) = record["peers"]["b plain"]["repeats"][0]["partings"]
+    assert all(one["divergences"] == [None] for one in theirs)
+    assert record["cases"]["x"]["repeats"][0]["divergences"] == [None] and "divergences" not in ours[0]
+    ((place, distance),) = record["peers"]["b plain"]["repeats"][0]["divergences"]
     assert place == 0 and distance > 0.01
     # Batches are not for them, and drawn tokens need not be the same.
     (record,) = measurement.turns(groups(QUESTIONS, 2)[0], 0.0)
     assert "peers" not in record
     (record,) = measurement.turns(groups(QUESTIONS, 1)[0], 1.0)
-    assert "partings" not in record["peers"]["b plain"]["repeats"][0]
+    assert "divergences" not in record["peers"]["b plain"]["repeats"][0]
 
 
 def test_exact_cases():
@@ -191,7 +192,7 @@ def test_exact_cases():
 def _turn(index, task, ours, theirs, divergences=None):
     """Ten tokens each, in these seconds."""
     side = lambda seconds, more: {"repeats": [{"tokens": [10], "seconds": one, **more} for one in seconds]}
-    peer = {"drafted": 8, "accepted": 2} | ({} if divergences is None else {"partings": divergences})
+    peer = {"drafted": 8, "accepted": 2} | ({} if divergences is None else {"divergences": divergences})
     return {
         "kind": "turn", "unit": [1, 0.0, index], "batch": 1, "temperature": 0.0, "task": task, "turn": 0,
         "questions": [index], "cases": {PLAIN: side(ours, {}), "x, k=4": side([one / 2 for one in ours], {})},
@@ -207,12 +208,12 @@ def test_ours_over_theirs():
     # The mean over questions of tokens a second, then its ratio.
     assert whole.task == ALL and whole.ours[PLAIN] == Spread.of([(5 + 10) / (2.5 + 10), (10 + 10) / (10 + 2)])
     assert (whole.agreement.same, whole.agreement.different) == (2, 2)
-    ratios, speeds = tables([first, whole])
+    ratios, speeds = peer_tables([first, whole])
     assert ratios.rows == (("plain / p plain", "1.50", "1.43"), ("x, k=4 / p plain", "3.00", "2.87"))
     assert speeds.rows == (("p plain", "6.2", "6.1", "25%"),)
-    ((good, text),) = verdicts([first, whole])
+    ((good, text),) = peer_advice([first, whole])
     assert good and text.startswith(
-        "batch 1, temperature 0: our x, k=4 was FASTER than p plain: 2.87x (repeats 2.40 to"
+        "batch 1, temperature 0: jaxspec's x, k=4 was FASTER than p plain: 2.87x (repeats 2.40 to"
     )
     assert "2 were DIFFERENT, first at question 1, turn 0, token 4" in text
 

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.bench.cases import Case
-from jaxspec.bench.groups import Group
 from jaxspec.bench.plan import roofline as roofs
 from jaxspec.bench.plan.acceptance import Acceptance, Answer
-from jaxspec.bench.plan.costs import RoundCost
 from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, best_of, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, measure_device, pass_bytes, pass_operations, roofline
+from jaxspec.bench.questions import Group
+from jaxspec.bench.rounds import RoundCost
 from jaxspec.bench.summary import ALL, Spread, Summary
 from jaxspec.drafters.ngram import NGramDrafter
 from tests._fixtures import tiny
@@ -80,7 +80,7 @@ def test_of_fewer_drafts_the_first_ones_count():
 def test_answers_are_counted_together():
     found = acceptance(_answer(0, 12, 6, [3, 3], [3, 3]), _answer(1, 10, 10, [5, 5], [0, 0]))
     assert found.together == Answer(-1, -1, 10, 22, 16, (8, 8), (3, 3))
-    assert found.kept_at == (3 / 16, 3 / 16) and found.together.drafting == 0.5
+    assert found.accepted_at == (3 / 16, 3 / 16) and found.together.drafting == 0.5
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -137,7 +137,7 @@ FAST, SLOW = (1.2, 1.3, 1.4), (0.7, 0.8, 0.9)
         ((1.8, 1.2), SLOW, SLOW, KEPT, (0.1, 1.1), "took 2.00 times as long (predicted 1.20)"),
         ((1.8, 1.2), SLOW, None, KEPT, (0.1, 1.1), "too short to time"),
         ((1.8, 1.2), SLOW, FAST, KEPT, (0.1, 1.1), "Decoding alone was 1.30 times as fast: longer answers"),
-        ((1.2, 2.0), SLOW, SLOW, POOR, (0.1, 1.9), "Only 20% of its first drafts are kept"),
+        ((1.2, 2.0), SLOW, SLOW, POOR, (0.1, 1.9), "Only 20% of its first drafts are accepted"),
         ((1.0, 1.1), SLOW, SLOW, SILENT, (0.1, 1.9), "found nothing to draft"),
         ((1.8, 2.0), SLOW, SLOW, KEPT, (0.7, 1.3), "drafts alone take 0.70 plain steps: a cheaper drafter"),
         ((1.8, 2.0), SLOW, SLOW, KEPT, (0.1, 1.9), "verify them takes 1.90 plain steps on this device: draft fewer."),

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench import rounds as costing
 from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.plan import costs as costing
 from jaxspec.bench.plan import plan as planning
 from jaxspec.bench.plan.acceptance import measure_acceptance
-from jaxspec.bench.plan.costs import measure_step_costs
 from jaxspec.bench.plan.plan import make_plan
 from jaxspec.bench.plan.report import as_record, command, notes, tables
 from jaxspec.bench.plan.roofline import Device
+from jaxspec.bench.rounds import measure_step_costs
 from jaxspec.bench.setting import Setting
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import NGramDrafter
@@ -75,7 +75,7 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
 @pytest.fixture(scope="module")
 def plan():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "load", lambda *_, **__: TARGET)
+        patch.setattr(planning, "load_target", lambda _: (TARGET, TARGET))
         patch.setattr(planning, "measure_device", lambda *_, **__: Device(2e10, 1e11))
         patch.setattr(jax, "clear_caches", lambda: None)  # tiny programs may stay
         told = []
@@ -126,7 +126,7 @@ def test_a_recommendation_is_a_command(plan):
     assert command(plan, plainly) == "jaxspec generate --model tiny --draft none"
     warm = dataclasses.replace(plan, setting=plan.setting | {"temperatures": [0.7]}, recommendations=(use,))
     assert command(warm, use).endswith(" -k 2 --temperature 0.7")
-    assert "verifier: TokenVerifier, the default; of those that fit it keeps the most" in notes(warm)
+    assert "verifier: TokenVerifier, the default; of those that fit it accepts most" in notes(warm)
 
 
 def test_one_temperature_at_a_time():

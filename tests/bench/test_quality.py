@@ -1,48 +1,53 @@
-"""Quality: BLEU by hand, noise by its rule, and where answers part."""
+"""Quality: BLEU by hand, noise by its rule, and where answers diverge."""
 
 import dataclasses
+import importlib.util
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sacrebleu
 
 import jaxspec
-from jaxspec.bench.bleu import BleuCounts
+from jaxspec.bench.advice import quality_advice
 from jaxspec.bench.divergences import divergence, score_of
-from jaxspec.bench.quality import Agreement, assess
-from jaxspec.bench.quality_report import tables, verdicts
-from jaxspec.bench.significance import compare_corpora, compare_perplexity
+from jaxspec.bench.quality import (
+    Agreement,
+    assess,
+    bleu,
+    bleu_counts,
+    check_bleu,
+    compare_corpora,
+    compare_perplexity,
+)
+from jaxspec.bench.report import quality_tables
 from jaxspec.training.prompts import Conversation, read_prompts
 from tests._fixtures import tiny
 
 PROBS = np.log([0.4, 0.4 - 2e-4, 0.15, 0.05])
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reference", "expected"),
-    [
-        ("the cat sat on the mat", "the cat sat on the mat", 1.0),
-        ("a b c d e", "a b c d f", (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),
-        # Of seven "the" two are in the reference: clipping.
-        ("the the the the the the the", "the cat is on the mat", 0.0),
-        ("a b c d", "a b c d e f", math.exp(1 - 6 / 4)),
-        ("a b c d a b c d", "a b c d", (4 / 8 * 3 / 7 * 2 / 6 * 1 / 5) ** 0.25),
-        ("Hi, there: you!", "Hi , there : you !", 1.0),
-        ("", "a b c d", 0.0),
-    ],
-)
-def test_bleu_by_hand(candidate, reference, expected):
-    assert BleuCounts.of(candidate, reference).bleu == pytest.approx(expected, abs=1e-12)
+def test_bleu_of_a_corpus_is_sacrebleus():
+    answers = ["the cat sat on the mat today", "Hi, there: you!", "a b c d", ""]
+    references = ["the cat sat on the mat", "Hi, there: they!", "a b c d e f", "a b"]
+    counts = [bleu_counts(answers[:2], references[:2]), bleu_counts(answers[2:], references[2:])]
+    assert bleu(counts) == pytest.approx(sacrebleu.corpus_bleu(answers, [references]).score)
+    assert bleu(counts[:1]) == pytest.approx(sacrebleu.corpus_bleu(answers[:2], [references[:2]]).score)
 
 
-def test_bleu_of_a_corpus_is_no_mean():
-    counts = [BleuCounts.of("a b c d e", "a b c d f"), BleuCounts.of("g h", "g h i j")]
-    assert counts[1].bleu == 0
-    expected = (6 / 7 * 4 / 5 * 2 / 3 * 1 / 2) ** 0.25 * math.exp(1 - 9 / 7)
-    assert BleuCounts.sum(counts).bleu == pytest.approx(expected)
-    assert BleuCounts.sum([]).bleu == 0
+def test_bleu_by_hand():
+    # The n-grams' precisions, and the brevity penalty.
+    expected = (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
+    assert bleu([bleu_counts(["a b c d e"], ["a b c d f"])]) == pytest.approx(100 * expected)
+    assert bleu([bleu_counts(["a b c d"], ["a b c d e f"])]) == pytest.approx(100 * math.exp(1 - 6 / 4))
+
+
+def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "jaxspec-decode\[bench\]"'):
+        check_bleu()
 
 
 def test_perplexities_differ_by_their_interval():
@@ -67,7 +72,7 @@ def test_corpora_are_drawn_in_pairs():
     assert compare_corpora([1.0], [2.0], mean).within_noise is None
 
 
-def test_where_answers_part():
+def test_where_answers_diverge():
     score = lambda text: {0: PROBS, 1: PROBS[::-1]}[len(text)]
     assert divergence([0, 1], [0, 1], score) is None
     assert divergence([0, 1], [1, 1], score) == (0, pytest.approx(5e-4, rel=1e-3))
@@ -110,17 +115,17 @@ def _turn(question, temperature, repeats, **more):
 
 def test_agreement_is_counted():
     turns = [
-        _turn(0, 0.0, [{"ids": [[1]], "partings": [None]}, {"ids": [[1]], "partings": [[3, 9e-4]]}]),
-        _turn(1, 0.0, [{"ids": [[1]], "partings": [[2, 0.5]]}, {"ids": [[1]], "partings": [[1, None]]}]),
+        _turn(0, 0.0, [{"ids": [[1]], "divergences": [None]}, {"ids": [[1]], "divergences": [[3, 9e-4]]}]),
+        _turn(1, 0.0, [{"ids": [[1]], "divergences": [[2, 0.5]]}, {"ids": [[1]], "divergences": [[1, None]]}]),
     ]
     (found,) = assess(turns, [Conversation(("a",))] * 2, str)
     assert found.agreement == Agreement(4, 1, 1, 2, {"question": 1, "turn": 0, "place": 2, "distance": 0.5})
-    ((good, text),) = verdicts([found])
+    ((good, text),) = quality_advice([found])
     assert not good and "2 were DIFFERENT, first at question 1, turn 0, token 2" in text
-    assert tables([found])[0].rows == (("x", "0", "1", "4", "1", "1", "2"),)
+    assert quality_tables([found])[0].rows == (("x", "0", "1", "4", "1", "1", "2"),)
     (found,) = assess(turns[:1], [Conversation(("a",))], str)
-    ((good, text),) = verdicts([found])
-    assert good and "in 1 of 2 answers; 1 parted where" in text
+    ((good, text),) = quality_advice([found])
+    assert good and "in 1 of 2 answers; 1 diverged where" in text
 
 
 def test_drawn_answers_are_compared_by_likelihood_and_references():
@@ -130,14 +135,14 @@ def test_drawn_answers_are_compared_by_likelihood_and_references():
     (found,) = assess(turns, questions, lambda ids: "a b c d" if ids == [1] else "a b c e")
     # Question 1 has two answers of four tokens each.
     assert (found.perplexity.plain, found.perplexity.other) == pytest.approx((math.e, math.e))
-    assert (found.bleu.plain, found.bleu.other, found.bleu.questions) == (0.0, 1.0, 1)
+    assert (found.bleu.other, found.bleu.questions) == (pytest.approx(100.0), 1)
     assert found.agreement is None
-    ((good, text),) = verdicts([found])
-    assert good and "within noise; BLEU +1.0000: one question cannot tell" in text
+    ((good, text),) = quality_advice([found])
+    assert good and "within noise; BLEU +50.0000: one question cannot tell" in text
     (found,) = assess(turns, [Conversation(("a",))] * 2, str)
-    assert found.bleu is None and "no references" in next(verdicts([found]))[1]
+    assert found.bleu is None and "no references" in next(quality_advice([found]))[1]
     worse = dataclasses.replace(found, perplexity=compare_perplexity([1.0, 1.1], [2.0, 2.1]))
-    assert next(verdicts([worse]))[0] is False
+    assert next(quality_advice([worse]))[0] is False
 
 
 def test_records_without_ids_are_refused():

@@ -6,11 +6,9 @@ import jax
 import pytest
 
 from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.groups import groups, is_asked, prompt_of
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.meters import EnergyMeter, energy_meter, peak_memory, processor_meter
-from jaxspec.bench.named_questions import read_questions
-from jaxspec.bench.questions import TASKS, evenly, padded, task_of
+from jaxspec.bench.questions import TASKS, evenly, groups, is_asked, padded, prompt_of, read_questions, task_of
 from jaxspec.bench.setting import Setting
 from jaxspec.bench.summary import ALL, Spread, summarize
 from jaxspec.drafters.base import NoDrafter
@@ -148,7 +146,8 @@ def test_a_hundred_tokens_are_timed_after_all_repeats():
 
 def test_a_hundred_tokens_are_timed_where_every_row_has_as_many():
     called = []
-    records = {PLAIN: {"repeats": [{"tokens": [104, 99]}]}, OTHER: {"repeats": [{"tokens": [104, 100]}]}}
+    tokens = {PLAIN: [104, 99], OTHER: [104, 100]}
+    records = {label: {"repeats": [{"tokens": one}], "hundred_tokens_seconds": None} for label, one in tokens.items()}
     call = lambda case, *_, most, **__: called.append((case.label, most))
     _measurement(clock=Clock([3.0]))._time_a_hundred(CASES, records, call, jax.random.key(0))
     assert called == [(OTHER, 100)]

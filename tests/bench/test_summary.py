@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jaxspec.bench.advice import verdicts
-from jaxspec.bench.results import Results
+from jaxspec.bench.advice import advice
+from jaxspec.bench.records import Results
+from jaxspec.bench.report import markdown, notes, tables
 from jaxspec.bench.summary import ALL, Spread, summarize
-from jaxspec.bench.tables import markdown, tables
 
 HEADER = {
     "setting": {"model": "tiny", "questions": 2, "max_new_tokens": 8, "repeats": 2},
@@ -17,7 +17,7 @@ HEADER = {
         "jax": "1",
         "python": "3",
         "dtype": "float32",
-        "products": "xla",
+        "kernels": "xla",
         "energy": None,
         "peak_memory_of": "process",
     },
@@ -125,12 +125,12 @@ def test_too_short_to_time():
     short = [_turn(0, "qa", [_repeat(0.9, [8], [8])], [_repeat(0.8, [8], [4], (4, 4), (4, 0))])]
     one = _of(short)
     assert (one.decode_speedup, one.round_cost) == (None, None)
-    assert list(verdicts(summarize(short)))[0][0]
-    assert "A round took" not in list(verdicts([one]))[0][1]
+    assert list(advice(summarize(short)))[0][0]
+    assert "A round took" not in list(advice([one]))[0][1]
 
 
 def test_a_gain_is_said_to_be_one():
-    ((faster, text),) = verdicts(summarize(_records()))
+    ((faster, text),) = advice(summarize(_records()))
     assert faster and "FASTER than plain decoding: 1.98x (repeats 1.96 to 2.00)" in text
     assert "slower" not in text and "spread" not in text
 
@@ -148,7 +148,7 @@ def test_a_gain_is_said_to_be_one():
     ],
 )
 def test_a_loss_is_said_with_what_to_change(records, said):
-    ((faster, text),) = verdicts(summarize(records))
+    ((faster, text),) = advice(summarize(records))
     assert said in text and "--draft none" in text or said == "within the spread of the repeats" and said in text
     assert faster == ("FASTER" in text)
 
@@ -156,7 +156,7 @@ def test_a_loss_is_said_with_what_to_change(records, said):
 def test_tasks_that_lost_are_named_even_if_the_whole_gained():
     records = _records()
     records[1]["cases"]["d, k=2"]["repeats"] = [_repeat(10.0, [8], [8], (8, 8), (0, 0))] * 2
-    ((faster, text),) = verdicts(summarize(records))
+    ((faster, text),) = advice(summarize(records))
     assert faster and "slower on multi-turn 0.90x" in text
 
 
@@ -165,7 +165,7 @@ def test_a_loss_points_to_a_case_that_gained():
     for record in records:
         record["cases"]["slow, k=4"] = {"repeats": [_repeat(20.0, [8], [8], (9,) * 4, (8,) * 4)] * 2}
         record["cases"]["slow, k=4"]["hundred_tokens_seconds"] = None
-    found = [text for faster, text in verdicts(summarize(records)) if not faster]
+    found = [text for faster, text in advice(summarize(records)) if not faster]
     assert len(found) == 1 and found[0].endswith("Use d, k=2, which was 1.98x here.")
 
 
@@ -178,7 +178,8 @@ def test_tables_and_markdown():
         assert all(len(row) == len(table.columns) for row in table.rows)
     assert found[0].rows == (("d, k=2", "1.00", "2.75", "1.98"),)
     records[0]["left_out"] = [4]
-    text = markdown(HEADER, records, summaries)
+    sentences = [text for _, text in advice(summaries)]
+    text = markdown(HEADER["command"], notes(HEADER, records), found, sentences)
     for part in (
         "| d, k=2 | 1.00 | 2.75 | 1.98 |",
         "peak memory 2.00 GB",

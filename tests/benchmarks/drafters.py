@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.named_questions import read_questions
-from jaxspec.bench.plan.check import check
-from jaxspec.bench.questions import evenly
+from jaxspec.bench.plan.plan import check
+from jaxspec.bench.questions import evenly, read_questions
 from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.checkpoints.load import load
 from jaxspec.drafters.base import NoDrafter
@@ -124,7 +123,7 @@ def measure(results: Results, target: LanguageModel, cases: Cases, questions: li
         if name not in results.measured:
             jax.clear_caches()
             setting = Setting(options.model, (name,), max_new_tokens=options.max_new_tokens, repeats=2)
-            found = check(target, plain, Case(name, name, make()), questions, setting, batch=1, temperature=0.0)
+            found = check(target, plain, Case(name, name, make()), questions, setting)
             results.measured[name] = None if found.decode_speedup is None else found.decode_speedup.median
             results.write()
         gain = results.measured[name]

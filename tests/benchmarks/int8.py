@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.bench.named_questions import read_questions
+from jaxspec.bench.questions import read_questions
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.nn.language_model import LanguageModel

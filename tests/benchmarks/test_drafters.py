@@ -164,8 +164,9 @@ def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
     gains = iter((types.SimpleNamespace(median=0.75), None))
     checked = []
 
-    def check(target, plain, case, questions, setting, *, batch, temperature):
-        checked.append((case.name, case.drafter.k, len(questions), setting.max_new_tokens, batch, temperature))
+    def check(target, plain, case, questions, setting):
+        run = (setting.max_new_tokens, *setting.batches, *setting.temperatures)
+        checked.append((case.name, case.drafter.k, len(questions), *run))
         return types.SimpleNamespace(decode_speedup=next(gains))
 
     monkeypatch.setattr(drafters, "check", check)

@@ -56,7 +56,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
         "batch 1, temperature 0: ngram, k=2 wrote the SAME tokens as plain decoding in all 4 answers.",
         "batch 1, temperature 1: ngram, k=2: negative log-likelihood of a token",
         "one question cannot tell",  # only one has a reference
-        "tokens/s of ours over the peers', batch 1, temperature 0",
+        "tokens/s of jaxspec over the peers', batch 1, temperature 0",
         "transformers lookup",
         "were DIFFERENT, first at question",
         "llama.cpp was not measured: it is not installed; pip install it",

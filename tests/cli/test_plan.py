@@ -6,16 +6,16 @@ import pytest
 import typer.testing
 
 from jaxspec.bench.plan import plan as planning
-from jaxspec.bench.plan.costs import RoundCost, StepCosts
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.prediction import Prediction
 from jaxspec.bench.plan.recommendation import crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline
+from jaxspec.bench.rounds import RoundCost, StepCosts
 from jaxspec.bench.setting import Setting
 from jaxspec.cli import app as application
 from tests.bench.test_plan import CASE, FAST, KEPT, SLOW, acceptance, summary
 
-MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32", "products": "xla"}
+MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32", "kernels": "xla"}
 GAINS = {1: FAST, 8: SLOW}
 
 
@@ -78,7 +78,7 @@ def test_it_prints_tables_and_what_to_do(asked):
     assert result.exit_code == 0, result.stderr
     for part in (
         "after 40 tokens, on a device that reads 100.0 GB/s and computes 20.0 TFLOP/s",
-        "keep 1",
+        "accept 1",
         "predicted, batch 8: tokens of a round and its time in plain steps, of 10.00 ms each",
         "ngram, k=2, batch 8",
         "batch 1: use ngram, k=2. Whole answers were 1.30 times",

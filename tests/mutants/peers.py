@@ -3,27 +3,27 @@
 from tests.mutants.mutant import Mutant
 
 _QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
-_PARTINGS, _BLEU, _COMPARED = (f"bench/quality/{name}.py" for name in ("partings", "bleu", "compared"))
-_PART = f"{_QUALITY}::test_where_answers_part"
+_DIVERGENCES, _SIGNIFICANCE = "bench/divergences.py", "bench/quality.py"
+_PART = f"{_QUALITY}::test_where_answers_diverge"
 
 MUTANTS = (
     Mutant(
         "an answer that ended early is equal",
-        _PARTINGS,
+        _DIVERGENCES,
         "if plain == other:",
         "if plain[: len(other)] == other:",
         (_PART,),
     ),
     Mutant(
         "a tie excuses any token",
-        _PARTINGS,
+        _DIVERGENCES,
         "scores.max() - min(scores[plain[place]], scores[other[place]])",
         "scores.max() - np.sort(scores)[-2]",
         (f"{_QUALITY}::test_both_sides_of_a_tie_are_near_the_best",),
     ),
     Mutant(
         "a drawn token is scored without its noise",
-        _PARTINGS,
+        _DIVERGENCES,
         "policy.log_probs(logits[None, None]) + noise",
         "policy.log_probs(logits[None, None]) + 0 * noise",
         (f"{_QUALITY}::test_plain_decoding_writes_what_scores_best[coupled]",),
@@ -36,29 +36,22 @@ MUTANTS = (
         (f"{_QUALITY}::test_agreement_is_counted",),
     ),
     Mutant(
-        "BLEU counts a word more often than its reference",
-        _BLEU,
-        "(first & second).total()",
-        "sum(count for gram, count in first.items() if gram in second)",
-        (f"{_QUALITY}::test_bleu_by_hand",),
-    ),
-    Mutant(
         "BLEU rewards short texts",
-        _BLEU,
-        "min(0.0, 1.0 - self.reference / self.length)",
-        "0.0",
+        _SIGNIFICANCE,
+        "matched, total, answers, references, smooth",
+        "matched, total, answers, answers, smooth",
         (f"{_QUALITY}::test_bleu_by_hand",),
     ),
     Mutant(
         "noise is of unpaired questions",
-        _COMPARED,
-        "error = statistics.stdev(differences) / math.sqrt(count)",
-        "error = math.hypot(statistics.stdev(plain), statistics.stdev(other)) / math.sqrt(count)",
+        _SIGNIFICANCE,
+        "error = float(stats.sem(differences))",
+        "error = math.hypot(stats.sem(plain), stats.sem(other))",
         (f"{_QUALITY}::test_perplexities_differ_by_their_interval",),
     ),
     Mutant(
         "the bootstrap draws each side's questions apart",
-        _COMPARED,
+        _SIGNIFICANCE,
         "figure([plain[i] for i in places])",
         "figure([plain[-i] for i in places])",
         (f"{_QUALITY}::test_corpora_are_drawn_in_pairs",),
@@ -86,9 +79,9 @@ MUTANTS = (
     ),
     Mutant(
         "ours over theirs is theirs over ours",
-        "bench/peers/against.py",
-        "Spread.of(a / b for a, b in",
-        "Spread.of(b / a for a, b in",
+        "bench/summary.py",
+        "cls.of(a / b for a, b in",
+        "cls.of(b / a for a, b in",
         (f"{_PEERS}::test_ours_over_theirs",),
     ),
     Mutant(

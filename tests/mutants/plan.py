@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _PREDICTION, _RECOMMENDATION = "bench/plan/prediction.py", "bench/plan/recommendation.py"
-_ACCEPTANCE, _COSTS, _ROOFLINE = "bench/plan/acceptance.py", "bench/plan/costs.py", "bench/plan/roofline.py"
+_ACCEPTANCE, _COSTS, _ROOFLINE = "bench/plan/acceptance.py", "bench/rounds.py", "bench/plan/roofline.py"
 _TESTS, _MEASURED = "tests/bench/test_plan.py", "tests/bench/test_plan_measured.py"
 _BATCH = f"{_TESTS}::test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does"
 _WHY = f"{_TESTS}::test_recommendations_say_why"

@@ -1,15 +1,13 @@
-"""How many drafts the target keeps on the questions themselves: counts, and no clock."""
+"""Measures how many drafts the target accepts on the questions themselves: counts, and no clock."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxspec.bench.cases import Case, widest_prompt
-from jaxspec.bench.dialogue import Answers, Prompts, counts_of, dialogue, generate, tokens_of, turn_key
-from jaxspec.bench.groups import groups
-from jaxspec.bench.questions import padded
+from jaxspec.bench.measure import counts_of, generate, tokens_of, turn_key
+from jaxspec.bench.questions import check_askable, dialogue, groups, padded
 from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
@@ -17,16 +15,16 @@ from jaxspec.training.prompts import Conversation
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What rounds did in one answer.
+    """The rounds of one answer.
 
     Attributes:
-      question: which.
+      question: index of the question.
       turn: of its conversation.
-      prompt_tokens: before it.
+      prompt_tokens: before the answer.
       tokens: new ones.
       rounds: that gave them.
       drafted_at: rounds that submitted a draft at each position.
-      accepted_at: rounds that kept it.
+      accepted_at: rounds that accepted it.
     """
 
     question: int
@@ -38,10 +36,10 @@ class Answer:
     accepted_at: tuple[int, ...]
 
     def rounds_at(self, k: int) -> float:
-        """How many rounds of at most `k` drafts would give these tokens.
+        """Returns how many rounds of at most `k` drafts would give these tokens.
 
-        A round gives one token more than it keeps drafts; the first `k` are taken to be kept as often as they were.
-        Of as many drafts as were measured it is the rounds that were.
+        A round gives one token more than it accepts drafts; the first `k` are taken to be accepted as often as they
+        were. At as many drafts as were measured it is the rounds that were.
         """
         return self.rounds * (self.rounds + sum(self.accepted_at)) / (self.rounds + sum(self.accepted_at[:k]))
 
@@ -56,7 +54,7 @@ class Acceptance:
     """A drafter's answers to all questions.
 
     Attributes:
-      case: what it was measured with, by its label.
+      case: the label of the case that answered.
       name: the drafter's.
       k: the most drafts of a round.
       answers: one for each turn.
@@ -70,16 +68,22 @@ class Acceptance:
     @property
     def together(self) -> Answer:
         """All answers as if they were one."""
-        added = lambda name: sum(getattr(one, name) for one in self.answers)  # noqa: E731
-        placed = lambda name: tuple(map(sum, zip(*(getattr(one, name) for one in self.answers), strict=True)))  # noqa: E731
-        numbers = (added("prompt_tokens"), added("tokens"), added("rounds"))
-        return Answer(-1, -1, *numbers, placed("drafted_at"), placed("accepted_at"))
+        totals = (
+            sum(one.prompt_tokens for one in self.answers),
+            sum(one.tokens for one in self.answers),
+            sum(one.rounds for one in self.answers),
+        )
+        drafted, accepted = (
+            tuple(map(sum, zip(*places, strict=True)))
+            for places in ([one.drafted_at for one in self.answers], [one.accepted_at for one in self.answers])
+        )
+        return Answer(-1, -1, *totals, drafted, accepted)
 
     @property
-    def kept_at(self) -> tuple[float, ...]:
-        """The share of rounds that kept the draft at each position."""
+    def accepted_at(self) -> tuple[float, ...]:
+        """The share of rounds that accepted the draft at each position."""
         one = self.together
-        return tuple(kept / one.rounds for kept in one.accepted_at)
+        return tuple(accepted / one.rounds for accepted in one.accepted_at)
 
 
 def measure_acceptance(
@@ -99,42 +103,39 @@ def measure_acceptance(
       questions: on what.
       setting: `max_new_tokens` and `seed` count.
       temperature: 0 is greedy decoding.
-      tell: is told what is being done.
+      tell: called with each step, in words.
 
     Raises:
       ValueError: no question fits a model's context.
       FloatingPointError: the target's logits were not finite.
     """
+    tokenizer = check_askable(setting.model, target.tokenizer, questions)
     widest = widest_prompt(target, [case], setting.max_new_tokens)
-    budget = np.full(1, setting.max_new_tokens, np.int32)
+    budget, policy = np.full(1, setting.max_new_tokens, np.int32), policy_at(temperature)
     found = []
     rows = groups(questions, 1)
     for number, group in enumerate(rows, start=1):
         tell(f"acceptance of {case.label}: question {number} of {len(rows)}")
-
-        def answer(turn: int, prompts: Prompts, group=group) -> tuple[dict[str, Any], Answers]:
-            tokens, length = padded([prompts[0]], 1, widest)
-            key, policy = turn_key(setting.seed, group, turn), policy_at(temperature)
-            new_tokens = setting.max_new_tokens
-            result = generate(target, case.drafter, tokens, length, budget, key, policy, new_tokens=new_tokens)
-            return counts_of(result, [0]), tokens_of(result, [0])
-
-        for record in dialogue(target.tokenizer, questions, group, widest, answer):
-            if record["questions"]:
-                found.append(_answer(record))
+        for asked in dialogue(tokenizer, questions, group, widest):
+            if not asked.prompts:
+                continue
+            tokens, length = padded([asked.prompts[0]], 1, widest)
+            key = turn_key(setting.seed, group, asked.turn)
+            arguments = (target, case.drafter, tokens, length, budget, key, policy)
+            result = generate(*arguments, new_tokens=setting.max_new_tokens)
+            counts = counts_of(result, [0])
+            asked.replies.update(tokens_of(result, [0]))
+            found.append(
+                Answer(
+                    question=asked.questions[0],
+                    turn=asked.turn,
+                    prompt_tokens=len(asked.prompts[0]),
+                    tokens=counts["tokens"][0],
+                    rounds=counts["rounds"][0],
+                    drafted_at=tuple(counts["drafted_at"]),
+                    accepted_at=tuple(counts["accepted_at"]),
+                )
+            )
     if not found:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
     return Acceptance(case.label, case.name, case.drafter.k, tuple(found))
-
-
-def _answer(record: dict[str, Any]) -> Answer:
-    counts = record["cases"]
-    return Answer(
-        question=record["questions"][0],
-        turn=record["turn"],
-        prompt_tokens=record["prompt_tokens"][0],
-        tokens=counts["tokens"][0],
-        rounds=counts["rounds"][0],
-        drafted_at=tuple(counts["drafted_at"]),
-        accepted_at=tuple(counts["accepted_at"]),
-    )

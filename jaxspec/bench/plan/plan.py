@@ -1,25 +1,25 @@
-"""A whole plan: the device, what drafts are worth, what they cost, what follows, and whether it is true."""
+"""Makes a plan: measures acceptance and costs, predicts, checks the predictions with a run, and recommends."""
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxspec.bench.cases import Case, load_cases, longest_text, with_halves
-from jaxspec.bench.groups import groups
+from jaxspec.bench.measure import Measurement
 from jaxspec.bench.plan.acceptance import Acceptance, measure_acceptance
-from jaxspec.bench.plan.check import check
-from jaxspec.bench.plan.costs import StepCosts, measure_step_costs
 from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, Recommendation, best_of, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
-from jaxspec.bench.run import check_askable, machine
-from jaxspec.bench.setting import Setting
-from jaxspec.checkpoints.load import load
-from jaxspec.nn.convert import PRODUCTS
+from jaxspec.bench.questions import check_askable, groups
+from jaxspec.bench.records import Record
+from jaxspec.bench.rounds import StepCosts, measure_step_costs
+from jaxspec.bench.run import machine
+from jaxspec.bench.setting import Setting, load_target
+from jaxspec.bench.summary import ALL, Summary, summarize
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
@@ -33,7 +33,7 @@ class Plan:
 
     Attributes:
       setting: what was asked for, with the questions, for JSON.
-      machine: where.
+      machine: the device and the versions.
       device: its bandwidth and peak.
       acceptances: of each drafter.
       costs: of each batch.
@@ -67,7 +67,7 @@ def make_plan(
       setting: what to consider, at one temperature. Without `lengths` each drafter is tried with its own number of
         drafts and with half of it.
       questions: on what.
-      tell: is told what is being done.
+      tell: called with each step, in words.
       clock: tells the time in seconds.
 
     Raises:
@@ -78,8 +78,8 @@ def make_plan(
     if len(setting.temperatures) != 1:
         raise ValueError(f"a plan is for one temperature, got {len(setting.temperatures)}; make one plan for each")
     tell("loading the models")
-    target = PRODUCTS[setting.products](load(setting.model, dtype=setting.dtype))
-    check_askable(setting.model, target, questions)
+    _, target = load_target(setting)
+    check_askable(setting.model, target.tokenizer, questions)
     cases = load_cases(setting, target)
     cases = cases if setting.lengths else [*cases[:1], *with_halves(setting, cases[1:], target)]
     tell("the device's bandwidth and peak")
@@ -98,96 +98,113 @@ class _Planner:
     clock: Callable[[], float]
 
     def plan(self) -> Plan:
-        acceptances = {one.name: one for one in map(self._acceptance, self._longest())}
-        costs = [self._costs(batch, list(acceptances.values())) for batch in self.setting.batches]
-        rooflines = [
-            roofline(self.target, self.device, batch=one.batch, text=one.text, seconds=one.plain_seconds)
-            for one in costs
+        acceptances = {case.name: self._acceptance(case) for case in self._longest()}
+        costs = [self._costs(batch, acceptances.values()) for batch in self.setting.batches]
+        predictions = [self._predictions(one, acceptances) for one in costs]
+        recommendations = [
+            self._recommendation(one, best_of(predicted), acceptances)
+            for one, predicted in zip(costs, predictions, strict=True)
         ]
-        predictions = {one.batch: self._predictions(one, acceptances) for one in costs}
-        recommendations = [self._recommendation(one, predictions[one.batch], acceptances) for one in costs]
-        speedups = {one.batch: one.measured.speedup.median for one in recommendations}
+        speedups = {one.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
         return Plan(
             setting=self.setting.described(self.questions),
             machine=machine(self.target, None),
             device=self.device,
             acceptances=tuple(acceptances.values()),
             costs=tuple(costs),
-            rooflines=tuple(rooflines),
-            predictions=tuple(one for of_batch in predictions.values() for one in of_batch),
+            rooflines=tuple(
+                roofline(self.target, self.device, batch=one.batch, text=one.text, seconds=one.plain_seconds)
+                for one in costs
+            ),
+            predictions=tuple(one for of_batch in predictions for one in of_batch),
             recommendations=tuple(recommendations),
             crossover=crossover(speedups) if len(speedups) > 1 else None,
         )
 
-    @property
-    def _temperature(self) -> float:
-        return self.setting.temperatures[0]
-
-    @property
-    def _drafting(self) -> Sequence[Case]:
-        return self.cases[1:]
-
     def _longest(self) -> list[Case]:
-        """Of each drafter the case with the most drafts: it tells of fewer, too."""
+        """Returns of each drafter the case with the most drafts: it tells of fewer, too."""
         most: dict[str, Case] = {}
-        for case in self._drafting:
+        for case in self.cases[1:]:
             if case.name not in most or case.drafter.k > most[case.name].drafter.k:
                 most[case.name] = case
         return list(most.values())
 
     def _acceptance(self, case: Case) -> Acceptance:
         jax.clear_caches()  # each stage has programs of its own, and each takes much memory
+        temperature = self.setting.temperatures[0]
         return measure_acceptance(
-            self.target, case, self.questions, self.setting, temperature=self._temperature, tell=self.tell
+            self.target, case, self.questions, self.setting, temperature=temperature, tell=self.tell
         )
 
-    def _costs(self, batch: int, acceptances: Sequence[Acceptance]) -> StepCosts:
+    def _costs(self, batch: int, acceptances) -> StepCosts:
+        """Measures costs at the length of a text in the middle of an answer, as far as all models have room for it."""
         jax.clear_caches()
-        self.tell(f"what rounds cost, batch {batch} (compiles {len(self._drafting)} cases first)")
+        self.tell(f"what rounds cost, batch {batch} (compiles {len(self.cases) - 1} cases first)")
+        middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
+        text, longest = max(8, round(statistics.median(middles))), longest_text(self.target, self.cases)
+        if longest is not None:
+            text = min(text, longest - 2 * (max(case.drafter.k for case in self.cases) + 1))
         return measure_step_costs(
             self.target,
             self.cases,
             batch=batch,
-            text=self._text(acceptances),
-            temperature=self._temperature,
+            text=text,
+            temperature=self.setting.temperatures[0],
             repeats=_TURNS,
             clock=self.clock,
         )
 
-    def _text(self, acceptances: Sequence[Acceptance]) -> int:
-        """How long a text is in the middle of an answer, as far as all models have room for it."""
-        middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
-        text = max(8, round(statistics.median(middles)))
-        longest = longest_text(self.target, self.cases)
-        return text if longest is None else min(text, longest - 2 * (max(case.drafter.k for case in self.cases) + 1))
-
-    def _predictions(self, costs: StepCosts, acceptances: dict[str, Acceptance]) -> list[Prediction]:
-        asked = groups(self.questions, costs.batch)
+    def _predictions(self, costs: StepCosts, acceptances: Mapping[str, Acceptance]) -> list[Prediction]:
+        asked, batch = groups(self.questions, costs.batch), costs.batch
         return [
             predict(
                 acceptances[case.name],
                 asked,
                 case=case.label,
                 k=case.drafter.k,
-                batch=costs.batch,
+                batch=batch,
                 cost=costs.rounds[case.label],
             )
-            for case in self._drafting
+            for case in self.cases[1:]
         ]
 
-    def _recommendation(self, costs: StepCosts, predictions, acceptances) -> Recommendation:
+    def _recommendation(
+        self, costs: StepCosts, best: Prediction, acceptances: Mapping[str, Acceptance]
+    ) -> Recommendation:
         jax.clear_caches()
-        best = best_of(predictions)
         case = next(one for one in self.cases if one.label == best.case)
-        measured = check(
-            self.target,
-            self.cases[0],
-            case,
-            self.questions,
-            self.setting,
-            batch=costs.batch,
-            temperature=self._temperature,
-            tell=self.tell,
-            clock=self.clock,
-        )
+        setting = dataclasses.replace(self.setting, batches=(costs.batch,))
+        measured = check(self.target, self.cases[0], case, self.questions, setting, tell=self.tell, clock=self.clock)
         return recommend(best, measured, case, acceptance=acceptances[case.name], cost=costs.rounds[case.label])
+
+
+def check(
+    target: LanguageModel,
+    plain: Case,
+    case: Case,
+    questions: Sequence[Conversation],
+    setting: Setting,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Summary:
+    """Measures one case as `jaxspec bench` does, over all tasks: whether a prediction is true.
+
+    Args:
+      target: the model that answers.
+      plain: plain decoding.
+      case: what is checked.
+      questions: on what; at least one fits the models' contexts.
+      setting: its first batch and temperature, `max_new_tokens`, `repeats` and `seed` count.
+      tell: called with each step, in words.
+      clock: tells the time in seconds.
+    """
+    measurement = Measurement(target, [plain, case], questions, setting, clock=clock)
+    batch, temperature, records = setting.batches[0], setting.temperatures[0], list[Record]()
+    asked = groups(questions, batch)
+    for index, group in enumerate(asked):
+        tell(f"{case.label} against plain decoding, batch {batch}: {index + 1} of {len(asked)}")
+        for record in measurement.turns(group, temperature):
+            record["unit"] = [index]
+            records.append(record)
+    return next(found for found in summarize(records) if found.task == ALL and found.case == case.label)

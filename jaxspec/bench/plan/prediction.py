@@ -1,24 +1,28 @@
-"""The speed-up that follows from what is kept and what it costs: arithmetic alone.
+"""Predicts the speed-up from what is accepted and what it costs: arithmetic alone.
 
-For one row it is Leviathan et al. 2211.17192, theorem 3.8, with measured counts and times in place of one chance `a`
-for every draft and one cost `c` for every draft step:
+For one row it is the theorem of Leviathan et al. with measured counts and times in place of one chance `a` for every
+draft and one cost `c` for every draft step:
 
-    theirs    (1 - a^(k + 1)) / (1 - a)    over    k c + 1
-    ours      1 + kept_1 + ... + kept_k    over    round(k), or idle where nothing was drafted
+    theorem   (1 - a^(k + 1)) / (1 - a)            over    k c + 1
+    here      1 + accepted_1 + ... + accepted_k    over    round(k), or idle where nothing was drafted
+
+References:
+  Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding" (2022), arXiv 2211.17192,
+  theorem 3.8.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxspec.bench.groups import Group
 from jaxspec.bench.plan.acceptance import Acceptance, Answer
-from jaxspec.bench.plan.costs import RoundCost
+from jaxspec.bench.questions import Group
+from jaxspec.bench.rounds import RoundCost
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What decoding with one case will gain.
+    """The gain of decoding with one case.
 
     Attributes:
       batch: rows.
@@ -49,7 +53,7 @@ def predict(
 
     Args:
       acceptance: a drafter's, with at least `k` drafts.
-      groups: which questions are asked together.
+      groups: the questions that are asked together.
       case: the label.
       k: drafts a round.
       batch: rows.
@@ -77,7 +81,7 @@ def predict(
 
 
 def _round_cost(rows: Sequence[Answer], cost: RoundCost) -> float:
-    """A round takes its drafts' time where any row drafts; the same question twice drafts twice at once."""
+    """Returns a round's cost: its drafts' time where any row drafts; the same question twice drafts twice at once."""
     if cost.idle is None:
         return cost.round
     different = {(one.question, one.turn): one for one in rows}.values()

@@ -1,4 +1,4 @@
-"""What to use at each batch, why, and from which batch on nothing pays."""
+"""Recommends what to use at each batch and says why, and finds the batch from which on nothing pays."""
 
 import dataclasses
 import math
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from jaxspec.bench.cases import Case
 from jaxspec.bench.plan.acceptance import Acceptance
-from jaxspec.bench.plan.costs import RoundCost
 from jaxspec.bench.plan.prediction import Prediction
-from jaxspec.bench.summary import Summary
+from jaxspec.bench.rounds import RoundCost
+from jaxspec.bench.summary import Spread, Summary
 from jaxspec.decoding.arguments import default_verifier
 
-# Where fewer of the first drafts are kept, it is the guesses that are bad.
-_FEW_KEPT = 0.4
+# Where fewer of the first drafts are accepted, it is the guesses that are bad.
+_FEW_ACCEPTED = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """For one batch.
+    """The recommendation for one batch.
 
     Attributes:
       batch: rows.
@@ -27,7 +27,7 @@ class Recommendation:
       k: drafts a round; 0 for plain decoding.
       verifier: the class that decides; `None` for plain decoding.
       predicted: the case's prediction.
-      measured: what the run gave.
+      measured: the figures of the run that checked it.
       text: a sentence or more that say so.
     """
 
@@ -43,7 +43,7 @@ class Recommendation:
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:
-    """The fastest; of equals the one named first."""
+    """Returns the fastest; of equals the one named first."""
     return max(predictions, key=lambda one: one.speedup)
 
 
@@ -59,27 +59,28 @@ def recommend(
       acceptance: the drafter's.
       cost: of the case in this batch.
     """
+    assert measured.speedup is not None
     speculate = measured.speedup.median > 1
     start = f"batch {predicted.batch}: "
     if speculate:
-        text = f"{start}use {case.label}. Whole answers were {_times(measured)} as fast as plain decoding."
+        text = f"{start}use {case.label}. Whole answers were {_times(measured.speedup)} as fast as plain decoding."
         if measured.speedup.low <= 1:
             text += " Not in every repeat: measure more questions before you rely on it."
     else:
-        text = f"{start}decode plainly. The best case, {case.label}, was {_times(measured)} as fast as plain decoding."
-        text += _why_not(predicted, measured, acceptance, cost)
+        best = f"The best case, {case.label}, was {_times(measured.speedup)} as fast as plain decoding."
+        text = f"{start}decode plainly. {best}{_why_not(predicted, measured, acceptance, cost)}"
     chosen = (case.name, case.drafter.k, type(default_verifier(case.drafter)).__name__)
     drafter, k, verifier = chosen if speculate else ("none", 0, None)
     return Recommendation(predicted.batch, speculate, case.label, drafter, k, verifier, predicted, measured, text)
 
 
-def _times(measured: Summary) -> str:
-    low, median, high = measured.speedup.low, measured.speedup.median, measured.speedup.high
-    return f"{median:.2f} times" + (f" (repeats {low:.2f} to {high:.2f})" if low < high else "")
+def _times(speedup: Spread) -> str:
+    repeats = f" (repeats {speedup.low:.2f} to {speedup.high:.2f})" if speedup.low < speedup.high else ""
+    return f"{speedup.median:.2f} times{repeats}"
 
 
 def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance, cost: RoundCost) -> str:
-    """Where the time goes, and what would have to change."""
+    """Says where the time goes, and what would have to change."""
     if predicted.speedup > 1:
         return _where_wrong(predicted, measured)
     text = (
@@ -88,19 +89,17 @@ def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance, c
     )
     drafting = acceptance.together.drafting
     if drafting == 0:
-        return text + " It found nothing to draft in these texts."
-    if (share := acceptance.kept_at[0] / drafting) < _FEW_KEPT:
-        return (
-            text + f" Only {share:.0%} of its first drafts are kept: a drafter trained for this model guesses better."
-        )
+        return f"{text} It found nothing to draft in these texts."
+    if (share := acceptance.accepted_at[0] / drafting) < _FEW_ACCEPTED:
+        return f"{text} Only {share:.0%} of its first drafts are accepted: a drafter trained for this model is better."
     if cost.draft > cost.verify - 1:
-        return text + f" Its drafts alone take {cost.draft:.2f} plain steps: a cheaper drafter is needed."
+        return f"{text} Its drafts alone take {cost.draft:.2f} plain steps: a cheaper drafter is needed."
     smaller = ", or decode smaller batches" if predicted.batch > 1 else ""
-    return text + f" To verify them takes {cost.verify:.2f} plain steps on this device: draft fewer{smaller}."
+    return f"{text} To verify them takes {cost.verify:.2f} plain steps on this device: draft fewer{smaller}."
 
 
 def _where_wrong(predicted: Prediction, measured: Summary) -> str:
-    """Why a run is slow though decoding was predicted to gain."""
+    """Says why a run is slow though decoding was predicted to gain."""
     if measured.decode_speedup is not None and measured.decode_speedup.median > 1:
         return f" Decoding alone was {measured.decode_speedup.median:.2f} times as fast: longer answers would gain."
     text = (
@@ -114,7 +113,7 @@ def _where_wrong(predicted: Prediction, measured: Summary) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Crossover:
-    """Where speculation stops to pay as batches grow.
+    """The batch at which speculation stops to pay as batches grow.
 
     Attributes:
       pays_at: the largest batch below those that do not pay; `None` if none pays.
@@ -141,11 +140,7 @@ class Crossover:
 
 
 def crossover(speedups: Mapping[int, float]) -> Crossover:
-    """From the best speed-up at each batch.
-
-    Args:
-      speedups: by batch, at least one.
-    """
+    """Finds the crossover from the best speed-up at each batch, of at least one batch."""
     batches = sorted(speedups)
     paying = [batch for batch in batches if speedups[batch] > 1]
     if not paying:

@@ -1,19 +1,17 @@
-"""A plan as rows of text, and for JSON."""
+"""Lays a plan out as tables, and for JSON."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.bench.plan.costs import StepCosts
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.recommendation import Recommendation
-from jaxspec.bench.tables import Table
-
-_NOTHING = "-"
+from jaxspec.bench.report import Table, number, spread
+from jaxspec.bench.rounds import StepCosts
 
 
 def tables(plan: Plan) -> Iterator[Table]:
-    """The roofline, what is kept, what it costs and gains at each batch, and the check."""
+    """Yields the roofline, acceptance, costs and gains at each batch, and the check."""
     yield _roofline(plan)
     yield _acceptance(plan)
     for costs in plan.costs:
@@ -22,24 +20,24 @@ def tables(plan: Plan) -> Iterator[Table]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What a reader of the tables must know."""
+    """Lists what a reader of the tables must know."""
     machine, setting = plan.machine, plan.setting
     temperature, repeats = setting["temperatures"][0], setting["repeats"]
     verifiers = sorted({one.verifier for one in plan.recommendations if one.verifier is not None})
-    told = [
+    found = [
         f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
-        f"{setting['model']}, {machine['dtype']}, {machine['products']} products",
+        f"{setting['model']}, {machine['dtype']}, {machine['kernels']} kernels",
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, temperature "
         f"{temperature:g}; {repeats} repeat{'s' if repeats > 1 else ''} of the check, in turn with plain decoding",
     ]
     if verifiers:
-        why = "at temperature 0 all keep the same drafts" if temperature == 0 else "of those that fit it keeps the most"
-        told.append(f"verifier: {', '.join(verifiers)}, the default; {why}")
-    return told
+        why = "at temperature 0 all accept the same drafts" if temperature == 0 else "of those that fit it accepts most"
+        found.append(f"verifier: {', '.join(verifiers)}, the default; {why}")
+    return found
 
 
 def command(plan: Plan, one: Recommendation) -> str:
-    """What to type for a recommendation."""
+    """Returns the command of a recommendation."""
     drafting = f"--draft {one.drafter} -k {one.k}" if one.speculate else "--draft none"
     temperature = plan.setting["temperatures"][0]
     sampled = f" --temperature {temperature:g}" if temperature else ""
@@ -47,12 +45,7 @@ def command(plan: Plan, one: Recommendation) -> str:
 
 
 def as_record(plan: Plan, typed: str) -> dict[str, Any]:
-    """All of it, for JSON.
-
-    Args:
-      plan: the plan.
-      typed: the command that made it.
-    """
+    """Returns all of a plan for JSON, with the command that made it."""
     record = dataclasses.asdict(plan) | {"command": typed}
     record["rooflines"] = [dataclasses.asdict(one) | {"share": one.share} for one in plan.rooflines]
     record["predictions"] = [dataclasses.asdict(one) | {"speedup": one.speedup} for one in plan.predictions]
@@ -93,14 +86,14 @@ def _rate(value: float, unit: str) -> str:
 
 def _acceptance(plan: Plan) -> Table:
     places = max(one.k for one in plan.acceptances)
-    columns = ("", "rounds", "that draft", *(f"keep {place}" for place in range(1, places + 1)), "tokens a round")
+    columns = ("", "rounds", "that draft", *(f"accept {place}" for place in range(1, places + 1)), "tokens a round")
     rows = []
     for one in plan.acceptances:
         together = one.together
-        kept = [f"{share:.0%}" for share in one.kept_at] + [_NOTHING] * (places - one.k)
-        figures = (str(together.rounds), f"{together.drafting:.0%}", *kept, f"{together.tokens / together.rounds:.2f}")
-        rows.append((one.case, *figures))
-    return Table("what is kept: the share of rounds that keep so many drafts or more", columns, tuple(rows))
+        shares = [number(share, ".0%") for share in (*one.accepted_at, *[None] * (places - one.k))]
+        length = f"{together.tokens / together.rounds:.2f}"
+        rows.append((one.case, str(together.rounds), f"{together.drafting:.0%}", *shares, length))
+    return Table("acceptance: the share of rounds that accept so many drafts or more", columns, tuple(rows))
 
 
 def _costs(plan: Plan, costs: StepCosts) -> Table:
@@ -108,9 +101,9 @@ def _costs(plan: Plan, costs: StepCosts) -> Table:
     rows = []
     for one in (row for row in plan.predictions if row.batch == costs.batch):
         cost = costs.rounds[one.case]
-        milliseconds = [f"{steps * costs.plain_seconds * 1e3:.2f}" for steps in (cost.draft, cost.draft / one.k)]
-        milliseconds += [f"{steps * costs.plain_seconds * 1e3:.2f}" for steps in (cost.verify, cost.round)]
-        rows.append((one.case, *milliseconds, f"{one.round_cost:.2f}", f"{one.round_gain:.2f}", f"{one.speedup:.2f}"))
+        steps = (cost.draft, cost.draft / one.k, cost.verify, cost.round)
+        milliseconds = (f"{count * costs.plain_seconds * 1e3:.2f}" for count in steps)
+        rows.append((one.case, *milliseconds, *map(number, (one.round_cost, one.round_gain, one.speedup))))
     title = (
         f"predicted, batch {costs.batch}: tokens of a round and its time in plain steps, of "
         f"{costs.plain_seconds * 1e3:.2f} ms each"
@@ -123,18 +116,8 @@ def _checks(plan: Plan) -> Table:
     rows = []
     for one in plan.recommendations:
         predicted, measured = one.predicted, one.measured
-        decoding = measured.decode_speedup
-        rows.append(
-            (
-                f"{one.case}, batch {one.batch}",
-                f"{predicted.round_gain:.2f} / {measured.round_gain:.2f}",
-                f"{predicted.round_cost:.2f} / {_number(measured.round_cost)}",
-                f"{predicted.speedup:.2f} / {_number(None if decoding is None else decoding.median)}",
-                f"{measured.speedup.median:.2f} ({measured.speedup.low:.2f}-{measured.speedup.high:.2f})",
-            )
-        )
+        decoding = measured.decode_speedup and measured.decode_speedup.median
+        pairs = ((predicted.round_gain, measured.round_gain), (predicted.round_cost, measured.round_cost))
+        cells = (f"{first:.2f} / {number(second)}" for first, second in (*pairs, (predicted.speedup, decoding)))
+        rows.append((f"{one.case}, batch {one.batch}", *cells, spread(measured.speedup)))
     return Table("the best case of each batch, predicted / measured", columns, tuple(rows))
-
-
-def _number(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.2f}"

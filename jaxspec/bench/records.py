@@ -1,0 +1,193 @@
+"""Keeps the records of a run in a file of JSON lines, which an interrupted run goes on from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from jaxspec.training.files import write_text
+
+# All else in a header may change between the parts of one run.
+_SAME = ("setting", "machine")
+_SHOWN = 4
+FIGURES = ("summary", "quality", "against")
+# Keys of older files.
+_RENAMED = {'"partings":': '"divergences":', '"products":': '"kernels":'}
+
+# The first place where two answers differ, and how far the worse token there is below the best, in nats: `None` where
+# one answer ended before the other.
+Divergence = tuple[int, float | None]
+
+
+class Counts(TypedDict):
+    """New tokens, rounds and drafts of each row; by position in the draft, all rows together."""
+
+    tokens: list[int]
+    rounds: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    drafted_at: list[int]
+    accepted_at: list[int]
+
+
+class Repeat(Counts):
+    """One answer of a batch: its counts, its times, its token ids and the sum of their log-probs by row."""
+
+    prefill_seconds: float
+    first_token_seconds: float
+    seconds: float
+    joules: float | None
+    ids: NotRequired[list[list[int]]]
+    log_probs: NotRequired[list[float]]
+    divergences: NotRequired[list[Divergence | None]]
+
+
+class PeerRepeat(TypedDict):
+    """One answer of a peer; `None` where it does not tell how many tokens were drafted or accepted."""
+
+    seconds: float
+    tokens: list[int]
+    ids: list[list[int]]
+    drafted: int | None
+    accepted: int | None
+    divergences: NotRequired[list[Divergence | None]]
+
+
+class CaseRecord(TypedDict):
+    """The repeats of one case, and the time of its first 100 tokens where every row has as many."""
+
+    repeats: list[Repeat]
+    hundred_tokens_seconds: float | None
+
+
+class PeerRecord(TypedDict):
+    """The repeats of one mode of a peer."""
+
+    repeats: list[PeerRepeat]
+
+
+class Turn(TypedDict):
+    """One turn of a batch of conversations; `questions` and `left_out` are indices of questions."""
+
+    kind: Literal["turn"]
+    unit: NotRequired[list[int | float | str]]
+    batch: int
+    temperature: float
+    task: str
+    turn: int
+    questions: list[int]
+    left_out: list[int]
+    prompt_tokens: list[int]
+    cases: dict[str, CaseRecord]
+    peers: NotRequired[dict[str, PeerRecord]]
+    peak_memory_bytes: int
+
+
+class Rounds(TypedDict):
+    """Seconds of a round, its draft and its verification, of each case and repeat."""
+
+    kind: Literal["rounds"]
+    unit: NotRequired[list[int | float | str]]
+    batch: int
+    temperature: float
+    cases: dict[str, dict[str, list[float]]]
+
+
+Record = Turn | Rounds
+
+
+class Header(TypedDict):
+    """The first line: what was asked for, where it ran, and by which command."""
+
+    setting: dict[str, Any]
+    machine: dict[str, Any]
+    command: str
+    cases: NotRequired[dict[str, dict[str, Any]]]
+
+
+def turns_of(records: Sequence[Record]) -> list[Turn]:
+    """Returns the records of turns in which something was answered."""
+    return [record for record in records if record["kind"] == "turn" and record["cases"]]
+
+
+class Results:
+    """Records in the order they were measured, behind a header; the file is valid at any time.
+
+    Records measured at once share a `unit`, which is measured again as one.
+    """
+
+    def __init__(self, path: Path | None, header: Header, *, resume: bool = False):
+        """Begins a file, or goes on with one.
+
+        Args:
+          path: the file; `None` keeps the records in memory.
+          header: the first line.
+          resume: go on with the file, if it exists.
+
+        Raises:
+          ValueError: the file exists and is not to be resumed, is damaged, or is of another run.
+          OSError: it cannot be written.
+        """
+        self._path = path
+        self._lines = [json.dumps({"kind": "run"} | header, ensure_ascii=False)]
+        self.records: list[Record] = []
+        if path is not None and path.exists():
+            if not resume:
+                raise ValueError(f"{path} exists; pass --resume to go on with it, or another file")
+            self._read(path)
+        self._write()
+
+    def has(self, unit: Sequence[int | float | str]) -> bool:
+        """Returns whether a unit was measured."""
+        return any(record.get("unit") == list(unit) for record in self.records)
+
+    def add(self, unit: Sequence[int | float | str], records: Sequence[Record]) -> None:
+        """Adds all records of one unit to the file at once."""
+        for record in records:
+            line = json.dumps({"unit": list(unit)} | record, ensure_ascii=False)
+            self._lines.append(line)
+            self.records.append(json.loads(line))
+        self._write()
+
+    def finish(self, figures: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Ends the file with figures that follow from the records, by their kind: one of `FIGURES`."""
+        lines = [{"kind": kind} | one for kind, several in figures.items() for one in several]
+        self._write([json.dumps(line, ensure_ascii=False) for line in lines])
+
+    def _read(self, path: Path) -> None:
+        lines = []
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+            for old, new in _RENAMED.items():
+                line = line.replace(old, new)
+            try:
+                record = json.loads(line)
+                kind = record["kind"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path}, line {number} is no record of a run; pass another file") from None
+            if kind not in FIGURES:  # they follow from the others
+                lines.append((line, record))
+        if not lines or lines[0][1]["kind"] != "run":
+            raise ValueError(f"{path} does not begin with the header of a run; pass another file")
+        _check_same(path, lines[0][1], json.loads(self._lines[0]))
+        self._lines = [line for line, _ in lines]
+        self.records = [record for _, record in lines[1:]]
+
+    def _write(self, more: Sequence[str] = ()) -> None:
+        if self._path is not None:
+            write_text(self._path, "".join(f"{line}\n" for line in [*self._lines, *more]))
+
+
+def _check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changes = []
+    for part in _SAME:
+        first, second = before.get(part) or {}, now[part]
+        changes += [
+            f"{name} was {first.get(name)!r}, now {second.get(name)!r}"
+            for name in sorted(first.keys() | second.keys())
+            if first.get(name) != second.get(name)
+        ]
+    if changes:
+        more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        raise ValueError(
+            f"{path} holds another run: {'; '.join(changes[:_SHOWN])}{more}. Pass the same, or another file"
+        )
