@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
-    from jaxspec.drafters.text_store import TextStore as TextStore
+    from jaxspec.drafters.suffix import TextStore as TextStore
     from jaxspec.drafters.token_map import TokenMap as TokenMap
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
     from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
@@ -128,8 +128,7 @@ __getattr__, __dir__ = lazy(
         "verifiers.typical": ("Typical",),
         "drafters.base": ("Drafter", "NoDrafter"),
         "drafters.ngram": ("NGramDrafter",),
-        "drafters.suffix": ("SuffixDrafter",),
-        "drafters.text_store": ("TextStore",),
+        "drafters.suffix": ("SuffixDrafter", "TextStore"),
         "drafters.model": ("ModelDrafter",),
         "drafters.tree": ("TreeDrafter",),
         "drafters.children": ("MostLikely", "WithReplacement", "WithoutReplacement"),

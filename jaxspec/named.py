@@ -60,7 +60,7 @@ def drafter_of(
 
     Args:
       draft: a `Model`, or what `jaxspec.load_head` gives.
-      k: drafted tokens a round, a schedule, or a word as of `load_drafter`; `None` is the default of the kind.
+      k: drafted tokens a round, a `DraftLength`, or a word as of `load_drafter`; `None` is the default of the kind.
       num_drafts: how many chains of a draft model compete in each round.
       target: the model to draft for; "adaptive" needs it. A draft model of another tokenizer drafts the tokens that
         both have; `None` takes it to have the target's.
@@ -138,7 +138,7 @@ def load_drafter(
       target: the model to draft for. Beside one of `native_kernels` a float32 head or draft model is one too, of
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
-      k: drafted tokens a round, a schedule, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
+      k: drafted tokens a round, a `DraftLength`, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
         "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed" where drafts
         compete.
       num_drafts: how many chains of a draft model compete in each round.
@@ -198,7 +198,7 @@ def _by_name(
             raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
         other = zoo.draft_name(other, target_name)
         drafter = _by_name(other, target, target_name=target_name, k=k, num_drafts=1, **options)
-        return HybridDrafter(_ALONE[copying](target, drafter.k), drafter)
+        return HybridDrafter(_ALONE[copying](target, drafter.max_drafts), drafter)
     tokenizer = options.pop("tokenizer")
     if is_head(name):
         return drafter_of(native_like(target, load_head(name, target, **options)), k, num_drafts)

@@ -68,7 +68,7 @@ def test_without_one_the_text_itself(shipped):
     assert isinstance(load("auto", target_name="gemma-3-270m"), jaxspec.NGramDrafter)
     assert isinstance(load("ngram", k=3), jaxspec.NGramDrafter)
     assert isinstance(load("suffix"), jaxspec.SuffixDrafter) and load("suffix", k=3).k == 3
-    assert load("none").k == 0
+    assert load("none").max_drafts == 0
 
 
 def test_beside_a_native_target_drafts_are_native_too(shipped):
@@ -96,7 +96,7 @@ def test_one_beside_n_grams(shipped, monkeypatch):
     monkeypatch.setattr("jaxspec.drafters.adapting.estimate_costs", costs)
     assert isinstance(load("auto"), jaxspec.HybridDrafter)
     alone = load("auto", batch=8)
-    assert isinstance(alone, jaxspec.NGramDrafter) and alone.schedule.advance == jaxspec.Adaptive.advance
+    assert isinstance(alone, jaxspec.NGramDrafter) and alone.draft_length.advance == jaxspec.Adaptive.advance
     assert isinstance(load("ngram+eagle", batch=8), jaxspec.HybridDrafter)
     assert isinstance(load("auto", batch=8, k=2), jaxspec.HybridDrafter)
     with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):

@@ -104,7 +104,7 @@ def compile_case(case: Case) -> Compiled:
     target, drafter = _placed(case.model, mesh), _drafter(case, mesh)
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
-    k = 0 if drafter is None else drafter.k
+    k = 0 if drafter is None else drafter.max_drafts
 
     def generate(target, drafter, prompt, key, temperature):
         return jaxspec.generate(

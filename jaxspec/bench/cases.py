@@ -44,7 +44,7 @@ class Case:
     @property
     def k(self) -> int | None:
         """Drafted tokens a round; `None` where each row finds its own number."""
-        return None if _adapts(self.drafter) else self.drafter.k
+        return None if _adapts(self.drafter) else self.drafter.max_drafts
 
 
 def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
@@ -72,15 +72,12 @@ def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageM
         return adapt(loaded, target, wish.most)
     if wish.k is None:
         return loaded
-    if isinstance(loaded, HybridDrafter):
-        parts = {part: dataclasses.replace(getattr(loaded, part), k=k, schedule=None) for part in ("copying", "model")}
-        return dataclasses.replace(loaded, **parts)
-    return dataclasses.replace(loaded, k=k, schedule=None)
+    return loaded.with_length(wish.k)
 
 
 def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
     """The same, those that adapt with what rounds of so many rows cost."""
-    at = lambda drafter: adapt(drafter, target, drafter.k, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
+    at = lambda drafter: adapt(drafter, target, drafter.max_drafts, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
     return [dataclasses.replace(case, drafter=at(case.drafter)) for case in cases]
 
 
@@ -88,8 +85,8 @@ def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) 
     """The same, and each drafter that drafts several tokens also at half as many, before it."""
     found = []
     for case in cases:
-        if case.drafter.k > 1:
-            half = _drafting(case.drafter, case.drafter.k // 2, setting, target)
+        if case.drafter.max_drafts > 1:
+            half = _drafting(case.drafter, case.drafter.max_drafts // 2, setting, target)
             found.append(_case(case.name, setting, half, target))
         found.append(case)
     return found
@@ -100,13 +97,13 @@ def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) 
     verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
     if verifier is not None:
         verifier.check(drafter)
-    k = "adaptive" if _adapts(drafter) else drafter.k
+    k = "adaptive" if _adapts(drafter) else drafter.max_drafts
     return Case(f"{_short(name, setting.model)}, k={k}", name, drafter, verifier)
 
 
 def _adapts(drafter: Drafter) -> bool:
     model = drafter.model if isinstance(drafter, HybridDrafter) else drafter
-    return isinstance(getattr(model, "schedule", None), Adaptive)
+    return isinstance(model.draft_length, Adaptive)
 
 
 def _in_full(setting: Setting) -> list[str]:

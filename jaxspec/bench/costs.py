@@ -71,11 +71,11 @@ def measure_costs(
       One cost for each length: `ModelDrafter(model, k=Adaptive(costs, lengths))`.
 
     Raises:
-      TypeError: for a drafter that takes no schedule.
+      TypeError: for a drafter that takes none.
     """
     lengths = validate.draft_lengths(lengths)
-    if "schedule" not in {field.name for field in dataclasses.fields(drafter)}:
-        raise TypeError(f"measure_costs needs a drafter that takes a schedule, got {type(drafter).__name__}")
+    if drafter.draft_length is None:
+        raise TypeError(f"measure_costs needs a drafter that takes a DraftLength, got {type(drafter).__name__}")
     # The text repeats itself, so that n-grams are always found.
     prompt = np.tile(np.arange(text, dtype=np.int32) % 4, (batch, 1))
     options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (lengths[-1] + 1)}
@@ -87,7 +87,7 @@ def measure_costs(
     cases = {"plain": rounds(None)}
     for length in lengths:
         held = _Held(jnp.int32(length), lengths)
-        cases[str(length)] = rounds(dataclasses.replace(drafter, k=held, schedule=None))
+        cases[str(length)] = rounds(drafter.with_length(held))
     samples = interleave(cases, repeats=repeats)
     return tuple(round(samples.ratio(str(length), "plain")[1], 3) for length in lengths)
 
@@ -139,7 +139,7 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
             for batch in setting.batches:
                 tell(f"what rounds of {name} cost at {drafter.lengths}, batch {batch}")
                 jax.clear_caches()
-                lengths = drafter.schedule.lengths
+                lengths = drafter.draft_length.lengths
                 policy = policy_at(setting.temperatures[0])
                 costs = measure_costs(target, drafter, lengths, batch=batch, text=_TEXT, sampling=policy)
                 save_costs(target, drafter, dict(zip(lengths, costs, strict=True)), batch=batch)

@@ -51,12 +51,12 @@ def split_rounds(
       rounds: how many of them follow each other.
     """
     longest = longest_text(target, cases)
-    room = None if longest is None else longest - rounds * (max(case.drafter.k for case in cases) + 1)
+    room = None if longest is None else longest - rounds * (max(case.drafter.max_drafts for case in cases) + 1)
     # The text's meaning does not matter here: a long one is cut where there is no room for more.
     tokens, length = padded([prompt[:room] for prompt in prompts], len(prompts), room)
     calls: Calls = {}
     for case in cases:
-        state = _start(target, case.drafter, tokens, temperature, rounds * (case.drafter.k + 1), prompt_length=length)
+        state = _start(target, case.drafter, tokens, temperature, rounds * (case.drafter.max_drafts + 1), prompt_length=length)
         for part, call in _split(target, case, state, rounds).items():
             calls[f"{part} {case.label}"] = call
     found: dict[str, dict[str, list[float]]] = {}
@@ -103,7 +103,7 @@ def _draft(target, drafter, state, verifier=None):
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     rng = (verifier or default_verifier(drafter)).rng(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
-        rng = rng.shared(drafter.k + 1, target.vocab_size)
+        rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     return drafter.propose(rng, state.drafter_state, context)[0].tokens
 
 
@@ -181,7 +181,7 @@ def measure_step_costs(
 
 def _repeated(target: LanguageModel, case: Case, batch: int, text: int, temperature: float) -> Calls:
     drafter, repeating = case.drafter, np.arange(text, dtype=np.int32) % 4
-    state = _start(target, drafter, np.tile(repeating, (batch, 1)), temperature, 2 * (drafter.k + 1))
+    state = _start(target, drafter, np.tile(repeating, (batch, 1)), temperature, 2 * (drafter.max_drafts + 1))
     calls: Calls = {"round": lambda: repeat_round(target, drafter, None, state, count=ROUNDS).length}
     if case.label == PLAIN:
         return calls
@@ -191,7 +191,7 @@ def _repeated(target: LanguageModel, case: Case, batch: int, text: int, temperat
     if drafter.lengths[0] == 0:
         ending = np.zeros((batch, text), np.int32)
         ending[:, -1] = 1
-        silent = _start(target, drafter, ending, temperature, 2 * (drafter.k + 1))
+        silent = _start(target, drafter, ending, temperature, 2 * (drafter.max_drafts + 1))
         calls["idle"] = lambda: repeat_round(target, drafter, None, silent, count=ROUNDS).length
     return calls
 

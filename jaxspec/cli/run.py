@@ -117,9 +117,9 @@ def _run(job: Job, mesh: Mesh | None, *, as_json: bool, compare: bool) -> None:
     drafts = describe(decoder.drafter, decoder.target, batch=len(job.texts))
     if as_json:
         for index, result in enumerate(results):
-            typer.echo(json_line(job, decoder.drafter.k, drafts, index, result, comparison))
+            typer.echo(json_line(job, decoder.drafter.max_drafts, drafts, index, result, comparison))
         return
-    console.print(summary_line(results, drafts=drafts if decoder.drafter.k > 0 else None), soft_wrap=True)
+    console.print(summary_line(results, drafts=drafts if decoder.drafter.max_drafts > 0 else None), soft_wrap=True)
     if comparison is not None:
         for line in comparison_lines(comparison, coupled=job.verifier == "coupled"):
             console.print(line, soft_wrap=True)

@@ -41,7 +41,7 @@ class CascadeDrafter(Drafter):
 
     Attributes:
       model: any `Model` with the target's vocabulary.
-      cheap: `NGramDrafter` or `SuffixDrafter`; its schedule is not asked.
+      cheap: `NGramDrafter` or `SuffixDrafter`; its draft length is not asked.
       k: drafted tokens a round.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
 
@@ -56,9 +56,13 @@ class CascadeDrafter(Drafter):
 
     def __post_init__(self):
         validate.counts("CascadeDrafter", k=self.k)
-        if not isinstance(self.cheap, LookupDrafter) or self.cheap.k == 0:
+        if not isinstance(self.cheap, LookupDrafter) or self.cheap.max_drafts == 0:
             got = type(self.cheap).__name__
             raise TypeError(f"CascadeDrafter needs a drafter that copies as cheap, got {got}; pass NGramDrafter()")
+
+    @property
+    def max_drafts(self) -> int:
+        return self.k
 
     @property
     def context_length(self) -> int | None:
@@ -72,13 +76,13 @@ class CascadeDrafter(Drafter):
 
     def init(self, context, prefilled, slots):
         # A pass may guess beyond the last draft.
-        return self._draft.init(context, prefilled, slots + self.cheap.k)
+        return self._draft.init(context, prefilled, slots + self.cheap.max_drafts)
 
     def propose(self, rng: Rng, state: Cache, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
         live = jnp.any(~context.done)
         cache = self._draft.catch_up(state, context, live)
-        drafts = _Drafts.none(context, self.k, self.cheap.k, self.model.vocab_size, policy, cache)
+        drafts = _Drafts.none(context, self.k, self.cheap.max_drafts, self.model.vocab_size, policy, cache)
         noise = None if policy.greedy else _noise(rng, self.k, self.model.vocab_size)
         going = lambda drafts: jnp.any(drafts.count < self.k)  # noqa: E731
         drafts = jax.lax.while_loop(going, lambda drafts: self._another(drafts, policy, noise, context), drafts)
@@ -117,7 +121,7 @@ class CascadeDrafter(Drafter):
 
     def _score(self, text, end, guess: Guess, cache: Cache) -> tuple[Float[Array, "b g v"], Cache]:
         """The logits after the text's end and after each guessed token. Without any guess the pass is short."""
-        width = 2 + self.cheap.k
+        width = 2 + self.cheap.max_drafts
         start = jnp.maximum(end - 2, 0)
         at = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         window, cache = jnp.take_along_axis(text, at, axis=1), cache.truncate(start)

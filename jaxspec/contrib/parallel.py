@@ -1,7 +1,7 @@
 """Several draft models of one architecture, which draft at the same time on a mesh."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class ParallelDrafter(Drafter):
       num_drafts: how many chains there are; follows from `models` if those are several.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
-      identically_distributed: whether one model drafts all chains; follows from `models`.
+      alike: whether one model drafts all chains; follows from `models`.
 
     Raises:
       TypeError, ValueError: the models differ in more than their weights, or `k` is no integer
@@ -64,14 +64,12 @@ class ParallelDrafter(Drafter):
     k: int = dataclasses.field(default=4, metadata={"static": True})
     num_drafts: int | None = dataclasses.field(default=None, metadata={"static": True})
     sampling: Policy | None = None
-    identically_distributed: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    tree: ClassVar[bool] = True
+    alike: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self):
         if isinstance(self.k, DraftLength):
             raise ValueError(
-                "ParallelDrafter verifies all drafts in one pass, so a schedule saves nothing, got "
+                "ParallelDrafter verifies all drafts in one pass, so a draft length saves nothing, got "
                 f"{type(self.k).__name__}; pass an integer k"
             )
         positive("k", self.k)
@@ -80,7 +78,19 @@ class ParallelDrafter(Drafter):
         models, alike = _models(self.models, self.num_drafts)
         object.__setattr__(self, "models", _stack(models))
         object.__setattr__(self, "num_drafts", len(models))
-        object.__setattr__(self, "identically_distributed", alike)
+        object.__setattr__(self, "alike", alike)
+
+    @property
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def identically_distributed(self) -> bool:
+        return self.alike
+
+    @property
+    def max_drafts(self) -> int:
+        return self.k
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context
 from jaxspec.core.tree import positive
-from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.chain_drafter import ChainDrafter
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.cache import KVCache
 
@@ -34,6 +34,10 @@ class SparseCacheDraft(SelfDraft):
     sinks: int = dataclasses.field(metadata={"static": True})
     window: int = dataclasses.field(metadata={"static": True})
     k: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
 
     def check(self, name, target):
         cache = jax.eval_shape(lambda: target.init_cache(1, 1))
@@ -69,14 +73,12 @@ class SparseCacheDrafter(ChainDrafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
-      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     sinks: int = dataclasses.field(default=4, metadata={"static": True})
     window: int = dataclasses.field(default=508, metadata={"static": True})
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,7 +86,7 @@ class SparseCacheDrafter(ChainDrafter):
         positive("window", self.window)
 
     def draft(self, target: Model) -> Draft:
-        return SparseCacheDraft(target, self.sinks, self.window, self.k)
+        return SparseCacheDraft(target, self.sinks, self.window, self.max_drafts)
 
     def propose(self, rng: Rng, state: Any, context: Context):
         proposal, state = super().propose(rng, state, context)

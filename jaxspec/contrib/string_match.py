@@ -16,7 +16,7 @@ import codecs
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,13 @@ class GivenDrafter(Drafter):
 
     k: int = dataclasses.field(metadata={"static": True})
 
-    deterministic: ClassVar[bool] = True
+    @property
+    def max_drafts(self) -> int:
+        return self.k
+
+    @property
+    def deterministic(self) -> bool:
+        return True
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -163,7 +169,7 @@ class _Writer:
 
     def __init__(self, pair: StringMatch, texts: list[list[int]], most: int):
         self._pair = pair
-        self._chain = Chain(ModelDraft(pair.draft), pair.k, Greedy(), Fixed(pair.k))
+        self._chain = Chain(ModelDraft(pair.draft), Fixed(pair.k), Greedy())
         ids = [pair.in_draft_tokens(text)[0] for text in texts]
         slots = bucket(max(_ROOM * most, *map(len, ids)) + pair.k + 2)
         if pair.draft.context_length is not None:

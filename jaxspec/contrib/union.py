@@ -1,7 +1,7 @@
 """Several drafters at once, whose drafts compete."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -56,8 +56,6 @@ class UnionDrafter(Drafter):
 
     drafters: tuple[Drafter, ...]
 
-    tree: ClassVar[bool] = True
-
     def __post_init__(self):
         drafters = tuple(self.drafters) if isinstance(self.drafters, tuple | list) else (self.drafters,)
         object.__setattr__(self, "drafters", drafters)
@@ -67,13 +65,16 @@ class UnionDrafter(Drafter):
             _check_kind(drafter)
 
     @property
-    def k(self) -> int:
-        """The most drafts of any of them."""
-        return max(drafter.k for drafter in self.drafters)
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def max_drafts(self) -> int:
+        return max(drafter.max_drafts for drafter in self.drafters)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (sum(drafter.k for drafter in self.drafters),)
+        return (sum(drafter.max_drafts for drafter in self.drafters),)
 
     @property
     def deterministic(self) -> bool:
@@ -105,7 +106,7 @@ class UnionDrafter(Drafter):
         log_probs = None
         if any(proposal.log_probs is not None for proposal in proposals):
             log_probs = side_by_side([_log_probs(proposal, context.target.vocab_size) for proposal in proposals])
-        proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.k)
+        proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.max_drafts)
         return proposal, UnionState(tuple(states), tokens, valid)
 
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
@@ -116,7 +117,7 @@ class UnionDrafter(Drafter):
 
     @property
     def _counts(self) -> list[int]:
-        return [drafter.k for drafter in self.drafters]
+        return [drafter.max_drafts for drafter in self.drafters]
 
 
 def chain_parents(counts: list[int], batch: int) -> Int[Array, "b n"]:
@@ -137,12 +138,12 @@ def _check_kind(drafter: Any) -> None:
         raise TypeError(f"UnionDrafter needs drafters, got {got}; pass (ModelDrafter(model), NGramDrafter())")
     if drafter.tree:
         raise ValueError(f"UnionDrafter puts chains side by side, got {name}, which drafts a tree; pass chain drafters")
-    if drafter.k == 0:
+    if drafter.max_drafts == 0:
         raise ValueError(f"UnionDrafter needs drafters that draft, got {name} with k=0; leave it out")
-    if not isinstance(getattr(drafter, "schedule", None), Fixed | None):
+    if not isinstance(drafter.draft_length, Fixed | None):
         raise ValueError(
-            f"UnionDrafter verifies all drafts in one pass, so a schedule saves nothing, got {name} with "
-            f"{type(drafter.schedule).__name__}; pass an integer k"
+            f"UnionDrafter verifies all drafts in one pass, so a draft length saves nothing, got {name} with "
+            f"{type(drafter.draft_length).__name__}; pass an integer k"
         )
     if drafter.capture:
         raise ValueError(

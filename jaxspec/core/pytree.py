@@ -17,6 +17,9 @@ _T = TypeVar("_T")
 def register_dataclass(cls: type[_T]) -> type[_T]:
     """Makes a dataclass a pytree: fields with `metadata={"static": True}` are its structure, the others its leaves.
 
+    A field with `metadata={"static": int}`, or another type or tuple of types, is structure where it holds an instance
+    of that type, and leaves otherwise: a drafter's `k` is a number, or a `DraftLength` with arrays in it.
+
     Use it for drafters, verifiers and policies of your own instead of `jax.tree_util.register_dataclass`, with which
     one without arrays may be taken for another (see above).
 
@@ -43,20 +46,32 @@ def register_dataclass(cls: type[_T]) -> type[_T]:
     """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"expected a dataclass, got {cls!r}; put @register_dataclass above @dataclasses.dataclass")
-    fields: list[dataclasses.Field[Any]] = [field for field in dataclasses.fields(cls) if field.init]
-    static = tuple(field.name for field in fields if field.metadata.get("static", False))
-    leaves = tuple(field.name for field in fields if field.name not in static)
-    keys = tuple(map(GetAttrKey, leaves))
+    fields = {field.name: field.metadata.get("static", False) for field in dataclasses.fields(cls) if field.init}
+    static = tuple(name for name, types in fields.items() if types is True)
+    either = {name: types for name, types in fields.items() if not isinstance(types, bool)}
+    leaves = tuple(name for name, types in fields.items() if types is False)
+    keys = tuple(map(GetAttrKey, (*leaves, *either)))
 
     def flatten(node):
-        return tuple(getattr(node, name) for name in leaves), tuple(getattr(node, name) for name in static)
+        structure = [getattr(node, name) for name in static]
+        children = [getattr(node, name) for name in leaves]
+        for name, types in either.items():
+            value = getattr(node, name)
+            is_static = isinstance(value, types)
+            structure.append(value if is_static else None)
+            children.append(None if is_static else value)
+        return tuple(children), tuple(structure)
 
     def flatten_with_keys(node):
         children, structure = flatten(node)
         return tuple(zip(keys, children, strict=True)), structure
 
     def unflatten(structure, children):
-        return cls(**dict(zip(static, structure, strict=True)), **dict(zip(leaves, children, strict=True)))
+        values = dict(zip((*leaves, *either), children, strict=True))
+        for name, value in zip((*static, *either), structure, strict=True):
+            if name not in either or value is not None:
+                values[name] = value
+        return cls(**values)
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

@@ -157,7 +157,7 @@ def default_verifier(drafter: Drafter) -> Verifier:
     Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that
     coupled speculation gives the tokens of plain decoding with the same key.
     """
-    if drafter.k == 0:
+    if drafter.max_drafts == 0:
         return CoupledVerifier()
     if drafter.tree:
         return TreeVerifier() if drafter.deterministic else MultiDraftVerifier()

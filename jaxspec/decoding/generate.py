@@ -155,7 +155,7 @@ def step(
     verifier = default_verifier(drafter) if verifier is None else verifier
     verifier.check(drafter)
     validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
-    validate.same_draft_length(drafter.k, state.stats.drafted_at.shape[1])
+    validate.same_draft_length(drafter.max_drafts, state.stats.drafted_at.shape[1])
     state, info = run_round(target, drafter, verifier, state)
     placement = placement_of(target)
     return dataclasses.replace(state, done=placement.replicate(state.done)), placement.replicate(info)
@@ -259,7 +259,7 @@ def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) ->
     prompt = jnp.clip(request.prompt, 0, target.vocab_size - 1)
     length = jnp.clip(request.prompt_length, 1, width)
     budget = jnp.clip(request.max_new_tokens, 0, max_new)
-    slots = width + max_new + drafter.k + 1
+    slots = width + max_new + drafter.max_drafts + 1
     prefilled = prefill(target, prompt, length, target.init_cache(batch, slots), drafter.capture)
     done = (budget == 0) | (status != Status.OK)
     context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), request.sampling)
@@ -284,7 +284,7 @@ def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) ->
         sampling=request.sampling,
         cache=prefilled.cache,
         drafter_state=drafter.init(context, prefilled, slots),
-        stats=Stats.zero(batch, drafter.k),
+        stats=Stats.zero(batch, drafter.max_drafts),
     )
 
 

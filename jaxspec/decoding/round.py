@@ -57,7 +57,7 @@ def run_round(
     rng = verifier.rng(state.keys, state.length)
     # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
-        rng = rng.shared(drafter.k + 1, target.vocab_size)
+        rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     with jax.named_scope("propose"):
         proposal, drafter_state = drafter.propose(rng, state.drafter_state, _context(target, state))
     proposal = _of_live_rows(proposal, state.done)
@@ -85,7 +85,7 @@ def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) 
 
 def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
     none = jnp.zeros_like(state.length)
-    return RoundInfo(jnp.zeros((none.shape[0], drafter.k + 1), jnp.int32), none, none, none)
+    return RoundInfo(jnp.zeros((none.shape[0], drafter.max_drafts + 1), jnp.int32), none, none, none)
 
 
 def _context(target: Model, state: GenerationState) -> Context:
@@ -101,7 +101,7 @@ def _score(
         verified = _verify(lengths, drafter, verifier, rng, proposal, context)
     with jax.named_scope("commit"):
         drafter_state = drafter.observe(state.drafter_state, context, verified.verdict, verified.hidden)
-        return _commit(state, drafter.k, proposal, verified, drafter_state)
+        return _commit(state, drafter.max_drafts, proposal, verified, drafter_state)
 
 
 def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
@@ -122,7 +122,7 @@ def _verify(
     The target's cache is only read in here, and fresh entries come out, so the branches copy
     no cache.
     """
-    most = min(lengths[-1], drafter.k)
+    most = min(lengths[-1], drafter.max_drafts)
 
     def branch(n: int):
         return lambda: _verify_drafts(most, drafter, verifier, rng, proposal.first(n), context)

@@ -115,7 +115,7 @@ class Adaptive(DraftLength):
     reserve: float = dataclasses.field(default=12.0, metadata={"static": True})
     lag: float = dataclasses.field(default=0.0, metadata={"static": True})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
         # Transformations rebuild a pytree with anything as leaves, tuples such as shapes among it.
         if isinstance(self.costs, tuple | list) and any(isinstance(cost, float) for cost in self.costs):
@@ -129,7 +129,7 @@ class Adaptive(DraftLength):
     def check(self) -> None:
         validate.costs(self.costs, self.lengths)
 
-    def init(self, batch):
+    def init(self, batch: int) -> AdaptiveState:
         zero, shape = jnp.zeros(batch, jnp.int32), (batch, self.lengths[-1])
         return AdaptiveState(
             acceptance=jnp.full(shape, self.prior, jnp.float32),
@@ -142,7 +142,7 @@ class Adaptive(DraftLength):
             beside=zero,
         )
 
-    def longest(self, state, able):
+    def longest(self, state: AdaptiveState, able: Bool[Array, "b"]) -> Int[Array, "b"]:
         tries = state.due & (state.choice < len(self.lengths) - 1)
         wanted = state.choice + tries.astype(jnp.int32)
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]
@@ -154,7 +154,9 @@ class Adaptive(DraftLength):
         paid = jnp.max(jnp.where(affordable, index, 0), axis=1)
         return self._length(jnp.minimum(paid, self._longest(state.acceptance, paid, tries & (paid == wanted), able)))
 
-    def observe(self, state, submitted, accepted, live):
+    def observe(
+        self, state: AdaptiveState, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]
+    ) -> AdaptiveState:
         acceptance, seen = self._acceptance(state, submitted, accepted)
         speed = self._speed(acceptance)
         present = _at(speed, state.choice)
@@ -178,7 +180,9 @@ class Adaptive(DraftLength):
         )
         return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)
 
-    def rest(self, state, submitted, accepted, resting):
+    def rest(
+        self, state: AdaptiveState, submitted: Int[Array, "b"], accepted: Int[Array, "b"], resting: Bool[Array, "b"]
+    ) -> AdaptiveState:
         missed = self._missed(state, submitted, 1 + accepted, jnp.ones(resting.shape, jnp.bool_))
         return dataclasses.replace(state, missed=jnp.where(resting, missed, state.missed))
 

@@ -1,11 +1,11 @@
-"""Another schedule, silenced in rows where something else drafts."""
+"""Another draft length, silenced in rows where something else drafts."""
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.base import DraftLength
@@ -14,52 +14,51 @@ from jaxspec.draft_length.base import DraftLength
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PausingState:
-    """The schedule's own state, and which rows draft nothing this round: to be set before it."""
+    """The inner draft length's state, and which rows draft nothing this round: to be set before it."""
 
-    schedule: Any
+    inner: Any
     paused: Bool[Array, "b"]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pausing(DraftLength):
-    """`schedule`, but for rows that are paused: those draft nothing, and rest."""
+    """Decides as `inner` does, but for rows that are paused: those draft nothing, and rest.
 
-    schedule: DraftLength
+    Attributes:
+      inner: the draft length of the other rows.
+    """
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
+    inner: DraftLength
+    lengths: tuple[int, ...] = dataclasses.field(init=False, repr=False)
+    reads_log_probs: bool = dataclasses.field(init=False, repr=False)
+    reads_confidence: bool = dataclasses.field(init=False, repr=False)
 
-    @property
-    def reads_log_probs(self) -> bool:
-        """As of `schedule`."""
-        return self.schedule.reads_log_probs
-
-    @property
-    def reads_confidence(self) -> bool:
-        """As of `schedule`."""
-        return self.schedule.reads_confidence
+    def __post_init__(self) -> None:
+        for name in ("lengths", "reads_log_probs", "reads_confidence"):
+            object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self) -> None:
-        self.schedule.check()
+        self.inner.check()
 
-    def init(self, batch):
-        return PausingState(self.schedule.init(batch), jnp.zeros(batch, jnp.bool_))
+    def init(self, batch: int) -> PausingState:
+        return PausingState(self.inner.init(batch), jnp.zeros(batch, jnp.bool_))
 
-    def longest(self, state: PausingState, able):
-        return jnp.where(state.paused, 0, self.schedule.longest(state.schedule, able & ~state.paused))
+    def longest(self, state: PausingState, able: Bool[Array, "b"]) -> Int[Array, "b"]:
+        return jnp.where(state.paused, 0, self.inner.longest(state.inner, able & ~state.paused))
 
-    def should_verify(self, state: PausingState, cum_accept_prob):
-        return self.schedule.should_verify(state.schedule, cum_accept_prob)
+    def should_verify(self, state: PausingState, cum_accept_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
+        return self.inner.should_verify(state.inner, cum_accept_prob)
 
-    def should_draft(self, state: PausingState, log_probs):
-        return self.schedule.should_draft(state.schedule, log_probs)
+    def should_draft(self, state: PausingState, log_probs: Float[Array, "b v"]) -> Bool[Array, "b"]:
+        return self.inner.should_draft(state.inner, log_probs)
 
-    def continue_(self, state: PausingState, log_prob):
-        return self.schedule.continue_(state.schedule, log_prob)
+    def continue_(self, state: PausingState, log_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
+        return self.inner.continue_(state.inner, log_prob)
 
-    def observe(self, state: PausingState, submitted, accepted, live):
-        own = self.schedule.observe(state.schedule, submitted, accepted, live & ~state.paused)
-        rested = self.schedule.rest(own, submitted, accepted, live & state.paused)
+    def observe(
+        self, state: PausingState, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]
+    ) -> PausingState:
+        own = self.inner.observe(state.inner, submitted, accepted, live & ~state.paused)
+        rested = self.inner.rest(own, submitted, accepted, live & state.paused)
         return PausingState(rested, state.paused)

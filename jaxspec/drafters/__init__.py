@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
-    from jaxspec.drafters.text_store import TextStore as TextStore
+    from jaxspec.drafters.suffix import TextStore as TextStore
     from jaxspec.drafters.token_map import TokenMap as TokenMap
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
 
@@ -26,8 +26,7 @@ __getattr__, __dir__ = lazy(
     {
         "base": ("Drafter", "NoDrafter"),
         "ngram": ("NGramDrafter",),
-        "suffix": ("SuffixDrafter",),
-        "text_store": ("TextStore",),
+        "suffix": ("SuffixDrafter", "TextStore"),
         "model": ("ModelDrafter",),
         "tree": ("TreeDrafter",),
         "children": ("MostLikely", "WithReplacement", "WithoutReplacement"),

@@ -72,7 +72,7 @@ def adapt(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
     if isinstance(drafter, HybridDrafter):
         # Both allowances add up.
         model = _adapt(drafter.model, target, most, batch, Adaptive.allowance / 2)
-        copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance / 2)
+        copying = _adapt(drafter.copying, target, model.max_drafts, batch, Adaptive.allowance / 2)
         return dataclasses.replace(drafter, copying=copying, model=model)
     return _adapt(drafter, target, most, batch, Adaptive.allowance)
 
@@ -99,8 +99,7 @@ def spare(drafter: Drafter, target: Model, most: int | None = None, *, batch: in
 
 def _adapt(drafter: Drafter, target: Model, most: int | None, batch: int, allowance: float) -> Drafter:
     lengths, costs, lag = _costs(drafter, target, most, batch)
-    schedule = Adaptive(costs, lengths, allowance=allowance, lag=lag)
-    return dataclasses.replace(drafter, k=schedule, schedule=None)
+    return drafter.with_length(Adaptive(costs, lengths, allowance=allowance, lag=lag))
 
 
 def _costs(
@@ -108,7 +107,7 @@ def _costs(
 ) -> tuple[tuple[int, ...], tuple[float, ...], float]:
     """Lengths, what a round of each takes, and what a token takes that was missed."""
     limited = isinstance(drafter, MedusaDrafter | DFlashDrafter)
-    lengths = validate.draft_lengths(most or (drafter.k if limited else MOST))
+    lengths = validate.draft_lengths(most or (drafter.max_drafts if limited else MOST))
     costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
     return lengths, rising(saved_costs(target, drafter, lengths, batch=batch) or costs), lag
 
@@ -116,11 +115,11 @@ def _costs(
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
     """How many tokens a drafter drafts, in words, and where an adaptive one's costs are from."""
     model = drafter.model if isinstance(drafter, HybridDrafter) else drafter
-    schedule = getattr(model, "schedule", None)
-    if not isinstance(schedule, Adaptive):
-        return str(drafter.k)
-    found = saved_costs(target, model, schedule.lengths, batch=batch)
+    length = model.draft_length
+    if not isinstance(length, Adaptive):
+        return str(drafter.max_drafts)
+    found = saved_costs(target, model, length.lengths, batch=batch)
     known = found is not None and all(
-        abs(a - b) < 1e-6 * b for a, b in zip(rising(found), schedule.costs.tolist(), strict=True)
+        abs(a - b) < 1e-6 * b for a, b in zip(rising(found), length.costs.tolist(), strict=True)
     )
-    return f"adaptive up to {drafter.k}, costs {'measured' if known else 'given or estimated'}"
+    return f"adaptive up to {drafter.max_drafts}, costs {'measured' if known else 'given or estimated'}"

@@ -1,34 +1,82 @@
-"""What a drafter is: the cheap guesser whose drafts a verifier checks."""
+"""`Drafter`, the base of all drafters: guesses tokens cheaply, for a verifier to check."""
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, Self, cast
 
-import jax
+import jax.numpy as jnp
+from jax import Array
 
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.base import DraftLength
 
 
 class Drafter(abc.ABC):
-    """Guesses up to `k` tokens a round. A frozen pytree; what changes lives in its own state.
+    """Guesses up to `max_drafts` tokens a round. A frozen pytree; what changes lives in its own state.
 
-    Attributes:
-      k: drafted tokens a round, static.
-      deterministic: guesses are a function of the text, so their distribution is one-hot.
-      capture: which of the target's hidden states `init` and `observe` are given.
-      tree: whether proposals branch; `k` is then the most tokens along one path.
-      identically_distributed: whether it drafts several chains, independently and from one distribution.
+    A drafter of your own is a frozen dataclass under `jaxspec.register_dataclass`. It gives `max_drafts`, `init` and
+    `propose`, and overrides of the rest what differs:
+
+    * `propose` returns a `Proposal` of `tokens` and `valid`, `[b, k]`: the valid drafts of a row are its first ones. If
+      the drafts are a function of the text, `deterministic` is True and that is all. If they are drawn, they are
+      drawn with `rng`, and `log_probs` `[b, k, v]` is the distribution that each was drawn from.
+    * `observe` takes in how many drafts were accepted. A drafter that keeps nothing between rounds leaves it out.
+    * `lengths` with a 0 in front lets rounds in which no row drafts cost what plain decoding costs.
+
+    Example:
+      >>> import dataclasses
+      >>> @jaxspec.register_dataclass
+      ... @dataclasses.dataclass(frozen=True)
+      ... class RepeatDrafter(jaxspec.Drafter):
+      ...     k: int = dataclasses.field(default=3, metadata={"static": True})
+      ...     max_drafts = property(lambda self: self.k)
+      ...     deterministic = property(lambda self: True)
+      ...     def init(self, context, prefilled, slots):
+      ...         return ()
+      ...     def propose(self, rng, state, context):
+      ...         tokens = jnp.repeat(context.last, self.k, axis=1)
+      ...         return jaxspec.Proposal(tokens, ~context.done[:, None] & (tokens >= 0)), state
+      >>> jaxspec.generate(target, RepeatDrafter(), prompt, max_new_tokens=6).tokens.shape
+      (2, 6)
     """
 
-    k: int
-    deterministic: ClassVar[bool] = False
-    capture: tuple[int, ...] = ()
-    tree: bool = False
-    identically_distributed: bool = False
+    @property
+    @abc.abstractmethod
+    def max_drafts(self) -> int:
+        """The most drafted tokens a round, along one path if it drafts a tree. Static."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Numbers of drafts that verification is compiled for, rising, the last of them all.
+
+        That is `max_drafts` for a chain, and the number of nodes for a tree. Each round runs the shortest
+        that holds every row's valid drafts.
+        """
+        return (self.max_drafts,)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether drafts are a function of the text, so that their distribution is one-hot."""
+        return False
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """Which of the target's hidden states `init` and `observe` are given; `i` is the state entering layer `i`."""
+        return ()
+
+    @property
+    def tree(self) -> bool:
+        """Whether proposals branch."""
+        return False
+
+    @property
+    def identically_distributed(self) -> bool:
+        """Whether it drafts several chains, independently and from one distribution."""
+        return False
 
     @property
     def context_length(self) -> int | None:
@@ -36,57 +84,105 @@ class Drafter(abc.ABC):
         return None
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """Numbers of drafts that verification is compiled for, rising, the last of them all.
+    def draft_length(self) -> DraftLength | None:
+        """What decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
+        return None
 
-        That is `k` for a chain, and the number of nodes for a tree. Each round runs the shortest
-        that holds every row's valid drafts.
+    def with_length(self, k: int | DraftLength) -> "Drafter":
+        """Returns the same drafter with another `k`.
+
+        Raises:
+          TypeError: it takes none.
         """
-        return (self.k,)
+        del k
+        raise TypeError(
+            f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength"
+        )
 
     def check(self, target: Model) -> None:  # noqa: B027 (nothing to check is the common case)
-        """Raises `ValueError` if this drafter cannot draft for `target`."""
+        """Raises `ValueError` or `TypeError` if this drafter cannot draft for `target`."""
 
     @abc.abstractmethod
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> Any:
-        """The state before the first round.
+        """Returns the state before the first round, a pytree of arrays.
 
         Args:
-          context: the padded prompt, its lengths, and the target; every row is live.
-          prefilled: the target's pass over it, with the captured states.
+          context: the padded prompt `tokens [b, s]`, its `length [b]`, and the target; every row is live.
+          prefilled: the target's pass over it, with the captured states `[b, t, d]` each.
           slots: how many cache slots a row may ever need, a round's drafts included.
         """
 
     @abc.abstractmethod
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
-        """Drafts tokens after the committed ones: `k` in a chain, `lengths[-1]` in a tree.
+        """Drafts tokens after the committed ones: `max_drafts` in a chain, `lengths[-1]` in a tree.
 
-        Stochastic drafts are drawn with `rng.draft_noise(offset, vocab_size)`. The state that is returned is of the
-        same shapes and dtypes as that which `observe` returns, if `lengths` begins with 0: a round is then a loop.
+        Args:
+          rng: `rng.draft_noise(offset, vocab_size)` is Gumbel noise `[b, v]` for draft `offset`: adding it to
+            log-probabilities and taking the argmax draws a token.
+          state: what `init` or `observe` returned.
+          context: row `b` holds `tokens[b, :length[b]]`; rows that are `done` need no drafts.
+
+        Returns:
+          The proposal, and the state. The state is of the same shapes and dtypes as that which `observe` returns, if
+          `lengths` begins with 0: a round is then a loop.
         """
 
-    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[jax.Array, ...]) -> Any:
-        """Takes in a round's outcome; `context` is the one before it.
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> Any:
+        """Returns the state after a round.
 
-        `hidden[i]` is `[b, k + 1, d]`: the captured states of the last token and the drafts; `[b, 1, d]` after a
-        round that scored none, where `lengths` begins with 0.
+        Args:
+          state: what `propose` returned.
+          context: the one before the round.
+          verdict: `accepted [b]` drafts of each row, and the `next_token [b]` that follows them.
+          hidden: `[b, max_drafts + 1, d]` each: the captured states of the last token and the drafts; `[b, 1, d]`
+            after a round that scored none, where `lengths` begins with 0.
         """
         del context, verdict, hidden
         return state
 
 
+class AdjustableDrafter(Drafter):
+    """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses."""
+
+    @property
+    @abc.abstractmethod
+    def draft_length(self) -> DraftLength:
+        """What `k` stands for."""
+
+    @property
+    def max_drafts(self) -> int:
+        return self.draft_length.lengths[-1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.draft_length.lengths
+
+    def with_length(self, k: int | DraftLength) -> Self:
+        return dataclasses.replace(cast(Any, self), k=k)
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
-    """Drafts nothing: plain decoding, by the same code."""
+    """Drafts nothing: plain decoding, by the same code.
 
-    k: ClassVar[int] = 0
-    deterministic: ClassVar[bool] = True
+    Example:
+      >>> plain = jaxspec.generate(target, jaxspec.drafters.NoDrafter(), prompt, max_new_tokens=4)
+      >>> bool((plain.tokens == jaxspec.generate(target, None, prompt, max_new_tokens=4).tokens).all())
+      True
+    """
 
-    def init(self, context, prefilled, slots):
+    @property
+    def max_drafts(self) -> int:
+        return 0
+
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> tuple[()]:
         return ()
 
-    def propose(self, rng, state, context):
-        batch = context.tokens.shape[0]
-        empty = jax.numpy.zeros((batch, 0), jax.numpy.int32)
+    def propose(self, rng: Rng, state: tuple[()], context: Context) -> tuple[Proposal, tuple[()]]:
+        empty = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
         return Proposal(empty, empty.astype(bool)), state

@@ -1,5 +1,6 @@
-"""Drafting a chain: one token after the other, as many as a schedule lets each row."""
+"""Drafts a chain: one token after the other, as many as a `DraftLength` lets each row."""
 
+import abc
 import dataclasses
 import math
 from typing import Any
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
+from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.draft_length.base import DraftLength
+from jaxspec.draft_length.base import DraftLength, as_draft_length
+from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden
 
 
@@ -26,51 +30,50 @@ class ChainState:
 
     Attributes:
       kept: the draft's own; its cache may lag the text, however far the text has come since.
-      schedule: the schedule's own state.
+      length_state: the draft length's own state.
       submitted: how many drafts each row submitted in the last round.
     """
 
     kept: Any
-    schedule: Any
+    length_state: Any
     submitted: Int[Array, "b"]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Draws up to `k` tokens one after the other: the working part of several drafters.
+    """Draws tokens one after the other: the working part of several drafters.
 
     Attributes:
       draft: what they are drawn from.
-      k: the most of them.
+      draft_length: how many are drafted.
       sampling: the policy they are drawn with, one for all rows; `None` is the target's own.
-      schedule: how many of the `k` are drafted.
     """
 
     draft: Draft
-    k: int = dataclasses.field(metadata={"static": True})
+    draft_length: DraftLength
     sampling: Policy | None
-    schedule: DraftLength
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> ChainState:
         """As of `Drafter`."""
         batch = context.tokens.shape[0]
         kept = self.draft.init(context, prefilled, slots)
-        return ChainState(kept, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+        return ChainState(kept, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         """As of `Drafter`."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
-        limit = jnp.where(silent, 0, self.schedule.longest(state.schedule, ~silent))
+        limit = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
         hidden = self.draft.blank(limit.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
-        drafts = _Drafts.none(limit, self.k, vocab_size, hidden, state.kept)
-        if self.k > 0:
-            drafts = self._draft(drafts, policy, limit, rng, state.schedule, context)
+        max_drafts = self.draft_length.lengths[-1]
+        drafts = _Drafts.none(limit, max_drafts, vocab_size, hidden, state.kept)
+        if max_drafts > 0:
+            drafts = self._draft(drafts, policy, limit, rng, state.length_state, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
         proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)
-        return proposal, ChainState(drafts.kept, state.schedule, submitted)
+        return proposal, ChainState(drafts.kept, state.length_state, submitted)
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
         """As of `Drafter`."""
@@ -79,10 +82,10 @@ class Chain:
         own = jnp.minimum(verdict.accepted, state.submitted)
         kept = self.draft.truncate(state.kept, context.length + own)
         kept = self.draft.observe(kept, context, verdict, hidden)
-        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
-        return ChainState(kept, schedule, state.submitted)
+        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        return ChainState(kept, length_state, state.submitted)
 
-    def _draft(self, drafts: "_Drafts", policy: Policy, limit, rng: Rng, schedule_state, context: Context):
+    def _draft(self, drafts: "_Drafts", policy: Policy, limit, rng: Rng, length_state, context: Context):
         """Drafts until no row goes on. Where none begins, the draft does not run.
 
         Loops that may run zero times stand where conditions would: those copy the cache.
@@ -92,14 +95,14 @@ class Chain:
         def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
             # Tokens are drawn in the draft's own vocabulary; the distribution that verifiers read is over the target's.
             next_log_probs, confidence = _log_probs(policy, logits)
-            submitted = drafts.going & self.schedule.should_draft(schedule_state, confidence)
+            submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)
             place = argmax(
                 logits
                 if next_log_probs is None
                 else next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1])
             )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
-            going = submitted & (drafts.count + 1 < limit) & self.schedule.continue_(schedule_state, log_prob)
+            going = submitted & (drafts.count + 1 < limit) & self.draft_length.continue_(length_state, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
             next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
@@ -123,6 +126,48 @@ class Chain:
             drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
         with jax.named_scope("further_drafts"):
             return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
+
+
+class ChainDrafter(AdjustableDrafter):
+    """Draws a chain from what `draft` returns; a subclass is a dataclass with these fields, and more.
+
+    Attributes:
+      k: the most drafted tokens a round, or a `DraftLength`.
+      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+    """
+
+    k: int | DraftLength
+    sampling: Policy | None
+
+    def __post_init__(self) -> None:
+        as_draft_length(self.k)
+
+    @property
+    def draft_length(self) -> DraftLength:
+        return as_draft_length(self.k)
+
+    @abc.abstractmethod
+    def draft(self, target: Model) -> Draft:
+        """Returns what tokens are drawn from, for this target."""
+
+    def check(self, target: Model) -> None:
+        if self.sampling is not None:
+            validate.draft_policy(self.sampling)
+        self.draft(target).check(type(self).__name__, target)
+        self.draft_length.check()
+
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
+        return self.chain(context.target).init(context, prefilled, slots)
+
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
+        return self.chain(context.target).propose(rng, state, context)
+
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+        return self.chain(context.target).observe(state, context, verdict, hidden)
+
+    def chain(self, target: Model) -> Chain:
+        """Returns the working part."""
+        return Chain(self.draft(target), self.draft_length, self.sampling)
 
 
 @register_dataclass
@@ -154,9 +199,9 @@ class _Drafts:
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
 
-    A one-hot distribution says nothing of how sure the model is: a schedule then sees the model's own.
+    A one-hot distribution says nothing of how sure the model is: a draft length then sees the model's own.
     """
     own = jax.nn.log_softmax(logits.astype(jnp.float32))
     if policy.greedy:

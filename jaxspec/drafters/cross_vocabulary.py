@@ -26,15 +26,14 @@ from jaxtyping import Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
-from jaxspec.core.prefill import CATCH_UP_CHUNK
+from jaxspec.core.prefill import CATCH_UP_CHUNK, Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context
-from jaxspec.draft_length.base import DraftLength, split
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
-from jaxspec.drafters.draft_model import ModelDraft, check_is_model
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft, check_is_model
 from jaxspec.drafters.token_map import TokenMap
 
 
@@ -133,7 +132,7 @@ class CrossVocabularyDraft(ModelDraft):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CrossVocabularyDrafter(Drafter):
+class CrossVocabularyDrafter(ChainDrafter):
     """Draws up to `k` tokens from a draft model with another tokenizer: token-level intersection.
 
     Timor et al. 2502.05202, algorithm 4. The draft's distribution is that of `model` over the tokens that both vocabularies
@@ -151,67 +150,54 @@ class CrossVocabularyDrafter(Drafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row. It
         applies to the distribution over the intersection.
-      schedule: how many of the `k` are drafted; follows from `k`.
       room: how many tokens of the draft's there is room for, as a multiple of the target's. A row whose text takes
         more, or more than the draft model's context, is decoded on without drafts.
     """
 
     model: Model
     token_map: TokenMap
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
     room: float = dataclasses.field(default=2.0, metadata={"static": True})
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-        validate.in_range("IntersectionDrafter", room=(self.room, 1, math.inf))
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.in_range("CrossVocabularyDrafter", room=(self.room, 1, math.inf))
 
     @property
     def context_length(self) -> int | None:
         return self.model.context_length
 
-    def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            validate.draft_policy(self.sampling)
-        self._chain.draft.check(type(self).__name__, target)
-        self.schedule.check()
+    def draft(self, target: Model) -> Draft:
+        return CrossVocabularyDraft(self.model, self.token_map)
 
-    def init(self, context: Context, prefilled, slots: int) -> CrossVocabularyState:
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> CrossVocabularyState:
         slots = self._slots(slots)
         text = DraftText.begin(self.token_map.start, context.tokens.shape[0], slots)
         text = self._read(text, context)
-        return CrossVocabularyState(text, self._chain.init(_in_draft_tokens(context, text), prefilled, slots))
+        return CrossVocabularyState(text, super().init(_in_draft_tokens(context, text), prefilled, slots))
 
-    def propose(self, rng: Rng, state: CrossVocabularyState, context: Context):
+    def propose(self, rng: Rng, state: CrossVocabularyState, context: Context) -> tuple[Proposal, CrossVocabularyState]:
         text = self._read(state.text, context)
-        proposal, chain = self._chain.propose(rng, state.chain, _in_draft_tokens(context, text))
+        proposal, chain = super().propose(rng, state.chain, _in_draft_tokens(context, text))
         return proposal, CrossVocabularyState(text, chain)
 
-    def observe(self, state: CrossVocabularyState, context: Context, verdict, hidden) -> CrossVocabularyState:
+    def observe(
+        self, state: CrossVocabularyState, context: Context, verdict: Verdict, hidden: Hidden
+    ) -> CrossVocabularyState:
         inner = _in_draft_tokens(context, state.text)
-        return CrossVocabularyState(state.text, self._chain.observe(state.chain, inner, verdict, hidden))
-
-    @property
-    def _chain(self) -> Chain:
-        return Chain(CrossVocabularyDraft(self.model, self.token_map), self.k, self.sampling, self.schedule)
+        return CrossVocabularyState(state.text, super().observe(state.chain, inner, verdict, hidden))
 
     def _slots(self, slots: int) -> int:
         """The draft's, of the target's: at least enough for a first token and a round of drafts."""
         most = math.ceil(slots * self.room)
         if self.context_length is not None:
             most = min(most, self.context_length)
-        return max(most, self.token_map.start.shape[0] + self.token_map.pieces.shape[1] + self.k + 1)
+        return max(most, self.token_map.start.shape[0] + self.token_map.pieces.shape[1] + self.max_drafts + 1)
 
     def _read(self, text: DraftText, context: Context) -> DraftText:
         # Behind the text there must be slots for the drafts of a round.
-        most = text.tokens.shape[1] - self.k - 1
+        most = text.tokens.shape[1] - self.max_drafts - 1
         return text.extend(self.token_map, context.tokens, context.length, most)
 
 

@@ -1,12 +1,13 @@
-"""What chains and trees of drafts are drawn from, one pass after the other.
+"""`Draft`: a cheap model that chains and trees of drafts are drawn from, one pass after the other.
 
 A language model of its own is one kind (`ModelDraft`); a head over the target's hidden states is another
-(`jaxspec.heads.eagle.drafter`). Chains (`jaxspec.drafters.chain`) and trees (`tree`, `dynamic_tree`) are the same for each.
+(`jaxspec.heads.eagle.drafter`). Chains (`jaxspec.drafters.chain`) and trees (`tree`, `dynamic_tree`) are the same for
+each.
 """
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
@@ -25,12 +26,12 @@ Hidden = tuple[Array, ...]
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The pass over the end of the text: the distribution of what follows it.
+    """The outcome of the pass over the end of the text.
 
     Attributes:
-      logits: of the first draft, over the draft vocabulary.
+      logits: those of the first draft, over the draft vocabulary.
       cache: it holds the text.
-      entries: some of what a pass adds to the cache, whatever it is: it lends buffers their shape.
+      entries: any of the entries that a pass adds to the cache; buffers take their shape from it.
       hidden: what the next pass needs of this one besides the cache, `[b, ...]` each; often nothing.
     """
 
@@ -43,83 +44,118 @@ class Window:
 class Draft(abc.ABC):
     """A cheap model that reads its own guesses. A frozen pytree.
 
-    What it keeps between rounds has a cache in it, which a round fills with drafts. It may know fewer tokens than the
-    target; logits are then over those alone until a distribution of the target's tokens is asked for.
-
-    Attributes:
-      vocab_size: the target's.
-      context_length: the longest text it takes; `None` if it has no bound.
-      capture: which of the target's hidden states it reads.
+    Its state between rounds, `kept`, has a cache in it, which a round fills with drafts. It may know fewer tokens than
+    the target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
     """
 
-    vocab_size: int
-    context_length: int | None
-    capture: tuple[int, ...] = ()
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """The size of the target's vocabulary."""
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it takes; `None` if it has no bound."""
+        return None
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """Which of the target's hidden states it reads."""
+        return ()
 
     @abc.abstractmethod
     def check(self, name: str, target: Model) -> None:
         """Raises `TypeError` or `ValueError` if drafter `name` cannot draft for `target` from this."""
 
     @abc.abstractmethod
-    def init(self, context: Context, prefilled: Prefilled, slots: int) -> Any:
-        """What is kept before the first round; arguments as of `Drafter.init`."""
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
+        """Returns the state before the first round.
+
+        Args:
+          context: the prompt and the target.
+          prefilled: the target's pass over the prompt; `None` only for a draft that captures no states.
+          slots: how many cache slots a row may ever need.
+        """
 
     def blank(self, batch: int) -> Hidden:
-        """`Window.hidden`, of no window."""
+        """Returns `Window.hidden` before any window."""
         del batch
         return ()
 
     def ready(self, context: Context) -> Bool[Array, "b"]:
-        """Which rows have enough text to draft after."""
+        """Tells which rows have enough text to draft after."""
         return jnp.ones(context.length.shape, jnp.bool_)
 
     @abc.abstractmethod
     def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        """Takes in what a pass over the end of the text, which follows if `begins`, cannot."""
+        """Takes in what the pass over the end of the text, which follows if `begins`, cannot reach."""
 
     @abc.abstractmethod
     def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
-        """The pass over the end of the text, and what is then kept."""
+        """Runs the pass over the end of the text; returns it and the state after it."""
 
     @abc.abstractmethod
-    def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Cache, **tree: Any) -> Any:
-        """Scores what follows drafts, whose parents' passes left `hidden`, `[b, t, ...]`.
+    def next(
+        self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Cache, **tree: Any
+    ) -> ModelOutput:
+        """Scores what follows drafts.
 
-        Returns a `ModelOutput`, its logits over the draft vocabulary; `tree` are the options of `Model.__call__` for
-        trees.
+        Args:
+          context: the text and the target.
+          tokens: the drafts.
+          hidden: `[b, t, ...]` each: `Window.hidden`, or `ModelOutput.hidden` of the passes over their parents.
+          cache: the text and the drafts before.
+          **tree: the options of `Model.__call__` for trees.
+
+        Returns:
+          The output, its logits over the draft vocabulary.
         """
 
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
-        """The same logits over the target's vocabulary, which is the draft's unless that is smaller."""
+        """Returns the same logits over the target's vocabulary, which is the draft's unless that is smaller."""
         return logits
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """The target's ids of tokens of the draft vocabulary."""
+        """Returns the target's ids of tokens of the draft vocabulary."""
         return places
 
     @abc.abstractmethod
     def cache(self, kept: Any) -> Cache:
-        """The cache in what is kept."""
+        """Returns the cache in the state."""
 
     @abc.abstractmethod
     def put(self, kept: Any, cache: Cache) -> Any:
-        """The same with another cache."""
+        """Returns the same state with another cache."""
 
     def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:
-        """The same with a cache of at most `length` tokens a row."""
+        """Returns the same state with a cache of at most `length` tokens a row."""
         cache = self.cache(kept)
         return self.put(kept, cache.truncate(jnp.minimum(cache.length, length)))
 
     @abc.abstractmethod
     def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        """Takes in a round's outcome; `context` is the one before it.
+        """Returns the state after a round, given `context` before it.
 
-        The cache holds the text and those of the accepted drafts that were fed.
+        The cache in `kept` holds the text and those of the accepted drafts that were fed.
         """
 
 
+@runtime_checkable
+class DraftSource(Protocol):
+    """A head that makes its own `Draft`. A model needs no such method: it is drafted from by `ModelDraft`."""
+
+    def as_draft(self, k: int) -> Draft:
+        """Returns what chains and trees of up to `k` tokens along a path are drawn from."""
+        ...
+
+
+def as_draft(model: Model | DraftSource, k: int) -> Draft:
+    """Returns what chains and trees of up to `k` tokens along a path are drawn from, given a model or a head."""
+    return model.as_draft(k) if isinstance(model, DraftSource) else ModelDraft(model)
+
+
 def check_is_model(name: str, model: Any) -> None:
-    """Raises `TypeError` if what drafter `name` was given is no model."""
+    """Raises `TypeError` unless `model`, which drafter `name` was given, is a `Model`."""
     if isinstance(model, type) or not isinstance(model, Model):
         raise TypeError(f"{name} needs a Model, got {type(model).__name__}; jaxspec.load makes one")
 
@@ -127,7 +163,7 @@ def check_is_model(name: str, model: Any) -> None:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft(Draft):
-    """A language model with the target's vocabulary. It keeps its cache and nothing else."""
+    """A language model with the target's vocabulary. Its cache is all of its state."""
 
     model: Model
 
@@ -139,19 +175,19 @@ class ModelDraft(Draft):
     def context_length(self) -> int | None:
         return self.model.context_length
 
-    def check(self, name, target):
+    def check(self, name: str, target: Model) -> None:
         check_is_model(name, self.model)
         validate.same_vocabulary(draft=self.model.vocab_size, target=target.vocab_size)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Cache:
         cache = self.model.init_cache(context.tokens.shape[0], slots)
         return prefill(self.model, context.tokens, context.length, cache).cache
 
-    def catch_up(self, kept, context, begins):
+    def catch_up(self, kept: Cache, context: Context, begins: Bool[Array, ""]) -> Cache:
         before_window = jnp.where(begins & ~context.done, context.length - 2, 0)
         return catch_up(self.model, context.tokens, kept, before_window)
 
-    def first(self, kept, context):
+    def first(self, kept: Cache, context: Context) -> tuple[Window, Cache]:
         """Feeds the last two committed tokens of each row, and rolls the cache to the text's length.
 
         The cache may hold anything beyond all but the last two tokens. A one-token text has no token
@@ -165,46 +201,39 @@ class ModelDraft(Draft):
         cache = cache.append(output.entries).truncate(context.length)
         return Window(logits, cache, output.entries, ()), cache
 
-    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+    def next(
+        self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Cache, **tree: Any
+    ) -> ModelOutput:
         return self.model(tokens, cache, **tree)
 
-    def cache(self, kept):
+    def cache(self, kept: Any) -> Cache:
         return kept
 
-    def put(self, kept, cache):
+    def put(self, kept: Any, cache: Cache) -> Any:
         return cache
 
-    def observe(self, kept, context, verdict, hidden):
+    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         return kept
 
 
 class SelfDraft(Draft):
-    """The target, drafting for itself from its own cache: nothing but that is kept between rounds.
+    """The target, drafting for itself from its own cache: no other state is kept between rounds.
 
-    A round begins with `catch_up`, which makes what it works on out of nothing.
-
-    Attributes:
-      target: the model that `Context` has too.
+    A round begins with `catch_up`, which makes the round's state anew. A subclass is a dataclass with a field `target`,
+    the model that `Context` has too.
     """
 
-    target: Model
-    context_length: None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return ()
 
-    def cache(self, kept):
+    def cache(self, kept: Any) -> Cache:
         return kept
 
-    def put(self, kept, cache):
+    def put(self, kept: Any, cache: Cache) -> Any:
         return cache
 
-    def truncate(self, kept, length):
+    def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:
         return ()
 
-    def observe(self, kept, context, verdict, hidden):
+    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         return ()

@@ -8,7 +8,7 @@ parents have lower numbers than their children.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,15 @@ from jaxtyping import Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, Sampling
-from jaxspec.core.state import Context, Proposal
+from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import positive
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.draft_model import Draft
+from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, likeliest, of_rows
-from jaxspec.drafters.kinds import as_draft
 
 
 @register_dataclass
@@ -58,16 +58,13 @@ class DynamicTreeDrafter(Drafter):
         own distribution, as in the paper. A temperature of 0 leaves one chain.
     """
 
-    model: Model
+    model: Model | DraftSource
     top_k: int = dataclasses.field(default=8, metadata={"static": True})
     depth: int = dataclasses.field(default=5, metadata={"static": True})
     nodes: int = dataclasses.field(default=24, metadata={"static": True})
     sampling: Policy | None = None
 
-    tree: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = True
-
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("top_k", "depth", "nodes"):
             positive(name, getattr(self, name))
         found = self.top_k + (self.depth - 1) * self.top_k**2
@@ -78,8 +75,15 @@ class DynamicTreeDrafter(Drafter):
             )
 
     @property
-    def k(self) -> int:
-        """The most drafts along one path."""
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+    @property
+    def max_drafts(self) -> int:
         return self.depth
 
     @property
@@ -88,7 +92,7 @@ class DynamicTreeDrafter(Drafter):
 
     @property
     def context_length(self) -> int | None:
-        return self.model.context_length
+        return self._draft.context_length
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
@@ -104,12 +108,12 @@ class DynamicTreeDrafter(Drafter):
 
     @property
     def _draft(self) -> Draft:
-        return as_draft(self.model, self.k)
+        return as_draft(self.model, self.max_drafts)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return self._draft.init(context, prefilled, slots)
 
-    def propose(self, rng: Rng, state, context: Context):
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
         window, kept = self._draft.first(state, context)
         scores, tokens = self._children(window.logits[:, None])
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
@@ -127,7 +131,7 @@ class DynamicTreeDrafter(Drafter):
         proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, kept, pending)
         return of_rows(proposal, self._draft.ready(context)), drafted
 
-    def observe(self, state: Drafted, context, verdict, hidden):
+    def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         cache = state.keep(self._draft.cache(state.kept), verdict)
         return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 

@@ -7,26 +7,53 @@ verify     [e x y z]                 the other layers alone
 """
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context
+from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import positive
-from jaxspec.draft_length.base import DraftLength
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.capture import check_capture
-from jaxspec.drafters.chain_drafter import ChainDrafter
-from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
+from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.draft_model import Hidden, SelfDraft, Window
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.partial import Partial
+
+
+@runtime_checkable
+class ExitHead(Protocol):
+    """A trained exit, such as `jaxspec.contrib.exit_head` trains.
+
+    Attributes:
+      layers: after how many of the target's layers it exits.
+      width: of the states that it reads.
+    """
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
+        """Returns logits over the draft vocabulary, float32, of states `[b, t, width]`."""
+        ...
+
+    def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
+        """Returns the same logits over the target's vocabulary."""
+        ...
+
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
+        """Returns the target's ids of tokens of the draft vocabulary."""
+        ...
 
 
 @register_dataclass
@@ -55,9 +82,13 @@ class EarlyExitDraft(SelfDraft):
     target: LanguageModel
     layers: int = dataclasses.field(metadata={"static": True})
     k: int = dataclasses.field(metadata={"static": True})
-    head: EarlyExitHead | None = None
+    head: ExitHead | None = None
 
-    def check(self, name, target):
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    def check(self, name: str, target: Model) -> None:
         if not (isinstance(target, LanguageModel) and target.resumes):
             raise TypeError(
                 f"{name} stops and resumes the passes of a LanguageModel over a jaxspec.nn.Transformer, got a target "
@@ -70,28 +101,28 @@ class EarlyExitDraft(SelfDraft):
                 f"target of {most + 1}; pass layers between 1 and {most}"
             )
         if self.head is not None:
-            check_capture(name, target, (self.layers,), self.head.module.config.width)
+            check_capture(name, target, (self.layers,), self.head.width)
 
-    def catch_up(self, kept, context, begins):
+    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
         shape = (context.length.shape[0], self.k + 1)
         whole = jax.ShapeDtypeStruct(shape, jnp.int32)
         _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, context.cache, self.layers), whole)
         return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
 
-    def first(self, kept, context):
+    def first(self, kept: Fed, context: Context) -> tuple[Window, Fed]:
         logits, partial = self.feed(context, context.last, kept)
         return Window(logits[:, 0], kept, partial, ()), kept.append(partial)
 
-    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+    def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         logits, partial = self.feed(context, tokens, cache)
         return ModelOutput(logits, partial)
 
-    def over_vocabulary(self, logits):
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         if self.head is None:
             return logits
         return self.target.placement.logits(self.head.over_vocabulary(logits, self.vocab_size))
 
-    def token_ids(self, places):
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return places if self.head is None else self.head.token_ids(places)
 
     def feed(self, context: Context, tokens: Int[Array, "b 1"], fed: Fed) -> tuple[Float[Array, "b 1 n"], Partial]:
@@ -128,32 +159,30 @@ class EarlyExitDrafter(ChainDrafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
-      schedule: how many of the `k` are drafted; follows from `k`.
       head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
         target's final norm and head.
     """
 
     layers: int = dataclasses.field(metadata={"static": True})
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
-    head: EarlyExitHead | None = None
+    head: ExitHead | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         positive("layers", self.layers)
         # JAX may put something else into its place for a moment.
-        if isinstance(self.head, EarlyExitHead) and self.head.layers != self.layers:
+        if isinstance(self.head, ExitHead) and self.head.layers != self.layers:
             raise ValueError(
                 f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
             )
 
-    def draft(self, target: Model) -> Draft:
-        return EarlyExitDraft(target, self.layers, self.k, self.head)
+    def draft(self, target: Model) -> EarlyExitDraft:
+        return EarlyExitDraft(target, self.layers, self.max_drafts, self.head)
 
-    def propose(self, rng: Rng, state: Any, context: Context):
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
         proposal, state = super().propose(rng, state, context)
-        if self.k == 0:
+        if self.max_drafts == 0:
             return proposal, state
         fed, draft = state.kept, self.draft(context.target)
         # The drafts that were drawn before the last one have been fed; with it verification has all it reads.

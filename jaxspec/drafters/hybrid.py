@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
@@ -83,7 +84,7 @@ class HybridDrafter(Drafter):
     made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's distribution is
     one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
 
-    Where both have an `Adaptive` schedule they keep one account (`SharedAccount`): what one gains pays for tries of
+    Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for tries of
     the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
     say how many drafts each row `submitted`. Beside copies of a fixed number only rows that the model drafts for are
     counted; those that copy wait for it all the same.
@@ -106,15 +107,14 @@ class HybridDrafter(Drafter):
     prior: float = dataclasses.field(default=0.7, metadata={"static": True})
     rate: float = dataclasses.field(default=0.05, metadata={"static": True})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_kinds(self.copying, self.model)
         shares = {"prior": (self.prior, 0, 1), "rate": (self.rate, 0, 1)}
-        validate.in_range("Compose", cost=(self.cost, 1, math.inf), **shares)
+        validate.in_range("HybridDrafter", cost=(self.cost, 1, math.inf), **shares)
 
     @property
-    def k(self) -> int:
-        """The most drafts of either."""
-        return max(self.copying.k, self.model.k)
+    def max_drafts(self) -> int:
+        return max(self.copying.max_drafts, self.model.max_drafts)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -139,54 +139,57 @@ class HybridDrafter(Drafter):
         self.copying.check(target)
         self.model.check(target)
 
-    def init(self, context, prefilled, slots):
+    def with_length(self, k: int | DraftLength) -> "HybridDrafter":
+        return dataclasses.replace(self, copying=self.copying.with_length(k), model=self.model.with_length(k))
+
+    def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
-        accepted = sum(self.prior**i for i in range(1, self.model.k + 1))
+        accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
         copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
         if self._account is not None:
-            copying, model = _with_schedules(copying, model, self._account.open(*_schedules(copying, model)))
+            copying, model = _with_length_states(copying, model, self._account.open(*_length_states(copying, model)))
         return HybridState(
             copying,
             model,
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
-            jnp.zeros((batch, self.k), jnp.int32),
+            jnp.zeros((batch, self.max_drafts), jnp.int32),
         )
 
-    def propose(self, rng: Rng, state: HybridState, context: Context):
+    def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, copying = self.copying.propose(rng, state.copying, context)
         copied = self._prefers(state.record, copying.guess)
-        _, schedule = schedules = _schedules(copying, state.model)
+        _, length_state = length_states = _length_states(copying, state.model)
         if self._account is not None:
             submitted = jnp.where(copied & ~context.done, copying.guess.count, 0)
-            schedule = self._account.left(*schedules, submitted, ~context.done)
-        resting = dataclasses.replace(state.model, schedule=PausingState(schedule, copied))
+            length_state = self._account.left(*length_states, submitted, ~context.done)
+        resting = dataclasses.replace(state.model, length_state=PausingState(length_state, copied))
         drafts, model = self._resting.propose(rng, resting, context)
-        proposal = _row_by_row(copied, _wide(guess, self.k), _wide(drafts, self.k))
+        proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
         return proposal, HybridState(copying, model, state.record, copied, proposal.tokens)
 
-    def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden):
-        # Rows that copied nothing wait for those that did, so their schedule hears of them too.
+    def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> HybridState:
+        # Rows that copied nothing wait for those that did, so their draft length hears of them too.
         guess = state.copying.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
         model = self._resting.observe(state.model, context, verdict, hidden)
         if self._account is not None:
-            left, schedules = state.model.schedule.schedule, _schedules(copying, model)
-            settled = self._account.settle(left, *schedules, state.model.submitted, ~context.done, state.copied)
-            copying, model = _with_schedules(copying, model, settled)
+            left, after = state.model.length_state.inner, _length_states(copying, model)
+            settled = self._account.settle(left, *after, state.model.submitted, ~context.done, state.copied)
+            copying, model = _with_length_states(copying, model, settled)
         return HybridState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property
     def _resting(self) -> Drafter:
         """The model's drafter, whose rows can be paused."""
-        return dataclasses.replace(self.model, schedule=Pausing(self.model.schedule))
+        return self.model.with_length(Pausing(_draft_length(self.model)))
 
     @property
     def _account(self) -> SharedAccount | None:
         """What both may lose together, where both keep an account."""
-        copying, model = self.copying.schedule, self.model.schedule
+        copying, model = self.copying.draft_length, self.model.draft_length
         both = isinstance(copying, Adaptive) and isinstance(model, Adaptive)
         return SharedAccount(copying, model) if both else None
 
@@ -213,14 +216,19 @@ class HybridDrafter(Drafter):
         )
 
 
-def _schedules(copying: Any, model: Any) -> tuple[Any, Any]:
-    """The states of both drafters' own schedules."""
-    return copying.schedule, model.schedule.schedule
+def _length_states(copying: Any, model: Any) -> tuple[Any, Any]:
+    """Returns the states of both drafters' own draft lengths."""
+    return copying.length_state, model.length_state.inner
 
 
-def _with_schedules(copying: Any, model: Any, schedules: tuple[Any, Any]) -> tuple[Any, Any]:
-    pausing = dataclasses.replace(model.schedule, schedule=schedules[1])
-    return dataclasses.replace(copying, schedule=schedules[0]), dataclasses.replace(model, schedule=pausing)
+def _with_length_states(copying: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
+    pausing = dataclasses.replace(model.length_state, inner=states[1])
+    return dataclasses.replace(copying, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
+
+
+def _draft_length(drafter: Drafter) -> DraftLength:
+    assert drafter.draft_length is not None  # checked when the drafter was made
+    return drafter.draft_length
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:
@@ -249,20 +257,22 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
 def _check_kinds(copying: Any, model: Any) -> None:
     if not isinstance(copying, LookupDrafter):
         raise TypeError(
-            f"Compose needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or NGramDrafter()"
+            f"HybridDrafter needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or NGramDrafter()"
         )
-    if not isinstance(model, Drafter) or model.tree or not isinstance(getattr(model, "schedule", None), DraftLength):
+    if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
         raise TypeError(
-            f"Compose needs a drafter of one chain, with a schedule, second, got {_kind(model)}; pass "
-            "ModelDrafter(model), EagleDrafter(head), BlockDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
+            f"HybridDrafter needs a drafter of one chain, with a draft length, second, got {_kind(model)}; pass "
+            "ModelDrafter(model), EagleDrafter(head), DFlashDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
         )
     for drafter in (copying, model):
-        if drafter.k == 0:
-            raise ValueError(f"Compose needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone")
-    if model.capture and copying.k > model.k:
+        if drafter.max_drafts == 0:
+            raise ValueError(
+                f"HybridDrafter needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone"
+            )
+    if model.capture and copying.max_drafts > model.max_drafts:
         raise ValueError(
-            f"{_kind(model)} takes in the target's states of at most k={model.k} drafts a round, got "
-            f"{_kind(copying)} with k={copying.k}; pass one with k={model.k}"
+            f"{_kind(model)} takes in the target's states of at most k={model.max_drafts} drafts a round, got "
+            f"{_kind(copying)} with k={copying.max_drafts}; pass one with k={model.max_drafts}"
         )
 
 

@@ -1,8 +1,8 @@
-"""Drafters that copy: each draft is a function of text that is there already, and nothing is drawn."""
+"""Copies drafts from text that is there already: each is a function of the text, and nothing is drawn."""
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +10,23 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.state import Proposal
-from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.base import Drafter
+from jaxspec.core.random import Rng
+from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.draft_length.base import DraftLength, as_draft_length
+from jaxspec.drafters.base import AdjustableDrafter
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """What may follow each row's text, and how sure of it the drafter is.
+    """A guess of what follows each row's text, with the drafter's confidence in it.
 
     Attributes:
       tokens: the guessed tokens.
       count: how many of them are meant, from the first.
-      survival: the probability, as the drafter estimates it, that draft `i` and all before it are
+      cum_accept_prob: the probability, as the drafter estimates it, that draft `i` and all before it are
         accepted. Falling; of no meaning beyond `count`.
     """
 
@@ -33,72 +35,79 @@ class Guess:
     cum_accept_prob: Float[Array, "b k"]
 
     def expected(self, most: Int[Array, "b"]) -> Float[Array, "b"]:
-        """How many of the first `most` drafts of each row are expected to be accepted."""
+        """Returns how many of the first `most` drafts of each row are expected to be accepted."""
         meant = self.places < jnp.minimum(self.count, most)[:, None]
         return jnp.sum(jnp.where(meant, self.cum_accept_prob, 0.0), axis=1)
 
     def cut(self, limit: Int[Array, "b"]) -> "Guess":
-        """The same with at most `limit` drafts a row."""
+        """Returns the same guess with at most `limit` drafts a row."""
         return dataclasses.replace(self, count=jnp.minimum(self.count, limit))
 
     @property
     def places(self) -> Int[Array, "1 k"]:
-        """Each draft's number."""
+        """Each draft's number in its row."""
         return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LookupState:
-    """The schedule's own state, and the last round's guess, of which `count` drafts were submitted."""
+    """The draft length's own state, and the last round's guess, of which `count` drafts were submitted."""
 
-    schedule: Any
+    length_state: Any
     guess: Guess
 
 
-class LookupDrafter(Drafter):
-    """Says in `guess` what it would copy; the rest of a drafter follows.
+class LookupDrafter(AdjustableDrafter):
+    """Copies its drafts from text that is there already; a subclass is a dataclass that finds them in `guess`.
 
     Attributes:
-      schedule: how many of the `k` drafts are submitted.
+      k: the most drafted tokens a round, or a `DraftLength`.
     """
 
-    schedule: DraftLength
+    k: int | DraftLength
 
-    deterministic: ClassVar[bool] = True
+    @property
+    def draft_length(self) -> DraftLength:
+        return as_draft_length(self.k)
 
-    @abc.abstractmethod
-    def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
-        """What may follow `tokens[b, :length[b]]`."""
+    @property
+    def deterministic(self) -> bool:
+        return True
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({0, *self.schedule.lengths}))
+        return tuple(sorted({0, *self.draft_length.lengths}))
+
+    @abc.abstractmethod
+    def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
+        """Guesses what may follow `tokens[b, :length[b]]`."""
 
     def check(self, target: Model) -> None:
-        self.schedule.check()
+        self.draft_length.check()
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> LookupState:
         batch = context.tokens.shape[0]
-        tokens, none = jnp.zeros((batch, self.k), jnp.int32), jnp.zeros(batch, jnp.int32)
+        tokens, none = jnp.zeros((batch, self.max_drafts), jnp.int32), jnp.zeros(batch, jnp.int32)
         guess = Guess(tokens, none, tokens.astype(jnp.float32))
-        return LookupState(self.schedule.init(batch), guess)
+        return LookupState(self.draft_length.init(batch), guess)
 
-    def propose(self, rng, state: LookupState, context):
-        limit = self.schedule.longest(state.schedule, ~context.done)
+    def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
+        limit = self.draft_length.longest(state.length_state, ~context.done)
         search = lambda: self.guess(context.tokens, context.length).cut(limit)  # noqa: E731
         # Where no row may draft, none is searched.
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(limit))  # noqa: E731
-        guess = jax.lax.cond(jnp.any(limit > 0), search, idle) if 0 in self.schedule.lengths else search()
+        guess = jax.lax.cond(jnp.any(limit > 0), search, idle) if 0 in self.draft_length.lengths else search()
         valid = guess.places < guess.count[:, None]
-        return Proposal(guess.tokens, valid), LookupState(state.schedule, guess)
+        return Proposal(guess.tokens, valid), LookupState(state.length_state, guess)
 
-    def observe(self, state: LookupState, context, verdict, hidden):
-        schedule = self.schedule.observe(state.schedule, state.guess.count, verdict.accepted, ~context.done)
-        return dataclasses.replace(state, schedule=schedule)
+    def observe(self, state: LookupState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> LookupState:
+        submitted = state.guess.count
+        length_state = self.draft_length.observe(state.length_state, submitted, verdict.accepted, ~context.done)
+        return dataclasses.replace(state, length_state=length_state)
 
 
 def one_hot(tokens: Int[Array, "b k"], vocab_size: int) -> Float[Array, "b k v"]:
-    """The distribution of certain drafts, written out, for a proposal whose other drafts are drawn."""
+    """Returns the log-probabilities of certain drafts, for a proposal whose other drafts are drawn."""
     ids = jnp.arange(vocab_size, dtype=jnp.int32)[None, None]
     return jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)

@@ -1,25 +1,25 @@
 """A smaller language model as drafter."""
 
 import dataclasses
+from typing import Any
 
-from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context
+from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import Tree, positive
-from jaxspec.draft_length.base import DraftLength, Fixed, split
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.chain import Chain
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed
+from jaxspec.drafters.chain import Chain, ChainDrafter
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
-from jaxspec.drafters.draft_model import ModelDraft
+from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft
 from jaxspec.drafters.tree import TreeDrafter
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter(Drafter):
+class ModelDrafter(ChainDrafter):
     """Draws up to `k` tokens one after the other from a draft model with the target's vocabulary.
 
     Leviathan et al. 2211.17192; Chen et al. 2302.01318. A drafter that ran in the last round and
@@ -40,67 +40,61 @@ class ModelDrafter(Drafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row, which is accepted most.
-      schedule: how many of the `k` are drafted; follows from `k`.
       num_drafts: how many chains compete; several need a model that takes trees, and a fixed `k`.
       distinct: of several, whether the first tokens differ (drawn without replacement), which is
         accepted more; if not, the chains are independent, as `KSequence` needs them.
     """
 
     model: Model
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
     num_drafts: int = dataclasses.field(default=1, metadata={"static": True})
     distinct: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         positive("num_drafts", self.num_drafts)
-        if self.tree and (not isinstance(schedule, Fixed) or k == 0):
-            raise ValueError(f"several drafts need a fixed k of at least 1, got {self.schedule}; pass k=4, say")
+        if self.tree and (not isinstance(self.draft_length, Fixed) or self.max_drafts == 0):
+            raise ValueError(f"several drafts need a fixed k of at least 1, got {self.k}; pass k=4, say")
         if not self.tree and not self.distinct:
             raise ValueError("distinct=False is about several drafts, got num_drafts=1; leave it out")
 
     @property
     def tree(self) -> bool:
-        """Whether there are several chains."""
         return self.num_drafts > 1
 
     @property
     def identically_distributed(self) -> bool:
-        """Whether the chains are independent draws of one distribution."""
         return self.tree and not self.distinct
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (self.num_drafts * self.k,) if self.tree else self.schedule.lengths
+        return (self.num_drafts * self.max_drafts,) if self.tree else self.draft_length.lengths
 
     @property
     def context_length(self) -> int | None:
         return self.model.context_length
 
+    def draft(self, target: Model) -> Draft:
+        return ModelDraft(self.model)
+
     def check(self, target: Model) -> None:
-        if self.sampling is not None:
-            validate.draft_policy(self.sampling)
-        ModelDraft(self.model).check(type(self).__name__, target)
-        self.schedule.check()
-        if self.tree:
+        super().check(target)
+        if isinstance(self._inner, TreeDrafter):
             self._inner.check(target)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return self._inner.init(context, prefilled, slots)
 
-    def propose(self, rng: Rng, state, context: Context):
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
         return self._inner.propose(rng, state, context)
 
-    def observe(self, state, context: Context, verdict, hidden):
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         return self._inner.observe(state, context, verdict, hidden)
 
     @property
     def _inner(self) -> Chain | TreeDrafter:
         if not self.tree:
-            return Chain(ModelDraft(self.model), self.k, self.sampling, self.schedule)
+            return Chain(ModelDraft(self.model), self.draft_length, self.sampling)
         draw = WithoutReplacement() if self.distinct else WithReplacement()
-        return TreeDrafter(self.model, Tree.chains(self.num_drafts, self.k), draw, self.sampling)
+        return TreeDrafter(self.model, Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling)

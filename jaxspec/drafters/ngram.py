@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the text ended like this."""
+"""Prompt lookup: drafts what followed the last time the text ended like this."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.draft_length.base import DraftLength, split
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.lookup import Guess, LookupDrafter
 
 
@@ -22,22 +22,17 @@ class NGramDrafter(LookupDrafter):
     nothing, and a round without any costs what plain decoding costs.
 
     Attributes:
-      k: drafted tokens a round. Give an `Adaptive` schedule in its place to draft as many as pay.
+      k: drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
       max_ngram: the longest end that is looked for.
       min_ngram: the shortest; raise it for fewer and better guesses.
-      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     max_ngram: int = dataclasses.field(default=4, metadata={"static": True})
     min_ngram: int = dataclasses.field(default=2, metadata={"static": True})
-    schedule: DraftLength | None = None
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-        validate.reads_no_log_probs("NGramDrafter", schedule)
+    def __post_init__(self) -> None:
+        validate.reads_no_log_probs("NGramDrafter", self.draft_length)
         if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
             raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
         if not 1 <= self.min_ngram <= self.max_ngram:
@@ -46,19 +41,20 @@ class NGramDrafter(LookupDrafter):
                 f"got min_ngram={self.min_ngram} and max_ngram={self.max_ngram}"
             )
 
-    def guess(self, tokens, length):
+    def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
+        k = self.max_drafts
         matched, end = find_latest_match(tokens, length, self.max_ngram)
-        count = jnp.where(matched >= self.min_ngram, jnp.int32(self.k), 0)
+        count = jnp.where(matched >= self.min_ngram, jnp.int32(k), 0)
         # What was copied has been right `matched` times in a row: Laplace's rule of succession.
         right = (matched + 1).astype(jnp.float32) / (matched + 2).astype(jnp.float32)
-        numbers = jnp.arange(1, self.k + 1, dtype=jnp.float32)[None]
-        return Guess(_continuation(tokens, length, end, self.k), count, right[:, None] ** numbers)
+        numbers = jnp.arange(1, k + 1, dtype=jnp.float32)[None]
+        return Guess(_continuation(tokens, length, end, k), count, right[:, None] ** numbers)
 
 
 def find_latest_match(
     tokens: Int[Array, "b s"], length: Int[Array, "b"], max_ngram: int
 ) -> tuple[Int[Array, "b"], Int[Array, "b"]]:
-    """Where the end of each row's text occurred before: longest match first, then latest.
+    """Finds where the end of each row's text occurred before: the longest match, of equal ones the latest.
 
     Returns:
       How many tokens match (0 to `max_ngram`), and the position of the last of them.
@@ -77,8 +73,10 @@ def find_latest_match(
     return jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0], best
 
 
-def _continuation(tokens, length, end, k: int):
-    """The `k` tokens after position `end`, repeating with the match's period past the text."""
+def _continuation(
+    tokens: Int[Array, "b s"], length: Int[Array, "b"], end: Int[Array, "b"], k: int
+) -> Int[Array, "b k"]:
+    """Returns the `k` tokens after position `end`, repeating with the match's period past the text."""
     period = jnp.maximum(length - 1 - end, 1)
     offsets = jnp.arange(k, dtype=jnp.int32)[None] % period[:, None]
     return jnp.take_along_axis(tokens, end[:, None] + 1 + offsets, axis=1)

@@ -1,12 +1,13 @@
-"""Suffix decoding: what has followed the text's end most often, here and in earlier outputs.
+"""Suffix decoding: drafts what has followed the text's end most often, here and in earlier outputs.
 
 text          ... x a b c ... y a b c ... z a b d ... a b        the end "a b" occurred three times
 walk          a b -> c (2 of 3) -> ...                           the most frequent token each time
-survival          2/3
+probability   2/3
 """
 
 import dataclasses
 import math
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,66 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
+from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import take_row
-from jaxspec.draft_length.base import DraftLength, split
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.lookup import Guess, LookupDrafter
-from jaxspec.drafters.text_store import TextStore
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TextStore:
+    """The newest `n` texts of up to `w` tokens each; a new one takes the place of the oldest.
+
+    Its shape never changes, so a drafter whose store has grown runs the same compiled program.
+
+    Attributes:
+      tokens: one text a row; -1 pads.
+      oldest: the row that is written next.
+
+    Example:
+      >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.TextStore.empty(256, 512))
+      >>> result = jaxspec.generate(target, drafter, prompt, max_new_tokens=512)
+      >>> store = drafter.store.add(result.tokens, result.length)
+      >>> drafter = dataclasses.replace(drafter, store=store)
+    """
+
+    tokens: Int[Array, "n w"]
+    oldest: Int[Array, ""]
+
+    @classmethod
+    def empty(cls, texts: int, width: int) -> Self:
+        """A store without text.
+
+        Raises:
+          TypeError, ValueError: `texts` or `width` is no integer of at least 1.
+        """
+        validate.counts("TextStore", texts=texts, width=width)
+        return cls(jnp.full((texts, width), -1, jnp.int32), jnp.int32(0))
+
+    def add(self, tokens: Int[Array, "b t"], length: Int[Array, "b"]) -> Self:
+        """The store with more texts in it, of which row `b` is `tokens[b, :length[b]]`.
+
+        Runs inside `jax.jit` too. Of a text longer than the store is wide the end is cut off.
+
+        Raises:
+          ValueError: there are more texts than the store has rows.
+        """
+        rows, width = self.tokens.shape
+        batch, time = tokens.shape
+        if batch > rows:
+            raise ValueError(f"the store holds {rows} texts, got {batch} at once; make it larger, or add them in parts")
+        positions = jnp.arange(time, dtype=jnp.int32)[None]
+        kept = jnp.where(positions < length[:, None], tokens.astype(jnp.int32), -1)[:, :width]
+        kept = jnp.pad(kept, ((0, 0), (0, width - kept.shape[1])), constant_values=-1)
+        at = (self.oldest + jnp.arange(batch, dtype=jnp.int32)) % rows
+        return dataclasses.replace(self, tokens=self.tokens.at[at].set(kept), oldest=(self.oldest + batch) % rows)
+
+    def in_a_row(self) -> Int[Array, "d"]:
+        """All texts one after the other, the newest last, with -1 after each."""
+        oldest_first = jnp.roll(self.tokens, -self.oldest, axis=0)
+        return jnp.pad(oldest_first, ((0, 0), (0, 1)), constant_values=-1).reshape(-1)
 
 
 @register_dataclass
@@ -40,30 +96,25 @@ class SuffixDrafter(LookupDrafter):
     with text and store; a store is one for all rows, and what lies in it moves no distribution.
 
     Attributes:
-      k: the most drafted tokens a round. Give an `Adaptive` schedule in its place to draft as many as pay.
+      k: the most drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
       max_match: the longest end that is looked for.
       candidates: how many occurrences vote at most, in the text and in the store: the longest, then latest matches.
       factor: drafts per matched token.
       offset: drafts besides.
       min_probability: drafts that are less likely to survive are not submitted.
       store: earlier outputs, or other text to copy from; `None` is the text alone.
-      schedule: how many of the `k` are drafted at most; follows from `k`.
     """
 
-    k: int = dataclasses.field(default=8, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=8, metadata=NUMBER_IS_STATIC)
     max_match: int = dataclasses.field(default=64, metadata={"static": True})
     candidates: int = dataclasses.field(default=32, metadata={"static": True})
     factor: float = dataclasses.field(default=1.0, metadata={"static": True})
     offset: float = dataclasses.field(default=0.0, metadata={"static": True})
     min_probability: float = dataclasses.field(default=0.1, metadata={"static": True})
     store: TextStore | None = None
-    schedule: DraftLength | None = None
 
-    def __post_init__(self):
-        k, schedule = split(self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-        validate.reads_no_log_probs("SuffixDrafter", schedule)
+    def __post_init__(self) -> None:
+        validate.reads_no_log_probs("SuffixDrafter", self.draft_length)
         validate.counts("SuffixDrafter", max_match=self.max_match, candidates=self.candidates)
         bounds = {"factor": (self.factor, 0, math.inf), "offset": (self.offset, -math.inf, math.inf)}
         validate.in_range("SuffixDrafter", min_probability=(self.min_probability, 0, 1), **bounds)
@@ -71,19 +122,19 @@ class SuffixDrafter(LookupDrafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         """A guess may be any number of drafts long, so verification is compiled for several."""
-        return tuple(sorted({*validate.draft_lengths(self.k), *self.schedule.lengths}))
+        return tuple(sorted({*validate.draft_lengths(self.max_drafts), *self.draft_length.lengths}))
 
-    def check(self, target) -> None:
-        self.schedule.check()
+    def check(self, target: Model) -> None:
+        self.draft_length.check()
         if self.store is not None and not isinstance(self.store, TextStore):
             raise TypeError(f"store must be a TextStore or None, got {type(self.store).__name__}; pass TextStore.empty")
 
-    def guess(self, tokens, length):
+    def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
         end = _end(tokens, length, self.max_match)
-        best = self._follow(*_in_the_text(tokens, length, end, self.candidates, self.k))
+        best = self._follow(*_in_the_text(tokens, length, end, self.candidates, self.max_drafts))
         if self.store is None:
             return best
-        other = self._follow(*_in_the_store(self.store, end, self.candidates, self.k))
+        other = self._follow(*_in_the_store(self.store, end, self.candidates, self.max_drafts))
         better = other.expected(other.count) > best.expected(best.count)
         return jax.tree.map(lambda a, b: jnp.where(_rows(better, a), a, b), other, best)
 
@@ -105,7 +156,7 @@ class SuffixDrafter(LookupDrafter):
         chosen, cum_accept_prob = jnp.moveaxis(chosen, 0, 2), jnp.moveaxis(cum_accept_prob, 0, 2)
         most = jnp.floor(self.factor * matched.astype(jnp.float32) + self.offset)[..., None]
         submitted = (cum_accept_prob >= self.min_probability) & (cum_accept_prob > 0)
-        submitted = submitted & (jnp.arange(self.k, dtype=jnp.float32)[None, None] < most)
+        submitted = submitted & (jnp.arange(self.max_drafts, dtype=jnp.float32)[None, None] < most)
         score = jnp.sum(jnp.where(submitted, cum_accept_prob, 0.0), axis=2)
         # The first of equal scores: the longest match, for they stand in this order.
         best = jnp.argmax(score, axis=1).astype(jnp.int32)

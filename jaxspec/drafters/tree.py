@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,16 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context, Proposal
+from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
-from jaxspec.drafters.draft_model import Draft
+from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
-from jaxspec.drafters.kinds import as_draft
 
 
 @register_dataclass
@@ -43,22 +43,23 @@ class TreeDrafter(Drafter):
         own, row by row.
     """
 
-    model: Model
+    model: Model | DraftSource
     topology: Tree = dataclasses.field(metadata={"static": True})
     draw: Draw = dataclasses.field(default=MostLikely(), metadata={"static": True})
     sampling: Policy | None = None
 
-    tree: ClassVar[bool] = True
-
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.topology, Tree):
             raise TypeError(f"topology must be a Tree, got {self.topology!r}; pass Tree.of_size(16)")
         if not isinstance(self.draw, Draw):
             raise TypeError(f"draw must be a Draw, got {self.draw!r}; pass MostLikely() or WithoutReplacement()")
 
     @property
-    def k(self) -> int:
-        """The most drafts along one path."""
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def max_drafts(self) -> int:
         return self.topology.depth
 
     @property
@@ -79,7 +80,7 @@ class TreeDrafter(Drafter):
 
     @property
     def context_length(self) -> int | None:
-        return self.model.context_length
+        return self._draft.context_length
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
@@ -101,12 +102,12 @@ class TreeDrafter(Drafter):
 
     @property
     def _draft(self) -> Draft:
-        return as_draft(self.model, self.k)
+        return as_draft(self.model, self.max_drafts)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return self._draft.init(context, prefilled, slots)
 
-    def propose(self, rng: Rng, state, context: Context):
+    def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
@@ -131,7 +132,7 @@ class TreeDrafter(Drafter):
         proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
         return proposal, Drafted(kept, pending, slots, proposal.parents)
 
-    def observe(self, state: Drafted, context, verdict, hidden):
+    def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         cache = state.keep(self._draft.cache(state.kept), verdict)
         return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
 

@@ -60,7 +60,7 @@ class SpeculativeDecoder:
             itself); where the target is a name, "auto" (what its manifest names, else "ngram") or one of its
             own, such as "eagle"; `None` or "none" for plain decoding. A model of another tokenizer drafts the tokens
             that both have.
-          k: drafted tokens a round, a schedule, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as many
+          k: drafted tokens a round, a `DraftLength`, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as many
             as pay, counted for one prompt at a time. A `Drafter` brings its own.
           num_drafts: how many drafts of a draft model compete in each round.
           verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
@@ -206,8 +206,8 @@ def _as_drafter(
     if isinstance(draft, Drafter):
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
-        if k is not None and k != draft.k:
-            raise ValueError(f"k is {k}, but the drafter was made with k={draft.k}; leave k out")
+        if k is not None and k not in (draft.max_drafts, getattr(draft, "k", None)):
+            raise ValueError(f"k is {k}, but the drafter was made with k={draft.max_drafts}; leave k out")
         return draft
     draft = "none" if draft is None else draft
     if not isinstance(draft, str | os.PathLike):

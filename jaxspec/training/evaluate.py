@@ -100,7 +100,7 @@ def _measure(target: Model, drafter: Drafter, prompts: Prompts, policy: Policy, 
     keys = jax.random.split(jax.random.key(seed), len(rows))
     tokenizer = getattr(target, "tokenizer", None)
     stop = () if tokenizer is None else tokenizer.eos_token_ids
-    rounds, emitted, accepted = 0, 0, np.zeros(drafter.k, np.int64)
+    rounds, emitted, accepted = 0, 0, np.zeros(drafter.max_drafts, np.int64)
     for start in range(0, len(rows), prompts.batch):
         group = rows[start : start + prompts.batch]
         missing = min(prompts.batch, len(rows)) - len(group)

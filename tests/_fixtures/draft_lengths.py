@@ -1,4 +1,4 @@
-"""What drafters promise under a schedule, and schedules without any drafter."""
+"""What drafters promise under a draft length, and draft lengths without any drafter."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.base import DraftLength
 
 
-class ScheduledContract:
+class AdjustableContract:
     """Goes before a `DrafterContract`: not all of the `k` drafts are drawn."""
 
     remembers = False
@@ -25,10 +25,10 @@ class ScheduledContract:
 
     def test_rounds_draft_different_numbers(self, rounds):
         drafted = {int(n) for *_, info in rounds for n in info.drafted}
-        assert len(drafted) > 1 and drafted & {*range(1, self.drafter.k)}
+        assert len(drafted) > 1 and drafted & {*range(1, self.drafter.max_drafts)}
 
     def test_after_any_acceptance_it_drafts_as_if_it_were_new(self, rounds):
-        """A schedule that remembers may draft fewer or more; the drafts are the same."""
+        """A draft length that remembers may draft fewer or more; the drafts are the same."""
         both = 0
         for _, _, running, fresh, _ in rounds:
             if not self.remembers:
@@ -61,7 +61,7 @@ class Turns(DraftLength):
         return state[0] + 1, state[1] + accepted
 
 
-class PausesContract(ScheduledContract):
+class PausesContract(AdjustableContract):
     """The same, where the drafter rests for rounds: drafts after them are what they would be without."""
 
     remembers = True
@@ -91,21 +91,21 @@ class PausesContract(ScheduledContract):
 
 
 @jax.jit
-def run_together(schedule, would_accept, live=None):
+def run_together(length, would_accept, live=None):
     """The limits of rounds in which the first `would_accept[t, b]` drafts are right: `[t, b]`, of one batch."""
     live = jnp.ones(would_accept.shape, jnp.bool_) if live is None else live
 
     def one(state, now):
         right, live = now
-        limit = jnp.where(live, schedule.longest(state, live), 0)
-        return schedule.observe(state, limit, jnp.minimum(limit, right), live), limit
+        limit = jnp.where(live, length.longest(state, live), 0)
+        return length.observe(state, limit, jnp.minimum(limit, right), live), limit
 
-    return jax.lax.scan(one, schedule.init(would_accept.shape[1]), (would_accept, live))[1]
+    return jax.lax.scan(one, length.init(would_accept.shape[1]), (would_accept, live))[1]
 
 
-def run(schedule, would_accept):
+def run(length, would_accept):
     """The same, each row alone."""
-    alone = jax.vmap(lambda right: run_together(schedule, right[:, None])[:, 0], in_axes=1, out_axes=1)
+    alone = jax.vmap(lambda right: run_together(length, right[:, None])[:, 0], in_axes=1, out_axes=1)
     return alone(would_accept)
 
 

@@ -17,7 +17,7 @@ def test_numbers_and_adaptive_stand_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     cases = load_cases(Setting("some", ("ngram",), lengths=(2, "adaptive:4"), batches=(1, 8)), TARGET)
     assert [(case.label, case.k) for case in cases] == [("plain", 0), ("ngram, k=2", 2), ("ngram, k=adaptive", None)]
-    assert isinstance(cases[1].drafter.schedule, Fixed) and isinstance(cases[2].drafter.schedule, Adaptive)
+    assert isinstance(cases[1].drafter.draft_length, Fixed) and isinstance(cases[2].drafter.draft_length, Adaptive)
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
@@ -27,10 +27,10 @@ def test_what_adapts_counts_with_the_costs_of_each_batch(name, tmp_path, monkeyp
     alone, together = for_rows(cases, TARGET, 1), for_rows(cases, TARGET, 8)
     assert [case.label for case in together] == [case.label for case in cases]
     assert together[:2] == cases[:2]
-    one, eight = alone[2].drafter.schedule, together[2].drafter.schedule
+    one, eight = alone[2].drafter.draft_length, together[2].drafter.draft_length
     assert one.lengths == eight.lengths == (0, 2, 4)
     assert eight.costs[-1] > one.costs[-1]
-    assert one.costs.tolist() == adapt(cases[1].drafter, TARGET, 4, batch=1).schedule.costs.tolist()
+    assert one.costs.tolist() == adapt(cases[1].drafter, TARGET, 4, batch=1).draft_length.costs.tolist()
 
 
 def test_without_a_number_each_drafter_has_its_own():

@@ -53,7 +53,7 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     repeat, started = costing.repeat_round, {}
 
     def kept(target, drafter, verifier, state, *, count):
-        started.setdefault(drafter.k, []).append(state)
+        started.setdefault(drafter.max_drafts, []).append(state)
         return repeat(target, drafter, verifier, state, count=count)
 
     monkeypatch.setattr(costing, "repeat_round", kept)

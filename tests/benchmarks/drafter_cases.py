@@ -69,7 +69,7 @@ def weights_of(model_name: str, name: str) -> str | None:
 
 def _beside(drafter: Drafter) -> Drafter:
     """Adds n-grams, used where they promise more."""
-    return HybridDrafter(NGramDrafter(k=drafter.k), drafter)
+    return HybridDrafter(NGramDrafter(k=drafter.max_drafts), drafter)
 
 
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {

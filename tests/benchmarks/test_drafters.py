@@ -53,7 +53,7 @@ def test_rounds_are_timed_in_steps_turn_by_turn(monkeypatch):
     asked = []
 
     def split(target, cases, prompts, temperature, *, repeats, rounds):
-        asked.append((target, [case.drafter.k for case in cases], prompts, temperature, repeats))
+        asked.append((target, [case.drafter.max_drafts for case in cases], prompts, temperature, repeats))
         second = len(asked) == 2
         return {
             cases[0].label: {"round": [1.0, 2.0, 1.0]},
@@ -166,7 +166,7 @@ def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
 
     def check(target, plain, case, questions, setting):
         run = (setting.max_new_tokens, *setting.batches, *setting.temperatures)
-        checked.append((case.name, case.drafter.k, len(questions), *run))
+        checked.append((case.name, case.drafter.max_drafts, len(questions), *run))
         return types.SimpleNamespace(decode_speedup=next(gains))
 
     monkeypatch.setattr(drafters, "check", check)

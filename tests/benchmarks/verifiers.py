@@ -55,7 +55,7 @@ def _inputs(target, drafter, verifier, state):
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
     rng = verifier.rng(state.keys, state.length)
     if not drafter.deterministic:
-        rng = rng.shared(drafter.k + 1, target.vocab_size)
+        rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     proposal, _ = drafter.propose(rng, state.drafter_state, context)
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     logits = target(last, state.cache).logits

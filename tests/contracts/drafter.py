@@ -100,7 +100,7 @@ class DrafterContract:
         for tokens, length, proposal, _, _ in rounds:
             for row in range(4):
                 text, drafts = tokens[row, : length[row]].tolist(), proposal.tokens[row].tolist()
-                for i in range(self.drafter.k):
+                for i in range(self.drafter.max_drafts):
                     self.check_guess(proposal, row, i, self.guess(text + drafts[:i], i))
 
     def check_guess(self, proposal, row, i, guess):
@@ -114,13 +114,13 @@ class DrafterContract:
 
     def test_valid_drafts_are_a_prefix(self, rounds):
         for _, _, proposal, _, _ in rounds:
-            assert proposal.tokens.shape == proposal.valid.shape == (4, self.drafter.k)
+            assert proposal.tokens.shape == proposal.valid.shape == (4, self.drafter.max_drafts)
             assert (np.diff(proposal.valid.astype(int), axis=1) <= 0).all()
 
     def test_after_any_acceptance_it_drafts_as_if_it_were_new(self, rounds):
         accepted = {int(n) for *_, info in rounds for n in info.accepted}
         if self.sees_every_acceptance:
-            assert {0, self.drafter.k} <= accepted
+            assert {0, self.drafter.max_drafts} <= accepted
         for _, _, running, fresh, _ in rounds:
             np.testing.assert_array_equal(running.tokens, fresh.tokens)
             np.testing.assert_array_equal(running.valid, fresh.valid)
@@ -136,8 +136,8 @@ class DrafterContract:
 
     def test_it_is_a_static_shape_and_a_pytree(self):
         leaves, tree = jax.tree.flatten(self.drafter)
-        assert jax.tree.unflatten(tree, leaves).k == self.drafter.k
-        assert self.drafter.lengths[-1] == self.drafter.k
+        assert jax.tree.unflatten(tree, leaves).max_drafts == self.drafter.max_drafts
+        assert self.drafter.lengths[-1] == self.drafter.max_drafts
 
 
 @jax.jit

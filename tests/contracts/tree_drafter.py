@@ -107,12 +107,12 @@ class TreeDrafterContract(DrafterContract):
             above = np.take_along_axis(proposal.valid, np.maximum(proposal.parents, 0), axis=1)
             assert (~proposal.valid | above | (proposal.parents < 0)).all()
             longest = max(len(path_to(row, node)) for row in proposal.parents for node in range(count))
-            assert proposal.depth == self.drafter.k >= longest
+            assert proposal.depth == self.drafter.max_drafts >= longest
 
     def test_it_is_a_static_shape_and_a_pytree(self):
         leaves, tree = jax.tree.flatten(self.drafter)
         copy = jax.tree.unflatten(tree, leaves)
-        assert (copy.k, copy.lengths) == (self.drafter.k, self.drafter.lengths)
+        assert (copy.max_drafts, copy.lengths) == (self.drafter.max_drafts, self.drafter.lengths)
         assert copy.tree and len(copy.lengths) == 1
 
     def test_its_model_is_traced_twice_however_many_levels_there_are(self, monkeypatch):
@@ -165,5 +165,5 @@ def propose(drafter, *, rows=4, sampling=jaxspec.Sampling(), verifier=TreeVerifi
     context = Context(drafter.model, cache, tokens, length, jnp.zeros(rows, jnp.bool_), sampling)
     rng = verifier.rng(jax.random.split(jax.random.key(2), 4)[:rows], length)
     if not drafter.deterministic:
-        rng = rng.shared(drafter.k + 1, vocab)
+        rng = rng.shared(drafter.max_drafts + 1, vocab)
     return jax.jit(lambda *args: drafter.propose(*args)[0])(rng, cache, context)

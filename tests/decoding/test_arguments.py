@@ -43,7 +43,7 @@ def test_plain_decoding_is_what_coupled_speculation_equals():
     """With no word about the verifier on the plain side."""
     plain = jaxspec.generate(TARGET, None, PROMPT, key=KEY, sampling=POLICY, max_new_tokens=12)
     for drafter in (jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2), jaxspec.ModelDrafter(DRAFT, k=0)):
-        verifier = jaxspec.CoupledVerifier() if drafter.k else None
+        verifier = jaxspec.CoupledVerifier() if drafter.max_drafts else None
         options = {"key": KEY, "sampling": POLICY, "max_new_tokens": 12, "verifier": verifier}
         np.testing.assert_array_equal(jaxspec.generate(TARGET, drafter, PROMPT, **options).tokens, plain.tokens)
 

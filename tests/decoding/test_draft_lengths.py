@@ -1,4 +1,4 @@
-"""Losslessness under every schedule, through the whole of `generate`.
+"""Losslessness under every draft length, through the whole of `generate`.
 
 Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests here states how often a
 correct program would fail under new ones.
@@ -24,13 +24,13 @@ TARGET = tiny.history_model(2, vocab=VOCAB)
 DRAFT = tiny.nearby(TARGET, 0.7)
 TEXT = (1, 0, 2, 1, 0)
 # Each decides often, and within four tokens.
-SCHEDULES = {
+DRAFT_LENGTHS = {
     "confidence": ConfidenceStop((1, 2, K), threshold=0.5),
     "entropy": EntropyStop((0, 1, K), threshold=0.55, step=1.0, smoothing=0.8),
     "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1, advance=1.5),
 }
-DRAFTERS = {name: jaxspec.ModelDrafter(DRAFT, k=schedule) for name, schedule in SCHEDULES.items()}
-DRAFTERS["ngram, adaptive"] = jaxspec.NGramDrafter(k=SCHEDULES["adaptive"], min_ngram=1)
+DRAFTERS = {name: jaxspec.ModelDrafter(DRAFT, k=length) for name, length in DRAFT_LENGTHS.items()}
+DRAFTERS["ngram, adaptive"] = jaxspec.NGramDrafter(k=DRAFT_LENGTHS["adaptive"], min_ngram=1)
 
 
 def generate(drafter, *, rows=ROWS, length=LENGTH, seed=0, **options):
@@ -85,6 +85,6 @@ def test_coupled_tokens_are_those_of_plain_decoding(name):
     assert found.stats.accepted.sum() > 0
 
 
-def test_an_integer_is_a_fixed_schedule():
+def test_an_integer_is_a_fixed_draft_length():
     assert jaxspec.ModelDrafter(DRAFT, k=K) == jaxspec.ModelDrafter(DRAFT, k=Fixed(K))
-    assert jaxspec.NGramDrafter(k=K) == jaxspec.NGramDrafter(k=Fixed(K))
+    assert jaxspec.NGramDrafter(k=K).draft_length == jaxspec.NGramDrafter(k=Fixed(K)).draft_length

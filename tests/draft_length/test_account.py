@@ -68,18 +68,18 @@ def test_nothing_costs_more_than_the_bound():
 
 
 @jax.jit
-def _against_an_adversary(schedule):
-    """Accepts everything until the schedule drafts the most with all it may lose in hand, then nothing for a while."""
+def _against_an_adversary(length):
+    """Accepts everything until the length drafts the most with all it may lose in hand, then nothing for a while."""
 
     def one(carry, _):
         state, bad = carry
-        limit = schedule.longest(state, jnp.ones(1, jnp.bool_))
+        limit = length.longest(state, jnp.ones(1, jnp.bool_))
         bad = jnp.where((limit == LENGTHS[-1]) & (state.balance > 11), 40, jnp.maximum(bad - 1, 0))
         right = jnp.where(bad > 0, 0, limit)
-        state = schedule.observe(state, limit, right, jnp.ones(right.shape, jnp.bool_))
+        state = length.observe(state, limit, right, jnp.ones(right.shape, jnp.bool_))
         return (state, bad), (limit, right, state.balance)
 
-    return jax.lax.scan(one, (schedule.init(1), jnp.zeros(1, jnp.int32)), None, length=ROUNDS)[1]
+    return jax.lax.scan(one, (length.init(1), jnp.zeros(1, jnp.int32)), None, length=ROUNDS)[1]
 
 
 def test_an_adversary_gains_no_more():

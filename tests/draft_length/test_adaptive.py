@@ -129,12 +129,12 @@ def test_it_is_nearly_as_fast_as_the_best_fixed_length(acceptance):
 
 def test_small_gains_change_nothing():
     """A gain within the margin is no reason to move, and neither is a tie."""
-    schedule = Adaptive((1.0, 1.0), (0, 1), margin=0.5, rate=0.1, prior=0.2)
+    length = Adaptive((1.0, 1.0), (0, 1), margin=0.5, rate=0.1, prior=0.2)
     one = jnp.ones(1, jnp.int32)
-    state = dataclasses.replace(schedule.init(1), choice=0 * one, seen=100 * one[None])
+    state = dataclasses.replace(length.init(1), choice=0 * one, seen=100 * one[None])
     # The running acceptance: .28 .352 .417 .475 .528, and 1.528 tokens are more than 1.5.
     for choice in (0, 0, 0, 0, 1):
-        state = schedule.observe(state, one, one, jnp.ones(1, jnp.bool_))
+        state = length.observe(state, one, one, jnp.ones(1, jnp.bool_))
         assert state.choice.tolist() == [choice], state
 
 
@@ -160,17 +160,17 @@ class Watched(tiny.HistoryModel):
         return super().__call__(tokens, cache, **options)
 
 
-def watch_rounds(draft, schedule, rounds):
+def watch_rounds(draft, length, rounds):
     """Of each round: how many tokens each row drafted and accepted, and what passes were run."""
     target, draft = Watched(TARGET.a, TARGET.b, "target"), Watched(draft.a, draft.b, "draft")
-    drafter = jaxspec.ModelDrafter(draft, k=schedule)
+    drafter = jaxspec.ModelDrafter(draft, k=length)
     state = jax.jit(lambda: jaxspec.init(target, drafter, PROMPT, max_new_tokens=400))()
     step = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))
     found = []
     for _ in range(rounds):
         jax.effects_barrier()
         PASSES.clear()
-        limit = schedule.longest(state.drafter_state.schedule, ~state.done).tolist()
+        limit = length.longest(state.drafter_state.length_state, ~state.done).tolist()
         state, info = step(state)
         jax.effects_barrier()
         found.append((limit, info.accepted.tolist(), PASSES.copy()))
@@ -179,8 +179,8 @@ def watch_rounds(draft, schedule, rounds):
 
 def test_a_round_without_drafts_is_a_plain_round():
     """The draft model does not run at all, and then reads what it missed before the next trial."""
-    schedule = Adaptive((1.0, 1.5), (0, 2), period=20, allowance=0.1)
-    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), schedule, 42)
+    length = Adaptive((1.0, 1.5), (0, 2), period=20, allowance=0.1)
+    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), length, 42)
     plain = [passes for limit, _, passes in found if limit == [0, 0]]
     assert len(plain) > 25 and all(passes == [("target", 1)] for passes in plain)
     drafting = [passes for limit, _, passes in found if limit == [2, 2]]
@@ -191,8 +191,8 @@ def test_a_round_without_drafts_is_a_plain_round():
 
 def test_rounds_are_those_of_the_formula_through_generate():
     """Limits recorded round by round, against the formula fed with what was accepted."""
-    schedule = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3, advance=1.5)
-    found = watch_rounds(tiny.nearby(TARGET, 0.8), schedule, 60)
+    length = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3, advance=1.5)
+    found = watch_rounds(tiny.nearby(TARGET, 0.8), length, 60)
     plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), rows=2, period=6, rate=0.3, advance=1.5)
     for limit, accepted, _ in found:
         assert limit == plain.limits()
@@ -269,5 +269,5 @@ def test_costs_are_measured_in_one_program_for_all_lengths():
     costs = measure_costs(TARGET, jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3)), (0, 2), batch=2, text=12, repeats=1)
     assert len(costs) == 2 and min(costs) > 0
     assert Adaptive(costs, (0, 2)).lengths == (0, 2)
-    with pytest.raises(TypeError, match="a drafter that takes a schedule, got NoDrafter"):
+    with pytest.raises(TypeError, match="a drafter that takes a DraftLength, got NoDrafter"):
         measure_costs(TARGET, NoDrafter())

@@ -21,7 +21,7 @@ VOCAB, K, ROWS = 5, 4, 64
 DRAFT = tiny.history_model(1, vocab=VOCAB, scale=1.5)
 TOKENS = jax.random.randint(jax.random.key(7), (ROWS, 16), 0, VOCAB, jnp.int32)
 LENGTH = jnp.arange(ROWS, dtype=jnp.int32) % 9 + 2
-SCHEDULES = {
+DRAFT_LENGTHS = {
     "fixed": Fixed(K),
     "confidence": ConfidenceStop(K, threshold=0.5),
     "entropy": EntropyStop(K, threshold=0.5),
@@ -47,15 +47,15 @@ def propose(drafter, at=-1, choice=None, sampling=jaxspec.Sampling()):  # noqa: 
     context = Context(None, None, TOKENS, LENGTH, jnp.zeros(ROWS, jnp.bool_), sampling)
     state = drafter.init(context, None, 16)
     if choice is not None:
-        state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, choice=choice))
+        state = dataclasses.replace(state, length_state=dataclasses.replace(state.length_state, choice=choice))
     rng = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTH, at=at)
     return drafter.propose(rng, state, context)[0]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", DRAFT_LENGTHS)
 def test_no_draft_decides_whether_it_is_submitted(name):
     """Another draft at position i leaves everything up to and with i's validity as it was."""
-    drafter = jaxspec.ModelDrafter(DRAFT, k=SCHEDULES[name])
+    drafter = jaxspec.ModelDrafter(DRAFT, k=DRAFT_LENGTHS[name])
     choice = jnp.arange(ROWS, dtype=jnp.int32) % 3 if name == "adaptive" else None
     before = propose(drafter, -1, choice)
     later = 0
@@ -67,13 +67,13 @@ def test_no_draft_decides_whether_it_is_submitted(name):
         np.testing.assert_array_equal(before.tokens[:, :at], after.tokens[:, :at])
         assert (before.tokens[submitted, at] != after.tokens[submitted, at]).any()
         later += (before.valid != after.valid).sum()
-    assert (later > 0) == SCHEDULES[name].reads_log_probs
+    assert (later > 0) == DRAFT_LENGTHS[name].reads_log_probs
     assert len({int(n) for n in before.valid.sum(1)}) > 1 or name == "fixed"
 
 
-@pytest.mark.parametrize("schedule", [DraftLength, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
-def test_the_calls_show_no_schedule_the_draft_it_decides_about(schedule):
-    parameters = lambda name: list(inspect.signature(getattr(schedule, name)).parameters)  # noqa: E731
+@pytest.mark.parametrize("length", [DraftLength, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
+def test_the_calls_show_no_draft_length_the_draft_it_decides_about(length):
+    parameters = lambda name: list(inspect.signature(getattr(length, name)).parameters)  # noqa: E731
     assert parameters("limit") == ["self", "state", "able"]
     assert parameters("trusts") == ["self", "state", "survival"]
     assert parameters("submits") == ["self", "state", "distribution"]
@@ -102,13 +102,13 @@ def leading(flags):
 
 
 def test_the_entropy_threshold_moves_as_in_draft_and_verify():
-    schedule = EntropyStop(4, threshold=0.5, goal=0.7, step=0.2, decay=0.6, smoothing=0.5)
+    length = EntropyStop(4, threshold=0.5, goal=0.7, step=0.2, decay=0.6, smoothing=0.5)
     rng = np.random.default_rng(0)
-    state, threshold, acceptance = schedule.init(5), np.full(5, 0.5), np.full(5, 0.7)
+    state, threshold, acceptance = length.init(5), np.full(5, 0.5), np.full(5, 0.7)
     for _ in range(30):
         submitted, live = rng.integers(0, 5, size=5), rng.random(5) < 0.8
         accepted = rng.integers(0, submitted + 1)
-        state = schedule.observe(state, *(jnp.asarray(x, jnp.int32) for x in (submitted, accepted)), jnp.asarray(live))
+        state = length.observe(state, *(jnp.asarray(x, jnp.int32) for x in (submitted, accepted)), jnp.asarray(live))
         for row in np.flatnonzero(live):
             if submitted[row]:
                 acceptance[row] = 0.6 * acceptance[row] + 0.4 * accepted[row] / submitted[row]
@@ -131,19 +131,20 @@ def test_an_unsure_draft_stays_and_ends_the_round():
     np.testing.assert_array_equal(found.valid, [[True] + [False] * (K - 1)] * ROWS)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_drafter_has_both_its_k_and_its_schedule(schedule):
+@pytest.mark.parametrize("length", DRAFT_LENGTHS.values(), ids=DRAFT_LENGTHS)
+def test_a_drafter_keeps_its_k_as_it_was_given(length):
     for drafter in (
-        jaxspec.ModelDrafter(DRAFT, k=schedule),
-        dataclasses.replace(jaxspec.ModelDrafter(DRAFT, k=schedule)),
+        jaxspec.ModelDrafter(DRAFT, k=length),
+        dataclasses.replace(jaxspec.ModelDrafter(DRAFT, k=length)),
     ):
-        assert drafter.schedule is schedule and (drafter.k, drafter.lengths) == (K, schedule.lengths)
+        assert drafter.k is drafter.draft_length is length and drafter.max_drafts == K
+        assert drafter.lengths == length.lengths
     leaves, tree = jax.tree.flatten(drafter)
-    assert jax.tree.unflatten(tree, leaves).lengths == schedule.lengths
+    assert jax.tree.unflatten(tree, leaves).lengths == length.lengths
     # Transformations rebuild a pytree with anything as leaves.
     for leaf in (None, True, 0, object()):
-        assert jax.tree.unflatten(tree, [leaf] * len(leaves)).k == K
-    assert jax.tree.map(jnp.shape, drafter).k == K
+        assert jax.tree.unflatten(tree, [leaf] * len(leaves)).max_drafts == K
+    assert jax.tree.map(jnp.shape, drafter).max_drafts == K
 
 
 def test_lengths_of_an_integer():
@@ -176,6 +177,6 @@ def test_bad_input(make, error, message):
         make()
 
 
-def generate(schedule):
-    drafter = jaxspec.ModelDrafter(DRAFT, k=schedule)
+def generate(length):
+    drafter = jaxspec.ModelDrafter(DRAFT, k=length)
     return jaxspec.generate(DRAFT, drafter, TOKENS, max_new_tokens=3)

@@ -1,4 +1,4 @@
-"""What two schedules that keep one account may lose, and what they gain by it."""
+"""What two draft lengths that keep one account may lose, and what they gain by it."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def _batch(account, found, copied_right, drafted_right, live):
         model = account.left(copying, model, copies, live)
         drafts = jnp.where(live, second.longest(PausingState(model, copied), live), 0)
         accepted = jnp.where(copied, jnp.minimum(copies, copied_right), jnp.minimum(drafts, drafted_right))
-        heard = second.observe(PausingState(model, copied), drafts, accepted, live).schedule
+        heard = second.observe(PausingState(model, copied), drafts, accepted, live).inner
         after = account.settle(model, first.observe(copying, copies, accepted, live), heard, drafts, live, copied)
         return after, (copies, drafts, accepted, *(state.balance for state in after))
 
@@ -139,7 +139,7 @@ def test_each_row_counts_the_text_that_it_missed_itself():
         copies, none = jnp.where(copied, 8, 0), jnp.zeros(2, jnp.int32)
         left = account.left(copying, model, copies, live)
         assert left.beside.tolist() == [max(model.missed.tolist())] * 2
-        model = Pausing(account.second).observe(PausingState(left, copied), none, copies, live).schedule
+        model = Pausing(account.second).observe(PausingState(left, copied), none, copies, live).inner
         copying = account.first.observe(copying, copies, copies, live)
         copying, model = account.settle(left, copying, model, none, live, copied)
     assert model.missed.tolist() == [50, 50]
@@ -178,18 +178,18 @@ def test_rounds_of_a_compose_settle_by_the_formula():
         left = balance.min() - extra_of_copies
         second = np.minimum(12.0, left + np.where(copied, 0, 1.03 * (1 + accepted) - 1) - extra_of_drafts)
         balance = np.minimum(12.0, first + second - left)
-        for found in (state.drafter_state.copying.schedule, state.drafter_state.model.schedule.schedule):
+        for found in (state.drafter_state.copying.length_state, state.drafter_state.model.length_state.inner):
             np.testing.assert_allclose(found.balance, balance, atol=1e-4)
         time += 1 + extra_of_copies + extra_of_drafts
         assert (time <= 1.04 * np.asarray(state.length - 5) + Adaptive.advance + 1e-3).all()
     assert mixed > 2
 
 
-def test_a_schedule_without_an_account_leaves_the_other_its_own():
+def test_a_draft_length_without_an_account_leaves_the_other_its_own():
     target = tiny.history_model(0, scale=2.0)
     drafter = HybridDrafter(jaxspec.NGramDrafter(k=COPYING), jaxspec.ModelDrafter(target, k=8))
     state = jaxspec.init(target, drafter, jnp.asarray([[1, 2, 1, 2]], jnp.int32), max_new_tokens=9)
-    assert state.drafter_state.copying.schedule.balance.tolist() == [Adaptive.advance]
+    assert state.drafter_state.copying.length_state.balance.tolist() == [Adaptive.advance]
 
 
 def test_rows_that_copy_without_an_account_do_not_stop_the_others():
@@ -201,14 +201,14 @@ def test_rows_that_copy_without_an_account_do_not_stop_the_others():
     )
     state = drafter.init(_context(), None, 400)
     state = dataclasses.replace(state, copied=jnp.array([True, False]))
-    pausing = dataclasses.replace(state.model.schedule, paused=jnp.array([True, False]))
-    model = dataclasses.replace(state.model, schedule=pausing, submitted=jnp.array([0, 2], jnp.int32))
+    pausing = dataclasses.replace(state.model.length_state, paused=jnp.array([True, False]))
+    model = dataclasses.replace(state.model, length_state=pausing, submitted=jnp.array([0, 2], jnp.int32))
     state = dataclasses.replace(state, model=model)
     verdict = Verdict(jnp.array([2, 2], jnp.int32), jnp.zeros(2, jnp.int32))
     for _ in range(200):
         state = drafter.observe(state, _context(), verdict, ())
-    schedule, found = drafter.model.schedule, state.model.schedule.schedule
-    assert schedule.longest(found, jnp.ones(2, jnp.bool_)).tolist() == [2, 2]
+    length, found = drafter.model.draft_length, state.model.length_state.inner
+    assert length.longest(found, jnp.ones(2, jnp.bool_)).tolist() == [2, 2]
     # It ran in each round, and read what the row that copied had missed.
     assert found.missed.tolist() == [3, 0]
 
@@ -223,11 +223,11 @@ def _context():
 
 
 def test_a_row_that_rests_misses_text_and_learns_nothing():
-    schedule = Adaptive((1.0, 1.5), (0, 2), lag=0.01)
-    state = dataclasses.replace(schedule.init(3), missed=jnp.full(3, 7, jnp.int32))
+    length = Adaptive((1.0, 1.5), (0, 2), lag=0.01)
+    state = dataclasses.replace(length.init(3), missed=jnp.full(3, 7, jnp.int32))
     accepted, resting = jnp.array([3, 1, 0], jnp.int32), jnp.array([True, False, True])
-    nobody = schedule.rest(state, 0 * accepted, accepted, resting)
-    ran = schedule.rest(state, jnp.array([0, 2, 0], jnp.int32), accepted, resting)
+    nobody = length.rest(state, 0 * accepted, accepted, resting)
+    ran = length.rest(state, jnp.array([0, 2, 0], jnp.int32), accepted, resting)
     assert nobody.missed.tolist() == [11, 7, 8] and ran.missed.tolist() == [4, 7, 1]
     same = ("acceptance", "seen", "choice", "rounds", "due", "balance")
     assert all(getattr(ran, name) is getattr(state, name) for name in same)
@@ -244,15 +244,15 @@ def test_ended_rows_of_a_compose_spend_nothing():
         rich = _states(state, balance=2.0)
         state = dataclasses.replace(
             state,
-            copying=dataclasses.replace(state.copying, schedule=rich[0]),
-            model=dataclasses.replace(state.model, schedule=PausingState(rich[1], state.model.schedule.paused)),
+            copying=dataclasses.replace(state.copying, length_state=rich[0]),
+            model=dataclasses.replace(state.model, length_state=PausingState(rich[1], state.model.length_state.paused)),
         )
         rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 2), here.length)
         after = drafter.propose(rng, state, here)[1]
         assert after.copied.tolist() == [True, False]
-        np.testing.assert_allclose(after.model.schedule.schedule.balance, [left] * 2, atol=1e-6)
+        np.testing.assert_allclose(after.model.length_state.inner.balance, [left] * 2, atol=1e-6)
 
 
 def _states(state, balance):
-    schedules = state.copying.schedule, state.model.schedule.schedule
-    return tuple(dataclasses.replace(x, balance=jnp.full(2, balance, jnp.float32)) for x in schedules)
+    states = state.copying.length_state, state.model.length_state.inner
+    return tuple(dataclasses.replace(x, balance=jnp.full(2, balance, jnp.float32)) for x in states)

@@ -27,9 +27,9 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
 
 
-def test_a_wish_is_a_number_a_schedule_or_a_word():
-    schedule = jaxspec.EntropyStop(4)
-    assert Wish.parse(3) == Wish.parse("3") == Wish(k=3) and Wish.parse(schedule).k is schedule
+def test_a_wish_is_a_number_a_draft_length_or_a_word():
+    length = jaxspec.EntropyStop(4)
+    assert Wish.parse(3) == Wish.parse("3") == Wish(k=3) and Wish.parse(length).k is length
     assert Wish.parse(None) == Wish.parse("fixed") == Wish()
     assert Wish.parse("adaptive") == Wish(adaptive=True) and Wish.parse("adaptive:5").most == 5
     for word in ("adaptive:", "adaptive:0", "adaptive:-2", "fixed:3", "some", "", "2.5"):
@@ -72,20 +72,20 @@ def test_costs_by_what_is_read(monkeypatch):
 )
 def test_each_kind_gets_costs_that_rise(make, target):
     drafter = adapt(make(), target, 4)
-    costs = drafter.schedule.costs.tolist()
-    assert drafter.lengths[-1] == drafter.k == 4 and costs[0] == 1 and (np.diff(costs) > 0).all()
+    costs = drafter.draft_length.costs.tolist()
+    assert drafter.lengths[-1] == drafter.max_drafts == 4 and costs[0] == 1 and (np.diff(costs) > 0).all()
     assert describe(drafter, target) == "adaptive up to 4, costs given or estimated"
-    assert describe(make(), target) == str(make().k)
+    assert describe(make(), target) == str(make().max_drafts)
 
 
 def test_two_drafters_share_what_may_be_lost():
     both = adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
-    schedules = [both.copying.schedule, both.model.schedule]
-    assert [one.lengths for one in schedules] == [LENGTHS] * 2 and both.k == 8
-    assert [one.advance for one in schedules] == [Adaptive.advance] * 2
-    assert sum(one.allowance for one in schedules) == Adaptive.allowance
-    assert adapt(both.model, TARGET).schedule.allowance == Adaptive.allowance
-    assert schedules[0].costs[1] < schedules[1].costs[1]
+    lengths_ = [both.copying.draft_length, both.model.draft_length]
+    assert [one.lengths for one in lengths_] == [LENGTHS] * 2 and both.max_drafts == 8
+    assert [one.advance for one in lengths_] == [Adaptive.advance] * 2
+    assert sum(one.allowance for one in lengths_) == Adaptive.allowance
+    assert adapt(both.model, TARGET).draft_length.allowance == Adaptive.allowance
+    assert lengths_[0].costs[1] < lengths_[1].costs[1]
 
 
 def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
@@ -110,7 +110,7 @@ def test_measured_costs_come_before_estimates():
     path = save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 9.0))
     assert path == save_costs(TARGET, drafter, found) == cost_file() and len(json.loads(path.read_text())) == 1
     adapted = adapt(drafter, TARGET)
-    np.testing.assert_allclose(adapted.schedule.costs, [1.01, 1.5, 1.5, 3.0])
+    np.testing.assert_allclose(adapted.draft_length.costs, [1.01, 1.5, 1.5, 3.0])
     assert describe(adapted, TARGET) == "adaptive up to 8, costs measured"
     # Of another drafter, batch, model or length they say nothing.
     assert saved_costs(TARGET, other, LENGTHS) is None and saved_costs(TARGET, drafter, LENGTHS, batch=2) is None
@@ -135,7 +135,7 @@ def test_several_processes_do_not_read_each_its_own_costs(monkeypatch):
 def test_by_name_drafts_adapt_and_the_tokens_are_those_of_plain_decoding():
     plain = jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=40)
     named = jaxspec.load_drafter("ngram", TARGET)
-    assert isinstance(named.schedule, Adaptive) and named.lengths == LENGTHS
+    assert isinstance(named.draft_length, Adaptive) and named.lengths == LENGTHS
     head = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 1.2, 1.3), (0, 2, 4)))
     for drafter in (named, jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=Adaptive((1.0, 1.1), (0, 4))), head)):
         found = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=40)
@@ -151,7 +151,7 @@ def test_words_that_do_not_fit():
     with pytest.raises(ValueError, match="depends on the target"):
         jaxspec.named.drafter_of(TARGET, "adaptive")
     assert jaxspec.load_drafter("ngram", TARGET, k="fixed").k == jaxspec.load_drafter("ngram", TARGET, k="4").k == 4
-    assert jaxspec.load_drafter("none", TARGET).k == 0
+    assert jaxspec.load_drafter("none", TARGET).max_drafts == 0
 
 
 @pytest.mark.slow
@@ -161,10 +161,10 @@ def test_where_no_row_may_draft_none_is_searched():
     result = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=12)
     assert result.stats.drafted.sum() == 0
     state = jaxspec.init(TARGET, drafter, PROMPT, max_new_tokens=12)
-    rich = dataclasses.replace(state.drafter_state.schedule, balance=jnp.full(2, 60.0))
+    rich = dataclasses.replace(state.drafter_state.length_state, balance=jnp.full(2, 60.0))
     marked = dataclasses.replace(state.drafter_state.guess, tokens=jnp.full((2, 2), 9, jnp.int32))
-    for schedule, searched in ((state.drafter_state.schedule, False), (rich, True)):
-        before = dataclasses.replace(state.drafter_state, schedule=schedule, guess=marked)
+    for length_state, searched in ((state.drafter_state.length_state, False), (rich, True)):
+        before = dataclasses.replace(state.drafter_state, length_state=length_state, guess=marked)
         after, _ = jaxspec.step(TARGET, drafter, None, dataclasses.replace(state, drafter_state=before))
         assert bool((after.drafter_state.guess.tokens != 9).any()) == searched
         assert bool(after.drafter_state.guess.count.any()) == searched

@@ -82,7 +82,7 @@ class TestByWhatIsExpected(ComposeContract):
                 text, drafts = tokens[row, : length[row]].tolist(), proposal.tokens[row].tolist()
                 certain = proposal.log_probs[row, 0].max() == 0
                 kinds.add((bool(certain), bool(suffix_guess(text, SUFFIX))))
-                for i in range(self.drafter.k):
+                for i in range(self.drafter.max_drafts):
                     guess = self.copied(text, i) if certain else self.drawn(text + drafts[:i], i)
                     self.check_guess(proposal, row, i, guess)
         assert kinds == {(True, True), (False, True), (False, False)}
@@ -217,15 +217,15 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
     assert (state.record.rounds[5], state.record.promised[5]) == (0, 4.0)
 
 
-def test_a_paused_row_s_schedule_learns_nothing():
+def test_a_paused_row_s_draft_length_learns_nothing():
     """But what text it missed."""
-    schedule = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
-    state = dataclasses.replace(schedule.init(2), paused=jnp.array([True, False]))
-    assert schedule.longest(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
+    length = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
+    state = dataclasses.replace(length.init(2), paused=jnp.array([True, False]))
+    assert length.longest(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
     # At the start a longer draft is due in all rows.
-    state = dataclasses.replace(state, schedule=dataclasses.replace(state.schedule, due=jnp.zeros(2, jnp.bool_)))
-    after = schedule.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
-    before, after = (jax.tree.map(np.asarray, x.schedule) for x in (state, after))
+    state = dataclasses.replace(state, inner=dataclasses.replace(state.inner, due=jnp.zeros(2, jnp.bool_)))
+    after = length.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
+    before, after = (jax.tree.map(np.asarray, x.inner) for x in (state, after))
     same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
     changed = {field.name for field in dataclasses.fields(same) if not getattr(same, field.name)[0]}
     assert changed == {"missed"} and not all(x[1] for x in jax.tree.leaves(same))
@@ -242,7 +242,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
         state, copying=dataclasses.replace(state.copying, guess=guess), copied=jnp.array([True, False])
     )
     verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
-    after = drafter.observe(state, at, verdict, ()).copying.schedule
+    after = drafter.observe(state, at, verdict, ()).copying.length_state
     np.testing.assert_allclose(after.balance, [1.25 + 3 * 1.008 - 1.4, 1.25 + 1.008 - 1.4], rtol=1e-5)
     assert after.seen.tolist() == [[1, 1], [0, 0]]
 
@@ -274,7 +274,7 @@ def test_heads_that_rested_draft_as_if_they_were_new(kind):
     [
         ((MODEL, MODEL), TypeError, "needs a drafter that copies first, got ModelDrafter"),
         ((jaxspec.NGramDrafter(k=0), MODEL), ValueError, "got NGramDrafter with k=0; pass the other alone"),
-        ((SUFFIX, DRAFT), TypeError, "needs a drafter of one chain, with a schedule, second, got HistoryModel"),
+        ((SUFFIX, DRAFT), TypeError, "needs a drafter of one chain, with a draft length, second, got HistoryModel"),
         ((SUFFIX, jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=2)), TypeError, "needs a drafter of one chain"),
         ((SUFFIX, jaxspec.TreeDrafter(DRAFT, Tree.chains(2, 2))), TypeError, "needs a drafter of one chain"),
         (

@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
 from tests._fixtures import tiny
-from tests._fixtures.draft_lengths import PausesContract, ScheduledContract, Turns
+from tests._fixtures.draft_lengths import AdjustableContract, PausesContract, Turns
 from tests.contracts import DrafterContract
 
 TARGET = DrafterContract.target
@@ -65,12 +65,12 @@ class TestTransformerDraft(DrafterContract):
 
 
 @pytest.mark.slow
-class TestConfidenceStop(ScheduledContract, TestHistoryDraft):
+class TestConfidenceStop(AdjustableContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(3, threshold=0.3))
 
 
 @pytest.mark.slow
-class TestEntropyStop(ScheduledContract, TestHistoryDraft):
+class TestEntropyStop(AdjustableContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=EntropyStop((0, 1, 3), threshold=0.5, step=0.0))
 
 

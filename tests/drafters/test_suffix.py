@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.draft_length.early_stop import ConfidenceStop
-from jaxspec.drafters.text_store import TextStore
+from jaxspec.drafters.suffix import TextStore
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests.contracts import DrafterContract
@@ -28,7 +28,7 @@ def common(text, end):
 
 def walk(occurrences, drafter, match):
     """The most frequent continuation of all `occurrences`, with its survivals."""
-    most = min(drafter.k, int(np.floor(drafter.factor * match + drafter.offset)))
+    most = min(drafter.max_drafts, int(np.floor(drafter.factor * match + drafter.offset)))
     alive, total, cum_accept_prob, found = occurrences, len(occurrences), ONE, []
     for step in range(most):
         following = [after[step] for after in alive if step < len(after)]
@@ -46,7 +46,9 @@ def walk(occurrences, drafter, match):
 def suffix_guess(text, drafter, earlier=()):
     """The drafts after `text`, with their survivals; `earlier` are texts, the oldest first."""
     end, best = text[-drafter.max_match :], []
-    continue_ = [(text[: i + 1], (text[i + 1 :] * drafter.k)[: drafter.k]) for i in range(len(text) - 1)]
+    continue_ = [
+        (text[: i + 1], (text[i + 1 :] * drafter.max_drafts)[: drafter.max_drafts]) for i in range(len(text) - 1)
+    ]
     stored = [(other[: i + 1], other[i + 1 :]) for other in earlier for i in range(len(other) - 1)]
     for source in (continue_, stored):
         matches = [(common(before, end), after) for before, after in reversed(source)]

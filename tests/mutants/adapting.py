@@ -40,12 +40,12 @@ MUTANTS = (
     Mutant(
         "two drafters may lose as much as each alone",
         "drafters/adapting.py",
-        "copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance / 2)",
-        "copying = _adapt(drafter.copying, target, model.k, batch, Adaptive.allowance)",
+        "copying = _adapt(drafter.copying, target, model.max_drafts, batch, Adaptive.allowance / 2)",
+        "copying = _adapt(drafter.copying, target, model.max_drafts, batch, Adaptive.allowance)",
         (f"{_ADAPTING}::test_two_drafters_share_what_may_be_lost",),
     ),
     Mutant(
-        "each of two schedules spends the whole balance",
+        "each of two draft lengths spends the whole balance",
         _SHARED,
         "poorest - self.first.surplus(first, submitted, live)",
         "poorest",
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "text that a row missed while it copied is read for nothing",
         "draft_length/pausing.py",
-        "rested = self.schedule.rest(own, submitted, accepted, live & state.paused)",
+        "rested = self.inner.rest(own, submitted, accepted, live & state.paused)",
         "rested = own",
         (f"{_TOGETHER}::test_both_together_lose_no_more_than_the_bound",),
     ),
@@ -101,7 +101,7 @@ MUTANTS = (
         (f"{_TOGETHER}::test_a_row_that_rests_misses_text_and_learns_nothing",),
     ),
     Mutant(
-        "what one schedule gains is the other's loss",
+        "what one draft length gains is the other's loss",
         _SHARED,
         "balance = first.balance + (second.balance - left.balance) - waits",
         "balance = jnp.minimum(first.balance, second.balance)",
@@ -124,8 +124,8 @@ MUTANTS = (
     Mutant(
         "rows that may not draft are searched all the same",
         "drafters/lookup.py",
-        "if 0 in self.schedule.lengths else search()",
-        "if None in self.schedule.lengths else search()",
+        "if 0 in self.draft_length.lengths else search()",
+        "if None in self.draft_length.lengths else search()",
         (f"{_ADAPTING}::test_where_no_row_may_draft_none_is_searched",),
         slow=True,
     ),

@@ -5,10 +5,10 @@ from tests.mutants.mutant import Mutant
 _CHAIN = "drafters/chain.py"
 _DRAFT = "drafters/draft_model.py"
 _ADAPTIVE = "draft_length/adaptive.py"
-_SCHEDULES = "tests/draft_length/test_base.py"
+_DRAFT_LENGTHS = "tests/draft_length/test_base.py"
 _CONTROL = "tests/draft_length/test_adaptive.py"
 _DRAFTER = "tests/drafters/test_model.py"
-_NO_DRAFT_DECIDES = f"{_SCHEDULES}::test_no_draft_decides_whether_it_is_submitted"
+_NO_DRAFT_DECIDES = f"{_DRAFT_LENGTHS}::test_no_draft_decides_whether_it_is_submitted"
 _FORMULA = f"{_CONTROL}::test_it_picks_what_the_formula_picks"
 _ROUNDS = f"{_CONTROL}::test_rounds_are_those_of_the_formula_through_generate"
 
@@ -17,17 +17,17 @@ MUTANTS = (
         "an unsure draft is dropped after it was seen",
         _CHAIN,
         "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
-        "submitted &= self.schedule.continue_(schedule_state, log_prob)\n            "
+        "submitted &= self.draft_length.continue_(length_state, log_prob)\n            "
         "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
         ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",
         _CHAIN,
-        "submitted = drafts.going & self.schedule.should_draft(schedule_state, confidence)",
+        "submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)",
         "drawn = argmax(log_probs + _noise(draft, rng, drafts.count, log_probs.shape[-1]))\n"
         "            seen = jnp.where(drawn[:, None] == jnp.arange(log_probs.shape[1])[None], confidence, -jnp.inf)\n"
-        "            submitted = drafts.going & self.schedule.should_draft(schedule_state, seen)",
+        "            submitted = drafts.going & self.draft_length.should_draft(length_state, seen)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
     ),
     Mutant(
@@ -43,7 +43,7 @@ MUTANTS = (
         _CHAIN,
         "token = jnp.where(submitted, draft.token_ids(place), 0)",
         "token = draft.token_ids(place)",
-        (f"{_SCHEDULES}::test_what_was_not_drawn_is_still_a_distribution",),
+        (f"{_DRAFT_LENGTHS}::test_what_was_not_drawn_is_still_a_distribution",),
     ),
     Mutant(
         "after a pause the draft's cache misses the rounds between",
@@ -105,7 +105,7 @@ MUTANTS = (
         "a short draft costs what a long one does",
         _CHAIN,
         "jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)",
-        "jax.lax.while_loop(lambda drafts: begins & (drafts.count < self.k), another, drafts)",
+        "jax.lax.while_loop(lambda drafts: begins & (drafts.count < drafts.tokens.shape[1]), another, drafts)",
         (_ROUNDS,),
     ),
     Mutant(
@@ -116,7 +116,7 @@ MUTANTS = (
         ("tests/drafters/test_adapting.py::test_a_head_is_spared_where_it_would_save_less_than_a_tenth",),
     ),
     Mutant(
-        "n-grams do not ask the schedule",
+        "n-grams do not ask the draft length",
         "drafters/lookup.py",
         "self.guess(context.tokens, context.length).cut(limit)",
         "self.guess(context.tokens, context.length)",
@@ -127,14 +127,14 @@ MUTANTS = (
         "draft_length/early_stop.py",
         "up = drafted & (acceptance <= self.goal)",
         "up = acceptance <= self.goal",
-        (f"{_SCHEDULES}::test_the_entropy_threshold_moves_as_in_draft_and_verify",),
+        (f"{_DRAFT_LENGTHS}::test_the_entropy_threshold_moves_as_in_draft_and_verify",),
     ),
     Mutant(
         "certain drafts hide how sure the model is",
         _CHAIN,
         "return log_probs, jnp.where(certain, own, log_probs)",
         "return log_probs, log_probs",
-        (f"{_SCHEDULES}::test_stops_against_their_formulas",),
+        (f"{_DRAFT_LENGTHS}::test_stops_against_their_formulas",),
     ),
     Mutant(
         "longer lengths are never tried",

@@ -33,14 +33,14 @@ MUTANTS = (
     ),
     Mutant(
         "one earlier text goes on with the next",
-        "drafters/text_store.py",
+        "drafters/suffix.py",
         "jnp.pad(oldest_first, ((0, 0), (0, 1)), constant_values=-1).reshape(-1)",
         "jnp.pad(oldest_first.reshape(-1), (0, 1), constant_values=-1)",
         (_LISTS,),
     ),
     Mutant(
         "a full store forgets the newest text",
-        "drafters/text_store.py",
+        "drafters/suffix.py",
         "at = (self.oldest + jnp.arange(batch, dtype=jnp.int32)) % rows",
         "at = (self.oldest - 1 + jnp.arange(batch, dtype=jnp.int32)) % rows",
         ("tests/drafters/test_suffix.py::test_the_store_keeps_the_newest_texts",),
@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "a model drafts where copies are submitted",
         _COMPOSE,
-        "PausingState(schedule, copied)",
-        "PausingState(schedule, copied & False)",
+        "PausingState(length_state, copied)",
+        "PausingState(length_state, copied & False)",
         (f"{_CHOICE}::test_a_model_that_no_row_needs_does_not_run",),
     ),
     Mutant(
@@ -88,11 +88,11 @@ MUTANTS = (
         (_RECORD,),
     ),
     Mutant(
-        "a paused row's schedule learns from others' drafts",
+        "a paused row's draft length learns from others' drafts",
         "draft_length/pausing.py",
         "live & ~state.paused",
         "live",
-        (f"{_CHOICE}::test_a_paused_row_s_schedule_learns_nothing",),
+        (f"{_CHOICE}::test_a_paused_row_s_draft_length_learns_nothing",),
     ),
     Mutant(
         "guessed drafts are kept unseen",

@@ -73,7 +73,7 @@ def deviation(target, drafter, rule: Rule, prompt: Text, *, rounds: int, length:
 
 
 def _one_round(target, drafter, rule: Rule, histories: Histories, saw: Callable) -> Histories:
-    forced = list(itertools.product(range(target.vocab_size), repeat=drafter.k))
+    forced = list(itertools.product(range(target.vocab_size), repeat=drafter.max_drafts))
     rows = np.repeat(np.arange(len(histories.texts)), len(forced))
     texts = [histories.texts[row] for row in rows]
     tokens = np.tile(np.array(forced, np.int32), (len(histories.texts), 1))

@@ -18,8 +18,7 @@ from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.suffix import SuffixDrafter
-from jaxspec.drafters.text_store import TextStore
+from jaxspec.drafters.suffix import SuffixDrafter, TextStore
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.sharding.params import shard, shard_models
 from jaxspec.sharding.rules import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules

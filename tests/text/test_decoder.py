@@ -183,7 +183,8 @@ def test_an_unfinished_stream_has_no_result(decoder):
 
 
 def test_drafts_by_name(model):
-    assert SpeculativeDecoder(model).drafter.k == SpeculativeDecoder(model, "none", k=0).drafter.k == 0
+    assert SpeculativeDecoder(model).drafter.max_drafts == 0
+    assert SpeculativeDecoder(model, "none", k=0).drafter.max_drafts == 0
     assert SpeculativeDecoder(model, "ngram", k="fixed").drafter == jaxspec.NGramDrafter(k=4)
     assert SpeculativeDecoder(model, model, k=2).drafter == jaxspec.ModelDrafter(model, k=2)
     own = jaxspec.NGramDrafter(k=6)

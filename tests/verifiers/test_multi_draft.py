@@ -151,7 +151,9 @@ def test_the_factor_comes_from_above():
 
 @dataclasses.dataclass(frozen=True)
 class Branching(NoDrafter):
-    tree = True
+    @property
+    def tree(self) -> bool:
+        return True
 
 
 def test_k_sequence_refuses_drafts_of_several_distributions():

@@ -21,7 +21,7 @@ NEIGHBOURS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
 class Branches(Drafter):
     """A tree that is certain once the last token is known: two children, each with one child."""
 
-    k = 2
+    max_drafts = 2
     tree = True
     deterministic = True
     lengths = (4,)

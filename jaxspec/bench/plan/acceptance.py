@@ -138,4 +138,4 @@ def measure_acceptance(
             )
     if not found:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
-    return Acceptance(case.label, case.name, case.drafter.k, tuple(found))
+    return Acceptance(case.label, case.name, case.drafter.max_drafts, tuple(found))

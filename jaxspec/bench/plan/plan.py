@@ -125,7 +125,7 @@ class _Planner:
         """Returns of each drafter the case with the most drafts: it tells of fewer, too."""
         most: dict[str, Case] = {}
         for case in self.cases[1:]:
-            if case.name not in most or case.drafter.k > most[case.name].drafter.k:
+            if case.name not in most or case.drafter.max_drafts > most[case.name].drafter.max_drafts:
                 most[case.name] = case
         return list(most.values())
 
@@ -143,7 +143,7 @@ class _Planner:
         middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
         text, longest = max(8, round(statistics.median(middles))), longest_text(self.target, self.cases)
         if longest is not None:
-            text = min(text, longest - 2 * (max(case.drafter.k for case in self.cases) + 1))
+            text = min(text, longest - 2 * (max(case.drafter.max_drafts for case in self.cases) + 1))
         return measure_step_costs(
             self.target,
             self.cases,
@@ -161,7 +161,7 @@ class _Planner:
                 acceptances[case.name],
                 asked,
                 case=case.label,
-                k=case.drafter.k,
+                k=case.drafter.max_drafts,
                 batch=batch,
                 cost=costs.rounds[case.label],
             )

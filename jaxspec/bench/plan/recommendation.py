@@ -69,7 +69,7 @@ def recommend(
     else:
         best = f"The best case, {case.label}, was {_times(measured.speedup)} as fast as plain decoding."
         text = f"{start}decode plainly. {best}{_why_not(predicted, measured, acceptance, cost)}"
-    chosen = (case.name, case.drafter.k, type(default_verifier(case.drafter)).__name__)
+    chosen = (case.name, case.drafter.max_drafts, type(default_verifier(case.drafter)).__name__)
     drafter, k, verifier = chosen if speculate else ("none", 0, None)
     return Recommendation(predicted.batch, speculate, case.label, drafter, k, verifier, predicted, measured, text)
 

@@ -37,6 +37,11 @@ class EarlyExitHead(Network):
     ids: Int[Array, "n"] | None = None
     placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
 
+    @property
+    def width(self) -> int:
+        """The width of the target's states."""
+        return self.module.config.width
+
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """The logits over the draft vocabulary, float32.
 

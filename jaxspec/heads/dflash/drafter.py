@@ -16,8 +16,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
-from jaxspec.draft_length.base import DraftLength, split
-from jaxspec.drafters.base import Drafter
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, as_draft_length
+from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.dflash.head import DFlashHead
@@ -31,18 +31,18 @@ class DFlashState:
 
     Attributes:
       cache: the context's keys and values: of all committed tokens but the last.
-      schedule: the schedule's own state.
+      length_state: the draft length's own state.
       submitted: how many drafts each row submitted in the last round.
     """
 
     cache: KVCache
-    schedule: Any
+    length_state: Any
     submitted: Int[Array, "b"]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DFlashDrafter(Drafter):
+class DFlashDrafter(AdjustableDrafter):
     """Guesses a whole block in one pass, whose cost does not grow with `k`.
 
     A small network reads the last token, masks in place of the drafts, and what the target knew of the text before
@@ -64,56 +64,50 @@ class DFlashDrafter(Drafter):
       k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
         `DraftLength` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
-      schedule: how many of the `k` are submitted; follows from `k`.
     """
 
     head: DFlashHead
-    k: int | None = dataclasses.field(default=None, metadata={"static": True})
+    k: int | DraftLength | None = dataclasses.field(default=None, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
 
-    def __post_init__(self):
-        if self.schedule is not None:  # a pytree that is put together again
-            return
+    def __post_init__(self) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, DFlashHead):
             raise TypeError(
-                f"BlockDrafter needs a BlockHead, got {type(self.head).__name__}; jaxspec.load_head makes one"
+                f"DFlashDrafter needs a DFlashHead, got {type(self.head).__name__}; jaxspec.load_head makes one"
             )
+        most = self.head.config.num_drafts
+        if self.max_drafts > most:
+            raise ValueError(f"this head drafts at most {most} tokens in a block, got k={self.max_drafts}; pass fewer")
+
+    @property
+    def draft_length(self) -> DraftLength:
         config = self.head.config
-        has_confidence = config.confidence != "none"
-        k, schedule = split(config.num_drafts if self.k is None else self.k, None, has_confidence=has_confidence)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-        if k > config.num_drafts:
-            raise ValueError(f"this head drafts at most {config.num_drafts} tokens in a block, got k={k}; pass fewer")
+        k = config.num_drafts if self.k is None else self.k
+        return as_draft_length(k, has_confidence=config.confidence != "none")
 
     @property
     def capture(self) -> tuple[int, ...]:
         """The target's states that the head reads."""
         return self.head.capture
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.schedule.lengths
-
     def check(self, target: Model) -> None:
         if self.sampling is not None:
             validate.draft_policy(self.sampling)
-        self.schedule.check()
-        check_capture("BlockDrafter", target, self.head.capture, self.head.config.width)
+        self.draft_length.check()
+        check_capture("DFlashDrafter", target, self.head.capture, self.head.config.width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
 
     def init(self, context, prefilled, slots):
         batch = context.tokens.shape[0]
         entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
         cache = self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
-        return DFlashState(cache, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+        return DFlashState(cache, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        limit = jnp.where(context.done, 0, self.schedule.longest(state.schedule, ~context.done))
-        proposal = _nothing(limit.shape[0], self.k, None if policy.greedy else self.head.vocab_size)
-        if self.k > 0:
+        limit = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
+        proposal = _nothing(limit.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
+        if self.max_drafts > 0:
             # The cache is read and not passed on, so the branches copy none.
             proposal = jax.lax.cond(
                 jnp.any(limit > 0), lambda: self._draft(policy, limit, rng, state, context), lambda: proposal
@@ -124,33 +118,35 @@ class DFlashDrafter(Drafter):
     def observe(self, state: DFlashState, context: Context, verdict, hidden):
         cache = state.cache.append(self.head.context(hidden, state.cache.length))
         held = state.cache.length + jnp.where(context.done, 0, verdict.accepted + 1)
-        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
-        return DFlashState(cache.truncate(held), schedule, state.submitted)
+        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        return DFlashState(cache.truncate(held), length_state, state.submitted)
 
     def _draft(self, policy: Policy, limit, rng: Rng, state: DFlashState, context: Context) -> Proposal:
         """One pass over the block, then a draw for each draft."""
-        head, schedule = self.head, self.schedule
+        head, length = self.head, self.draft_length
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        known = head.blocks(context.target.embed(last), context.length[:, None] - 1, state.cache)[:, 0, : self.k]
+        known = head.blocks(context.target.embed(last), context.length[:, None] - 1, state.cache)[
+            :, 0, : self.max_drafts
+        ]
 
         def draw(carry, draft):
             token, going, log_survival = carry
             offset, known, logits = draft
             before = head.before(token[:, None])
             log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
-            if schedule.reads_confidence:
+            if length.reads_confidence:
                 log_survival = log_survival + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < limit) & schedule.should_verify(state.schedule, jnp.exp(log_survival))
-            submitted = submitted & schedule.should_draft(state.schedule, seen)
+            submitted = going & (offset < limit) & length.should_verify(state.length_state, jnp.exp(log_survival))
+            submitted = submitted & length.should_draft(state.length_state, seen)
             token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
-            going = submitted & schedule.continue_(state.schedule, log_prob)
+            going = submitted & length.continue_(state.length_state, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
         start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
-        each = (jnp.arange(self.k, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
+        each = (jnp.arange(self.max_drafts, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
         _, drafts = jax.lax.scan(draw, start, each)
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
 
@@ -170,10 +166,10 @@ def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a schedule sees.
+    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
 
     Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot distribution
-    says nothing of how sure the head is: a schedule then sees the head's own.
+    says nothing of how sure the head is: a draft length then sees the head's own.
     """
     own = jax.nn.log_softmax(logits)
     if policy.greedy:

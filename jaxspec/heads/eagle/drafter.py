@@ -9,23 +9,24 @@ What the head made of its own states goes: verification brings the true ones of 
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model, ModelOutput
-from jaxspec.core.prefill import CHUNK
+from jaxspec.core.prefill import CHUNK, Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context
-from jaxspec.draft_length.base import DraftLength
+from jaxspec.core.state import Context, Verdict
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.capture import check_capture
-from jaxspec.drafters.chain_drafter import ChainDrafter
-from jaxspec.drafters.draft_model import Draft, Window
+from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import Entries, KVCache
 
@@ -73,7 +74,7 @@ class EagleDraft(Draft):
     def capture(self) -> tuple[int, ...]:
         return self.head.capture
 
-    def check(self, name, target):
+    def check(self, name: str, target: Model) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
             raise TypeError(f"{name} needs an EagleHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
         check_capture(name, target, self.head.capture, self._target_width)
@@ -89,7 +90,8 @@ class EagleDraft(Draft):
     def _target_width(self) -> int:
         return self.head.module.features // len(self.head.capture)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> EagleState:
+        assert prefilled is not None  # it captures states
         head, length = self.head, context.length
         batch = length.shape[0]
         state = EagleState(
@@ -127,18 +129,18 @@ class EagleDraft(Draft):
     def _room(self) -> int:
         return -(-(self._chunk + _PATIENCE) // self._chunk) * self._chunk
 
-    def blank(self, batch):
+    def blank(self, batch: int) -> Hidden:
         return (jnp.zeros((batch, self.head.module.config.width), self.head.dtype),)
 
-    def ready(self, context):
+    def ready(self, context: Context) -> Bool[Array, "b"]:
         # A text of one token has no state of the target before it.
         return context.length > 1
 
-    def catch_up(self, kept, context, begins):
+    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
         full = jnp.any(~context.done & (kept.waiting + self._chunk > self._room))
         return self._take_in(kept, context, ~begins & full)
 
-    def first(self, kept, context):
+    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
         kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
         logits = self.head.guesses(kept.state[:, None])[:, 0]
         shape = Entries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
@@ -165,24 +167,24 @@ class EagleDraft(Draft):
             cache, state = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (kept.cache, kept.state))
         return EagleState(cache, state, kept.features, kept.waiting - waiting)
 
-    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+    def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (states,) = hidden
         states, entries = self.head(self.head.embed(context.target, tokens), states, cache, **tree)
         return ModelOutput(self.head.guesses(states), entries, (states,))
 
-    def over_vocabulary(self, logits):
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         return self.head.over_vocabulary(logits)
 
-    def token_ids(self, places):
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept) -> Cache:
+    def cache(self, kept: Any) -> Cache:
         return kept.cache
 
-    def put(self, kept, cache):
+    def put(self, kept: Any, cache: Cache) -> Any:
         return dataclasses.replace(kept, cache=cache)
 
-    def observe(self, kept, context, verdict, hidden):
+    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         # Pairs that were fed and those that wait are all of the text; drafts behind them are not true pairs.
         fed = context.length - 1 - kept.waiting
         cache = kept.cache.truncate(jnp.where(context.done, kept.cache.length, fed))
@@ -208,13 +210,11 @@ class EagleDrafter(ChainDrafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
-      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     head: EagleHead
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
 
     @property
     def capture(self) -> tuple[int, ...]:
@@ -226,4 +226,4 @@ class EagleDrafter(ChainDrafter):
         return self.head.context_length
 
     def draft(self, target: Model) -> Draft:
-        return EagleDraft(self.head, self.k)
+        return EagleDraft(self.head, self.max_drafts)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.network import EagleLayer
@@ -94,6 +95,12 @@ class EagleHead(Network):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """The target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
+
+    def as_draft(self, k: int) -> Draft:
+        """Returns what chains and trees of up to `k` tokens along a path are drawn from."""
+        from jaxspec.heads.eagle.drafter import EagleDraft  # which imports this module
+
+        return EagleDraft(self, k)
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, **options)

@@ -19,8 +19,8 @@ from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
-from jaxspec.draft_length.base import DraftLength, Fixed, split
-from jaxspec.drafters.base import Drafter
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed, as_draft_length
+from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import likeliest
 from jaxspec.heads.medusa.head import MedusaHead
@@ -33,18 +33,18 @@ class MedusaDrafterState:
 
     Attributes:
       hidden: the state of the token before the last one, which is unfed; none of a one-token text.
-      schedule: the schedule's own state.
+      length_state: the draft length's own state.
       submitted: how many drafts each row submitted in the last round.
     """
 
     hidden: Float[Array, "b d"]
-    schedule: Any
+    length_state: Any
     submitted: Int[Array, "b"]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class MedusaDrafter(Drafter):
+class MedusaDrafter(AdjustableDrafter):
     """Guesses up to `k` tokens with as many heads, all at once. Cai et al. 2401.10774, section 2.
 
     The paper's head `i` reads the state of the token at position `t` and guesses that at `t + 2 + i`; the target's own
@@ -67,26 +67,26 @@ class MedusaDrafter(Drafter):
         draft as many as pay.
       topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
-      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     head: MedusaHead
-    k: int = dataclasses.field(default=None, metadata={"static": True})
+    k: int | DraftLength | None = dataclasses.field(default=None, metadata=NUMBER_IS_STATIC)
     topology: Tree | None = dataclasses.field(default=None, metadata={"static": True})
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.topology is not None and not isinstance(self.topology, Tree):
             raise TypeError(f"topology must be a Tree, got {self.topology!r}; pass best_tree(head.accuracies, 16)")
-        k, schedule = split(self._default_k() if self.k is None else self.k, self.schedule)
-        object.__setattr__(self, "k", k)
-        object.__setattr__(self, "schedule", schedule)
-        if self.tree and (k != self.topology.depth or not isinstance(schedule, Fixed) or self.sampling is not None):
+        length = self.draft_length
+        if self.topology is not None and (length != Fixed(self.topology.depth) or self.sampling is not None):
             raise ValueError(
                 f"a tree is as deep as its topology, here {self.topology.depth}, and takes the likeliest tokens, got "
-                f"k={k}, {schedule} and sampling={self.sampling}; leave k and sampling out"
+                f"k={self.k} and sampling={self.sampling}; leave k and sampling out"
             )
+
+    @property
+    def draft_length(self) -> DraftLength:
+        return as_draft_length(self._default_k() if self.k is None else self.k)
 
     def _default_k(self) -> int:
         if self.topology is not None:
@@ -111,14 +111,14 @@ class MedusaDrafter(Drafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (self.topology.size,) if self.tree else self.schedule.lengths
+        return (self.topology.size,) if self.tree else self.draft_length.lengths
 
     def check(self, target: Model) -> None:
         _check_kind(self.head)
         check_head(self.head, target)
-        if self.k > self.head.num_heads:
+        if self.max_drafts > self.head.num_heads:
             raise ValueError(
-                f"there are {self.head.num_heads} heads for one token each, got k={self.k}; pass a smaller k, or a "
+                f"there are {self.head.num_heads} heads for one token each, got k={self.max_drafts}; pass a smaller k, or a "
                 "tree that is less deep"
             )
         if self.tree and max(self.topology.ranks) >= self.head.module.config.vocab_size:
@@ -128,19 +128,19 @@ class MedusaDrafter(Drafter):
             )
         if self.sampling is not None:
             validate.draft_policy(self.sampling)
-        self.schedule.check()
+        self.draft_length.check()
 
     def init(self, context, prefilled, slots):
         batch = context.tokens.shape[0]
         # Of a text of one token there is no state; what stands there is not looked at.
         newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))
-        return MedusaDrafterState(newest, self.schedule.init(batch), jnp.zeros(batch, jnp.int32))
+        return MedusaDrafterState(newest, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: MedusaDrafterState, context: Context):
         ready = ~context.done & (context.length >= 2)
         if self.tree:
             return self._draft_tree(state, context, ready), state
-        limit = jnp.where(ready, self.schedule.longest(state.schedule, ready), 0)
+        limit = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
         proposal = self._draft_chain(rng, state, context, limit)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -148,13 +148,13 @@ class MedusaDrafter(Drafter):
     def observe(self, state: MedusaDrafterState, context, verdict, hidden):
         # The last token's state stands first, then the drafts'; the next token has none yet.
         newest = take_row(hidden[0], verdict.accepted)
-        schedule = self.schedule.observe(state.schedule, state.submitted, verdict.accepted, ~context.done)
-        return MedusaDrafterState(newest, schedule, state.submitted)
+        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        return MedusaDrafterState(newest, length_state, state.submitted)
 
     def _logits(self, state: MedusaDrafterState, context: Context) -> Float[Array, "b k n"]:
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         logits = self.head(context.target, state.hidden[:, None], last)
-        return self.head.placement.logits(logits[:, 0, : self.k])
+        return self.head.placement.logits(logits[:, 0, : self.max_drafts])
 
     def _draft_tree(self, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
         tree = self.topology
@@ -171,7 +171,7 @@ class MedusaDrafter(Drafter):
         vocab_size = context.target.vocab_size
 
         def none() -> Proposal:
-            tokens = jnp.zeros((*limit.shape, self.k), jnp.int32)
+            tokens = jnp.zeros((*limit.shape, self.max_drafts), jnp.int32)
             shape = (*tokens.shape, vocab_size)
             # Any distribution will do for drafts that are never drawn, and this one is a distribution.
             all_log_probs = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
@@ -184,25 +184,25 @@ class MedusaDrafter(Drafter):
                 chosen, seen = argmax(logits), own
             else:
                 next_log_probs, ids = policy.log_probs(logits), self.head.ids
-                noise = [rng.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.k)]
+                noise = [rng.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.max_drafts)]
                 chosen = argmax(next_log_probs + jnp.stack(noise, axis=1))
-                # A one-hot distribution says nothing of how sure a head is: a schedule then sees the head's own.
+                # A one-hot distribution says nothing of how sure a head is: a draft length then sees the head's own.
                 seen = jnp.where(jnp.max(next_log_probs, axis=-1, keepdims=True) == 0, own, next_log_probs)
                 all_log_probs = placement_of(context.target).logits(
                     self.head.over_vocabulary(next_log_probs, vocab_size)
                 )
-            valid = self._submitted(state.schedule, limit, seen, chosen)
+            valid = self._submitted(state.length_state, limit, seen, chosen)
             return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, all_log_probs)
 
-        return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.k > 0 else none()
+        return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.max_drafts > 0 else none()
 
-    def _submitted(self, schedule_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
+    def _submitted(self, length_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
         """Which drafts are submitted: whether draft `i` is depends on its distribution and on drafts before it."""
         log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
         going, valid = limit > 0, []
-        for i in range(self.k):
-            valid.append(going & self.schedule.should_draft(schedule_state, seen[:, i]))
-            going = valid[i] & (i + 1 < limit) & self.schedule.continue_(schedule_state, log_probs[:, i])
+        for i in range(self.max_drafts):
+            valid.append(going & self.draft_length.should_draft(length_state, seen[:, i]))
+            going = valid[i] & (i + 1 < limit) & self.draft_length.continue_(length_state, log_probs[:, i])
         return jnp.stack(valid, axis=1)
 
 

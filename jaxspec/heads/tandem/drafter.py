@@ -9,18 +9,23 @@ states, whoever drafted. So the decoder is never behind the text, and a pause co
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model, ModelOutput
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
-from jaxspec.draft_length.base import DraftLength
+from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.capture import check_capture
-from jaxspec.drafters.chain_drafter import ChainDrafter
-from jaxspec.drafters.draft_model import Draft, Window
+from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.tandem.head import TandemHead
+from jaxspec.nn.cache import KVCache
 
 
 @register_dataclass
@@ -42,43 +47,44 @@ class TandemDraft(Draft):
     def capture(self) -> tuple[int, ...]:
         return self.head.capture
 
-    def check(self, name, target):
+    def check(self, name: str, target: Model) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, TandemHead):
             raise TypeError(f"{name} needs a TandemHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
         check_capture(name, target, self.head.capture, self.head.config.target_width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> KVCache:
+        assert prefilled is not None  # it captures states
         batch = context.tokens.shape[0]
         entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
         return self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
 
-    def catch_up(self, kept, context, begins):
+    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
         return kept
 
-    def first(self, kept, context):
+    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         output = self.next(context, last, (), kept)
         cache = kept.append(output.entries)
         return Window(output.logits[:, 0], cache, output.entries, ()), cache
 
-    def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
+    def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         states, entries = self.head(context.target.embed(tokens), cache, **tree)
         return ModelOutput(self.head.guesses(states), entries)
 
-    def over_vocabulary(self, logits):
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         return self.head.over_vocabulary(logits)
 
-    def token_ids(self, places):
+    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept) -> Cache:
+    def cache(self, kept: Any) -> Cache:
         return kept
 
-    def put(self, kept, cache):
+    def put(self, kept: Any, cache: Cache) -> Any:
         return cache
 
-    def observe(self, kept, context, verdict, hidden):
+    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         known = context.length - 1
         cache = kept.truncate(known).append(self.head.context(hidden, known))
         return cache.truncate(known + jnp.where(context.done, 0, verdict.accepted + 1))
@@ -97,13 +103,11 @@ class TandemDrafter(ChainDrafter):
       head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
-      schedule: how many of the `k` are drafted; follows from `k`.
     """
 
     head: TandemHead
-    k: int = dataclasses.field(default=4, metadata={"static": True})
+    k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
-    schedule: DraftLength | None = None
 
     @property
     def capture(self) -> tuple[int, ...]:

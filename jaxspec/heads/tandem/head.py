@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
@@ -82,6 +83,12 @@ class TandemHead(Network):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """The target's ids of tokens of the draft vocabulary."""
         return self.ids[places]
+
+    def as_draft(self, k: int) -> Draft:
+        """Returns what chains and trees of up to `k` tokens along a path are drawn from."""
+        from jaxspec.heads.tandem.drafter import TandemDraft  # which imports this module
+
+        return TandemDraft(self)
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, **options)

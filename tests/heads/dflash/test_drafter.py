@@ -138,7 +138,7 @@ def drafted(proposal):
 def test_dflash_drafts_from_the_places_of_its_masks():
     """Without a Markov head, and with layers that see a window and nothing behind them."""
     drafter = DFlashDrafter(random_head(TARGET, seed=1, **DFLASH))
-    assert drafter.k == drafter.head.config.block_size - 1
+    assert drafter.max_drafts == drafter.head.config.block_size - 1
     found, probs = propose(drafter, jaxspec.Sampling()), Probs(drafter.head)
     for row, text, i, before in drafted(found):
         np.testing.assert_allclose(np.exp(found.log_probs[row, i]), probs.log_probs(text, i, before), atol=2e-5)

@@ -141,7 +141,7 @@ class TestMostLikely(EagleContract):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, EagleContract):
-    """Features wait while a schedule drafts nothing, and are all taken in afterwards."""
+    """Features wait while a draft length drafts nothing, and are all taken in afterwards."""
 
     drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
 

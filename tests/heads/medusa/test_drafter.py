@@ -76,7 +76,7 @@ class TestTree(TreeDrafterContract):
 
     def test_its_model_is_traced_twice_however_many_levels_there_are(self):
         """Its own: there is no pass for each level, nor a model."""
-        assert self.drafter.lengths == (7,) and self.drafter.k == 3
+        assert self.drafter.lengths == (7,) and self.drafter.max_drafts == 3
 
     def expected(self, text, before, node):
         depth = len(path_to(self.topology.parents, node)) - 1

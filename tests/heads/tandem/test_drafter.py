@@ -86,7 +86,7 @@ class TestMostLikely(TandemContract):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, TandemContract):
-    """What verification brings is taken in while a schedule drafts nothing, too."""
+    """What verification brings is taken in while a draft length drafts nothing, too."""
 
     drafter = jaxspec.TandemDrafter(HEAD, k=Turns())
 
