@@ -1,6 +1,5 @@
 """Measures what a round costs at each number of drafts, and what `Adaptive` makes of it."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,7 +25,7 @@ def run(model_name: str, repeats: int) -> None:
     for name, drafter in drafters.items():
         costs = measure_costs(target, drafter, repeats=repeats)
         show(f"{name}: costs at {LENGTHS}", str(costs))
-        adaptive = dataclasses.replace(drafter, k=Adaptive(costs, LENGTHS), schedule=None)
+        adaptive = drafter.with_length(Adaptive(costs, LENGTHS))
         models = {"plain": None, "k=4": drafter, "adaptive": adaptive}
         cases = {
             case: functools.partial(jaxspec.generate, target, drafter, prompt, max_new_tokens=NEW_TOKENS)
