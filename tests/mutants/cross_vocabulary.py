@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "what the draft's cache holds is counted in the target's tokens",
         _DRAFTER,
-        "self._chain.observe(state.chain, inner, verdict, hidden)",
-        "self._chain.observe(state.chain, context, verdict, hidden)",
+        "super().observe(state.chain, inner, verdict, hidden)",
+        "super().observe(state.chain, context, verdict, hidden)",
         (f"{_DRAFTER_TESTS}::test_the_cache_keeps_the_text_and_the_drafts_that_were_kept",),
     ),
     Mutant(

@@ -16,17 +16,17 @@ MUTANTS = (
     Mutant(
         "an unsure draft is dropped after it was seen",
         _CHAIN,
-        "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
+        "return drafts.add(token, submitted, next_log_probs, going, hidden, kept)",
         "submitted &= self.draft_length.continue_(length_state, log_prob)\n            "
-        "return drafts.add(token, submitted, log_probs, going, hidden, kept)",
+        "return drafts.add(token, submitted, next_log_probs, going, hidden, kept)",
         ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",
         _CHAIN,
         "submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)",
-        "drawn = argmax(log_probs + _noise(draft, rng, drafts.count, log_probs.shape[-1]))\n"
-        "            seen = jnp.where(drawn[:, None] == jnp.arange(log_probs.shape[1])[None], confidence, -jnp.inf)\n"
+        "drawn = argmax(next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1]))\n"
+        "            seen = jnp.where(drawn[:, None] == jnp.arange(next_log_probs.shape[1])[None], confidence, -jnp.inf)\n"
         "            submitted = drafts.going & self.draft_length.should_draft(length_state, seen)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
     ),
@@ -132,8 +132,8 @@ MUTANTS = (
     Mutant(
         "certain drafts hide how sure the model is",
         _CHAIN,
-        "return log_probs, jnp.where(certain, own, log_probs)",
-        "return log_probs, log_probs",
+        "return next_log_probs, jnp.where(certain, own, next_log_probs)",
+        "return next_log_probs, next_log_probs",
         (f"{_DRAFT_LENGTHS}::test_stops_against_their_formulas",),
     ),
     Mutant(

@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "guessed drafts are kept unseen",
         _CASCADE,
-        "right = leading(meant & (guess.tokens == own[:, :-1]))",
-        "right = leading(meant)",
+        "right = count_leading(meant & (guess.tokens == own[:, :-1]))",
+        "right = count_leading(meant)",
         (_ALONE,),
     ),
     Mutant(

@@ -11,15 +11,15 @@ MUTANTS = (
     Mutant(
         "the newest state is that of the last accepted draft's parent",
         _DRAFTER,
-        "newest = pick(hidden[0], verdict.accepted)",
-        "newest = pick(hidden[0], jnp.maximum(verdict.accepted - 1, 0))",
+        "newest = take_row(hidden[0], verdict.accepted)",
+        "newest = take_row(hidden[0], jnp.maximum(verdict.accepted - 1, 0))",
         (f"{_TESTS}::TestMedusa::test_after_any_acceptance_it_drafts_as_if_it_were_new",),
     ),
     Mutant(
         "the first state is that of the token before",
         _DRAFTER,
-        "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))",
-        "newest = pick(prefilled.hidden[0], jnp.maximum(context.length - 3, 0))",
+        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))",
+        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 3, 0))",
         (_PROBS,),
     ),
     Mutant(

@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "different models pass for replicas of one",
         _PARALLEL,
-        'object.__setattr__(self, "identically_distributed", alike)',
-        'object.__setattr__(self, "identically_distributed", True)',
+        'object.__setattr__(self, "alike", alike)',
+        'object.__setattr__(self, "alike", True)',
         ("tests/contrib/test_parallel.py::test_only_replicas_of_one_model_are_alike",),
     ),
 )

@@ -20,6 +20,7 @@ from jaxspec.core.model import Cache, Model, ModelOutput
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
+from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
