@@ -74,10 +74,10 @@ def test_no_draft_decides_whether_it_is_submitted(name):
 @pytest.mark.parametrize("length", [DraftLength, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
 def test_the_calls_show_no_draft_length_the_draft_it_decides_about(length):
     parameters = lambda name: list(inspect.signature(getattr(length, name)).parameters)  # noqa: E731
-    assert parameters("limit") == ["self", "state", "able"]
-    assert parameters("trusts") == ["self", "state", "survival"]
-    assert parameters("submits") == ["self", "state", "distribution"]
-    assert parameters("goes_on") == ["self", "state", "log_prob"]
+    assert parameters("longest") == ["self", "state", "able"]
+    assert parameters("should_verify") == ["self", "state", "cum_accept_prob"]
+    assert parameters("should_draft") == ["self", "state", "log_probs"]
+    assert parameters("continue_") == ["self", "state", "log_prob"]
     assert parameters("observe") == ["self", "state", "submitted", "accepted", "live"]
 
 
