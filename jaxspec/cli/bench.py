@@ -1,36 +1,35 @@
-"""`jaxspec bench`: its options."""
+"""`jaxspec bench`: speculative and plain decoding, measured; tables, files and pictures."""
 
-import enum
-from typing import Annotated
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName, KernelsName, VerifierName
+from jaxspec.cli.options import DEFAULT_MODEL, KERNELS, PEERS, VERIFIERS, DtypeOption, ModelOption
+
+if TYPE_CHECKING:
+    from jaxspec.bench.run import Finished
+    from jaxspec.bench.setting import Setting
 
 
-class PeerName(enum.StrEnum):
-    """Programs that speculate, too."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `jaxspec bench`."""
 
-    TRANSFORMERS = "transformers"
-    LLAMA_CPP = "llama.cpp"
-
-
-@reported
-def bench(
     questions: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="JSON lines with turns and category, as Spec-Bench has them; or code: 12 prompts of ours.  "
-            "[default: ours, 30 prompts of ours]",
+            help="JSON lines with turns and category, as Spec-Bench has them; or code: 12 built-in prompts.  "
+            "[default: 30 built-in prompts]",
             show_default=False,
         ),
-    ] = None,
-    count: Annotated[int | None, typer.Option(help="Use so many of the questions, evenly over them.")] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")
-    ] = "smollm2-135m-instruct",
+    ] = None
+    count: Annotated[int | None, typer.Option(help="Use so many of the questions, evenly over them.")] = None
+    model: ModelOption = DEFAULT_MODEL
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,7 +38,7 @@ def bench(
             help="What to measure, as --draft of `jaxspec generate`; repeatable.  [default: auto]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     k: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,76 +48,138 @@ def bench(
             "[default: each drafter's own number]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     verifier: Annotated[
-        VerifierName | None,
+        str | None,
+        VERIFIERS,
         typer.Option(help="What decides on drafts, as of `jaxspec generate`.", show_default=False),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128,
+    ] = None
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-t", help="0 is greedy; repeatable.  [default: 0]", show_default=False),
-    ] = None,
+    ] = None
     batch: Annotated[
         list[int] | None,
         typer.Option(help="Requests that are decoded together; repeatable.  [default: 1]", show_default=False),
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="How often each answer is timed.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the draws at temperatures above 0.")] = 0,
-    dtype: Annotated[
-        DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
-    ] = None,
-    products: Annotated[
-        KernelsName, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
-    ] = KernelsName.AUTO,
+    ] = None
+    repeats: Annotated[int, typer.Option(help="How often each answer is timed.")] = 3
+    seed: Annotated[int, typer.Option(help="Of the draws at temperatures above 0.")] = 0
+    dtype: DtypeOption = None
+    kernels: Annotated[
+        str, KERNELS, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
+    ] = "auto"
     quality: Annotated[
         bool,
         typer.Option("--quality", help="Compare what was written, too: tokens, or perplexity and BLEU."),
-    ] = False,
+    ] = False
     against: Annotated[
-        list[PeerName] | None,
-        typer.Option(help="A program to measure beside ours on the same weights; repeatable.", show_default=False),
-    ] = None,
+        list[str] | None,
+        PEERS,
+        typer.Option(help="A program to measure beside jaxspec on the same weights; repeatable.", show_default=False),
+    ] = None
     against_draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="With --against: a draft model for them, too.")
-    ] = None,
+    ] = None
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
-    ] = None,
-    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables there as Markdown.")] = None,
-    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Draw SVG files there; needs matplotlib.")] = None,
+    ] = None
+    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables there as Markdown.")] = None
+    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Draw SVG files there; needs matplotlib.")] = None
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="DIR", help="All three: results.jsonl, results.md and plots/ in there."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the JSON lines that are there.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-) -> None:
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the JSON lines that are there.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+
+    def __post_init__(self):
+        if self.resume and self.json_file is None and self.out is None:
+            raise ValueError("--resume goes on with a file of JSON lines; pass --json FILE or --out DIR too")
+
+    def path(self, given: str | None, name: str) -> Path | None:
+        """Returns where to write something: where it was said, else by its name in the folder for all, if any."""
+        if given is not None:
+            return Path(given)
+        return None if self.out is None else Path(self.out) / name
+
+    def setting(self, *, split_rounds: bool) -> "Setting":
+        """Returns what is measured."""
+        from jaxspec.bench.setting import Setting
+
+        return Setting(
+            model=self.model,
+            drafters=tuple(self.drafter or ("auto",)),
+            lengths=tuple(int(one) if one.removeprefix("-").isdecimal() else one for one in self.k or ()),
+            batches=tuple(self.batch or (1,)),
+            temperatures=tuple(self.temperature or (0.0,)),
+            max_new_tokens=self.max_new_tokens,
+            repeats=self.repeats,
+            seed=self.seed,
+            dtype=self.dtype,
+            kernels=self.kernels,
+            split_rounds=split_rounds,
+            verifier=self.verifier,
+            against=tuple(self.against or ()),
+            against_draft=self.against_draft,
+        )
+
+
+def run(options: Options) -> None:
     """Measures speculative against plain decoding, in turns, on questions of six tasks.
 
     Says where speculation was slower, and what to change there.
     """
+    from jaxspec.bench import plots
     from jaxspec.bench.questions import evenly, read_questions
-    from jaxspec.bench.setting import Setting
-    from jaxspec.cli.bench_run import Outputs, run
+    from jaxspec.bench.run import run as measure
+    from jaxspec.cli.compilation import enable_compilation_cache
 
-    outputs = Outputs.parse(json_file, markdown, plots, out, resume)
-    setting = Setting(
-        model=model,
-        drafters=tuple(drafter or ("auto",)),
-        lengths=tuple(int(one) if one.removeprefix("-").isdecimal() else one for one in k or ()),
-        batches=tuple(batch or (1,)),
-        temperatures=tuple(temperature or (0.0,)),
-        max_new_tokens=max_new_tokens,
-        repeats=repeats,
-        seed=seed,
-        dtype=dtype and dtype.value,
-        kernels=products.value,
-        split_rounds=outputs.plots is not None,
-        verifier=verifier and verifier.value,
-        against=tuple(name.value for name in against or ()),
-        against_draft=against_draft,
+    if options.plots is not None:
+        plots.check_matplotlib()
+    records, markdown = options.path(options.json_file, "results.jsonl"), options.path(options.markdown, "results.md")
+    pictures = options.path(options.plots, "plots")
+    undrawn = pictures is not None and not plots.has_matplotlib()
+    setting = options.setting(split_rounds=pictures is not None and not undrawn)
+    questions = evenly(read_questions(options.questions or "ours"), options.count)
+    enable_compilation_cache()
+    for path in (records, markdown):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    finished = measure(
+        setting,
+        questions,
+        command=f"jaxspec {shlex.join(sys.argv[1:])}",
+        path=records,
+        resume=options.resume,
+        quiet=options.quiet,
+        quality=options.quality,
     )
-    asked = evenly(read_questions(questions or "ours"), count)
-    run(setting, asked, outputs, resume=resume, quiet=quiet, quality=quality)
+    _print(finished)
+    if markdown is not None:
+        _write_markdown(finished, markdown)
+    if undrawn:
+        typer.echo(f"no plots: they need matplotlib, which is not installed; {plots.INSTALL}", err=True)
+    elif pictures is not None:
+        plots.plot(pictures, finished.summaries, finished.records, finished.header.get("cases", {}))
+
+
+def _print(finished: "Finished") -> None:
+    from jaxspec.cli.printer import Printer
+
+    printer = Printer()
+    for table in finished.tables():
+        printer.table(table)
+    for note in finished.notes():
+        printer.note(note)
+    for good, text in finished.advice():
+        printer.advice(text, good=good)
+
+
+def _write_markdown(finished: "Finished", path: Path) -> None:
+    from jaxspec.bench.report import markdown
+    from jaxspec.training.files import write_text
+
+    sentences = [text for _, text in finished.advice()]
+    write_text(path, markdown(finished.header["command"], finished.notes(), finished.tables(), sentences))

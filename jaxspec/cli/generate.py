@@ -1,63 +1,67 @@
-"""`jaxspec generate`: its options."""
+"""`jaxspec generate`: prompts in, text or JSON out."""
 
-import enum
-from typing import Annotated, Any
+import dataclasses
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxspec.cli.errors import reported
+from jaxspec.cli.options import DEFAULT_MODEL, KERNELS, VERIFIERS, DtypeOption, ModelOption, OneOf
+from jaxspec.cli.processes import Processes
 from jaxspec.cli.prompts import read_prompts
 
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+    from rich.console import Console
+
+    from jaxspec.text.comparison import Comparison
+    from jaxspec.text.decoder import SpeculativeDecoder
+    from jaxspec.text.result import TextResult
+    from jaxspec.text.stream import TextStream
+
 _SAMPLING = ("top_p", "top_k", "min_p", "seed")
+# Drafts that are no model: none of them draws several.
+_ONE_DRAFT = ("ngram", "suffix", "early-exit", "sparse-cache", "none")
 
 
-class VerifierName(enum.StrEnum):
-    """The rules by which drafted tokens are kept."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """The options of decoding: those of `SpeculativeDecoder.generate`, where `None` is its own default."""
 
-    TOKEN = "token"
-    BLOCK = "block"
-    COUPLED = "coupled"
-    MULTI_DRAFT = "multi-draft"
-    TRAVERSAL = "traversal"
-    TREE = "tree"
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0
+    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens of this mass.  [default: 0.9]")] = (
+        None
+    )
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the most likely tokens.")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep tokens of this share of the most likely one's probability.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.  [default: chosen and reported]")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None
 
+    def __post_init__(self):
+        if self.temperature == 0 and (idle := [name for name in _SAMPLING if getattr(self, name) is not None]):
+            flags = ", ".join("--" + name.replace("_", "-") for name in idle)
+            raise ValueError(f"{flags} would change nothing at temperature 0; pass --temperature too, such as 0.7")
 
-class DtypeName(enum.StrEnum):
-    """The dtypes of weights and activations."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class Int8Part(enum.StrEnum):
-    """What of the target may be held in int8."""
-
-    WEIGHTS = "weights"
-    CACHE = "cache"
-
-
-class KernelsName(enum.StrEnum):
-    """How the target's weights are multiplied."""
-
-    AUTO = "auto"
-    XLA = "xla"
-    NATIVE = "native"
-    NATIVE_FLOAT32 = "native-float32"
-    NATIVE_BFLOAT16 = "native-bfloat16"
+    def keywords(self) -> dict[str, Any]:
+        """Returns the options as `SpeculativeDecoder.generate` takes them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@reported
-def generate(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `jaxspec generate`."""
+
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue; '-' is standard input.")
-    ] = None,
+    ] = None
     file: Annotated[
         list[str] | None, typer.Option("--file", "-f", metavar="PATH", help="A file with one more prompt; repeatable.")
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")
-    ] = "smollm2-135m-instruct",
+    ] = None
+    model: ModelOption = DEFAULT_MODEL
     draft: Annotated[
         str,
         typer.Option(
@@ -67,7 +71,7 @@ def generate(
             "'sparse-cache', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
             "--model, with the same tokenizer or another. 'auto' is what the model's manifest names, else 'ngram'.",
         ),
-    ] = "auto",
+    ] = "auto"
     k: Annotated[
         str | None,
         typer.Option(
@@ -77,92 +81,199 @@ def generate(
             "draft.  [default: adaptive]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     num_drafts: Annotated[
         int, typer.Option("--num-drafts", help="With a draft model: drafts that compete in each round.")
-    ] = 1,
+    ] = 1
     verifier: Annotated[
-        VerifierName | None,
+        str | None,
+        VERIFIERS,
         typer.Option(
             help="'coupled': a seed gives the same text with any draft, and without one.  "
             "[default: block, or what suits the draft]",
             show_default=False,
         ),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option(help="Keep the most likely tokens of this mass.  [default: 0.9]")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the most likely tokens.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Keep tokens of this share of the likeliest one's chance.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.  [default: chosen and reported]")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to an assistant.")] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
-    dtype: Annotated[
-        DtypeName | None, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
-    ] = None,
+    ] = None
+    decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to an assistant.")] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
+    dtype: DtypeOption = None
     int8: Annotated[
-        list[Int8Part] | None,
+        list[str] | None,
+        OneOf(lambda: ("weights", "cache")),
         typer.Option(help="Hold these of the target in int8; repeatable. What is exact is exact relative to that."),
-    ] = None,
-    products: Annotated[
-        KernelsName,
+    ] = None
+    kernels: Annotated[
+        str,
+        KERNELS,
         typer.Option(
             help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
             "tokens, in bfloat16 where that holds them exactly; 'native-float32' never in that, 'native-bfloat16' "
             "always, rounded; 'auto' is native where it can be had, else xla."
         ),
-    ] = KernelsName.AUTO,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXES",
-            help="Split the models over all devices, and prompts with them: 'data=2,model=4'.  "
-            "[default: one device; with several processes, model=ALL]",
-            show_default=False,
-        ),
-    ] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of the first of several processes that run this command.")
-    ] = None,
-    num_processes: Annotated[int | None, typer.Option(help="With --coordinator: how many there are.")] = None,
-    process_id: Annotated[
-        int | None, typer.Option(help="With --coordinator: which this is, from 0. Only the first prints.")
-    ] = None,
-    distributed: Annotated[
-        bool, typer.Option("--distributed", help="The same where JAX finds the processes: TPU, Slurm, Open MPI.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
+    ] = "auto"
+    processes: Processes = dataclasses.field(default_factory=Processes)
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
-    ] = False,
-) -> None:
+    ] = False
+
+    def __post_init__(self):
+        if self.system is not None and not self.chat:
+            raise ValueError("--system is a message of a conversation; pass --chat too")
+        if self.compare and self.draft == "none":
+            raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
+        if self.num_drafts != 1 and self.draft.partition(":")[0] in _ONE_DRAFT:
+            raise ValueError(f"--num-drafts {self.num_drafts} needs a draft model; pass --draft too")
+
+    def decoder(self, mesh: "Mesh | None", *, batch: int) -> "SpeculativeDecoder":
+        """Loads the models for so many prompts, split over the mesh if there is one."""
+        from jaxspec.checkpoints.load import load
+        from jaxspec.named import load_drafter
+        from jaxspec.named_verifiers import VERIFIERS
+        from jaxspec.nn.convert import PRODUCTS
+        from jaxspec.nn.quantize import quantize_cache, quantize_weights
+        from jaxspec.text.decoder import SpeculativeDecoder
+
+        target = load(self.model, dtype=self.dtype, mesh=mesh)
+        for part in dict.fromkeys(self.int8 or ()):
+            target = {"weights": quantize_weights, "cache": quantize_cache}[part](target)
+        target = PRODUCTS[self.kernels](target)
+        draft = load_drafter(
+            self.draft,
+            target,
+            target_name=self.model,
+            k=self.k,
+            num_drafts=self.num_drafts,
+            dtype=self.dtype,
+            mesh=mesh,
+            batch=batch,
+        )
+        return SpeculativeDecoder(target, draft, verifier=None if self.verifier is None else VERIFIERS[self.verifier]())
+
+    def stream(self, decoder: "SpeculativeDecoder", texts: Sequence[str], **changes: Any) -> "TextStream":
+        """Streams what follows the prompts, as `(row, piece)`."""
+        keywords = self.decoding.keywords() | changes
+        if not self.chat:
+            return decoder.stream(texts, **keywords)
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return decoder.stream_chat([[*opening, {"role": "user", "content": text}] for text in texts], **keywords)
+
+
+def run(options: Options) -> None:
     """Continues a prompt, or several as one batch."""
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "stop": tuple(stop or ())}
-    given = {"top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
-    options |= {name: value for name, value in given.items() if value is not None}
-    if temperature == 0 and (idle := [name for name in _SAMPLING if name in options]):
-        flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-        raise ValueError(f"{flags} would change nothing at temperature 0; pass --temperature too, such as 0.7")
-    if system is not None and not chat:
-        raise ValueError("--system is a message of a conversation; pass --chat too")
-    if compare and draft == "none":
-        raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
-    texts = read_prompts(prompts or [], file or [])
+    from jaxspec.cli.compilation import enable_compilation_cache
 
-    from jaxspec.cli.processes import Processes
-    from jaxspec.cli.run import Job, run
+    texts = read_prompts(options.prompts or [], options.file or [])
+    enable_compilation_cache()
+    with options.processes.joined():
+        # First of all: processes that go different ways would wait for each other.
+        alike = dataclasses.replace(options, prompts=None, file=None, processes=Processes())
+        seed = options.processes.check_same((texts, alike), secrets.randbits(32))
+        if options.decoding.temperature != 0 and options.decoding.seed is None:
+            options = dataclasses.replace(options, decoding=dataclasses.replace(options.decoding, seed=seed))
+        _run(options, texts)
 
-    processes = Processes.parse(mesh, coordinator, num_processes, process_id, distributed)
-    kind = draft.partition(":")[0]
-    if num_drafts != 1 and kind in ("ngram", "suffix", "early-exit", "sparse-cache", "none"):
-        raise ValueError(f"--num-drafts {num_drafts} needs a draft model; pass --draft too")
-    name, parts = verifier and verifier.value, tuple(dict.fromkeys(part.value for part in int8 or ()))
-    job = Job(
-        texts, options, model, draft, k, num_drafts, name, dtype and dtype.value, chat, system, parts, products.value
-    )
-    run(job, processes, as_json=as_json, compare=compare)
+
+def _run(options: Options, texts: list[str]) -> None:
+    """Decodes and prints: text or JSON on stdout, everything else on stderr."""
+    from rich.console import Console
+
+    from jaxspec.cli import report
+    from jaxspec.drafters.adapting import describe
+
+    console = Console(stderr=True, highlight=False)
+    decoder = options.decoder(options.processes.make_mesh(), batch=len(texts))
+    if (line := report.vocabulary_line(decoder.drafter)) is not None:
+        console.print(line, soft_wrap=True)
+    if options.compare:
+        with console.status("compiling both ways of decoding ..."):
+            for one in (decoder, _plain(decoder)):
+                next(options.stream(one, texts), None)
+    stream = options.stream(decoder, texts)
+    _show(options, texts, stream, console)
+    results = _results(stream)
+    comparison = _compare(options, texts, decoder, results, console) if options.compare else None
+    drafts = describe(decoder.drafter, decoder.target, batch=len(texts))
+    if options.as_json:
+        shared = {"model": options.model, "draft": options.draft, "k": decoder.drafter.max_drafts, "drafts": drafts}
+        for row, (text, result) in enumerate(zip(texts, results, strict=True)):
+            typer.echo(report.json_line(text, result, shared, comparison, row=row))
+        return
+    console.print(report.summary_line(results, drafts=drafts if decoder.drafter.max_drafts > 0 else None), soft_wrap=True)
+    if comparison is not None:
+        for line in report.comparison_lines(comparison, coupled=options.verifier == "coupled"):
+            console.print(line, soft_wrap=True)
+
+
+def _compare(
+    options: Options,
+    texts: list[str],
+    decoder: "SpeculativeDecoder",
+    results: "list[TextResult]",
+    console: "Console",
+) -> "Comparison":
+    """Decodes once more, without speculation, by the same seed."""
+    from jaxspec.text.comparison import compare_results
+
+    plain = _plain(decoder)
+    with console.status("decoding without speculation ..."):
+        stream = options.stream(plain, texts, seed=results[0].seed)
+        for _ in stream:
+            pass
+    return compare_results(plain, results, _results(stream), stream.prompts)
+
+
+def _plain(decoder: "SpeculativeDecoder") -> "SpeculativeDecoder":
+    from jaxspec.text.decoder import SpeculativeDecoder
+
+    return SpeculativeDecoder(decoder.target, tokenizer=decoder.tokenizer)
+
+
+def _results(stream: "TextStream") -> "list[TextResult]":
+    """Returns the results of an ended stream of several prompts."""
+    result = stream.result
+    return result if isinstance(result, list) else [result]
+
+
+def _show(options: Options, texts: list[str], stream: "TextStream", console: "Console") -> None:
+    """Runs the stream to its end, and prints its texts unless they are to be printed as JSON."""
+    pieces = _pieces(stream, console)
+    if options.as_json:
+        for _ in pieces:
+            pass
+    elif len(texts) == 1:
+        for _, piece in pieces:
+            typer.echo(piece, nl=False)
+        typer.echo()
+    else:
+        _show_several(texts, pieces, stream)
+
+
+def _show_several(texts: list[str], pieces: Iterator[tuple[int, str]], stream: "TextStream") -> None:
+    """Prints each text when it is complete."""
+    from jaxspec.cli.report import header
+
+    shown = [""] * len(texts)
+    waiting = set(range(len(texts)))
+
+    def show_ended() -> None:
+        for row in sorted(row for row in waiting if stream.ended[row]):
+            typer.secho(header(row, texts[row]), bold=True)
+            typer.echo(shown[row] + "\n")
+            waiting.remove(row)
+
+    for row, piece in pieces:
+        shown[row] += piece
+        show_ended()
+    show_ended()
+
+
+def _pieces(stream: "TextStream", console: "Console") -> Iterator[tuple[int, str]]:
+    """Yields `(row, piece)`, with a status line until the first."""
+    pieces = (piece if isinstance(piece, tuple) else (0, piece) for piece in stream)
+    with console.status("reading the prompt (the first run of a shape compiles) ..."):
+        first = next(pieces, None)
+    if first is not None:
+        yield first
+        yield from pieces

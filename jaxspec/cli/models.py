@@ -1,28 +1,38 @@
-"""`jaxspec models`: lists the zoo."""
+"""`jaxspec models`: what can be loaded by name."""
 
+import dataclasses
 import json
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxspec.cli.errors import reported
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.zoo import ZooEntry
+
+_FIELDS = ("name", "description", "size", "cached", "license", "drafter", "drafters", "missing_drafters")
 
 
-@reported
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `jaxspec models`."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False
+
+
+def run(options: Options) -> None:
     """Lists the models known by name, and which are downloaded."""
     from jaxspec.checkpoints.zoo import list_models
 
     entries = list_models()
-    if as_json:
-        for entry in entries:
-            fields = ("name", "description", "size", "cached", "license", "drafter", "drafters", "missing_drafters")
-            typer.echo(json.dumps({field: getattr(entry, field) for field in fields}, ensure_ascii=False))
+    if not options.as_json:
+        _print_table(entries)
         return
-    _print_table(entries)
+    for entry in entries:
+        typer.echo(json.dumps({field: getattr(entry, field) for field in _FIELDS}, ensure_ascii=False))
 
 
-def _print_table(entries) -> None:
+def _print_table(entries: Iterable["ZooEntry"]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -40,7 +50,7 @@ def _print_table(entries) -> None:
     Console(highlight=False).print(table)
 
 
-def _drafters(entry) -> str:
+def _drafters(entry: "ZooEntry") -> str:
     """Returns the lines that name its drafters, and those of them that this installation lacks."""
     here = [name for name in entry.drafters if name not in entry.missing_drafters]
     lines = f"\ndrafters: {', '.join(here)}" if here else ""

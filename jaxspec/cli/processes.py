@@ -1,4 +1,4 @@
-"""The processes and devices that a command runs on: `--mesh`, `--coordinator` and their kin."""
+"""The processes and devices that a command runs on: `--mesh`, `--coordinator` and the options beside them."""
 
 import contextlib
 import dataclasses
@@ -7,13 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
+import typer
 
-from jaxspec.sharding.multihost import check_same, join
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 _AXES = ("data", "model")
 _ADDRESS = re.compile(r".+:(\d+)")
@@ -21,52 +20,37 @@ _LAST_PORT = 65535
 _EXAMPLE = "--mesh data=2,model=4"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Where a command runs.
+    """Where a command runs: options that stand among its own.
 
-    Attributes:
-      axes: the mesh's axes with their sizes; `None` is no mesh in one process, and all devices as `model` in several.
-      address: what `jaxspec.sharding.join` takes; nothing where JAX finds it, `None` for this process alone.
+    Raises:
+      ValueError: if they do not fit each other.
     """
 
-    axes: dict[str, int] | None
-    address: tuple[str, int, int] | tuple[()] | None
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="Split the models over all devices, and prompts with them: 'data=2,model=4'.  "
+            "[default: one device; with several processes, model=ALL]",
+            show_default=False,
+        ),
+    ] = None
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of the first of several processes that run this command.")
+    ] = None
+    num_processes: Annotated[int | None, typer.Option(help="With --coordinator: how many there are.")] = None
+    process_id: Annotated[
+        int | None, typer.Option(help="With --coordinator: which this is, from 0. Only the first prints.")
+    ] = None
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="The same where JAX finds the processes: TPU, Slurm, Open MPI.")
+    ] = False
 
-    @classmethod
-    def parse(
-        cls,
-        mesh: str | None,
-        coordinator: str | None,
-        num_processes: int | None,
-        process_id: int | None,
-        distributed: bool,
-    ) -> Self:
-        """The options as typed.
-
-        Raises:
-          ValueError: if they do not fit each other.
-        """
-        axes = None if mesh is None else _parse_axes(mesh)
-        given = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
-        missing = [name for name, value in given.items() if value is None]
-        if len(missing) == len(given):
-            return cls(axes, () if distributed else None)
-        if distributed:
-            raise ValueError(f"--distributed finds the processes by itself; leave out it, or {', '.join(given)}")
-        if missing:
-            raise ValueError(f"{', '.join(given)} belong together; pass {' and '.join(missing)} too")
-        address = _ADDRESS.fullmatch(coordinator)
-        if address is None or int(address[1]) > _LAST_PORT:
-            raise ValueError(
-                f"--coordinator must be HOST:PORT of the first process, the port at most {_LAST_PORT}, "
-                f"got {coordinator!r}"
-            )
-        if not 0 <= process_id < num_processes:
-            raise ValueError(
-                f"--process-id must be at least 0 and below --num-processes, got {process_id} of {num_processes}"
-            )
-        return cls(axes, (coordinator, num_processes, process_id))
+    def __post_init__(self):
+        parse_axes(self.mesh)
+        self._address()
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -75,13 +59,20 @@ class Processes:
         Raises:
           ValueError: JAX finds no processes.
         """
-        if self.address is None:
+        import jax
+
+        from jaxspec.sharding.multihost import join
+
+        address = self._address()
+        if address is None and not self.distributed:
             yield
             return
         if not jax.distributed.is_initialized():  # what started this command may have joined already
-            if self.address:
-                print(f"waiting for {self.address[1]} processes at {self.address[0]}", file=sys.stderr, flush=True)
-            join(*self.address)
+            if address is None:
+                join()
+            else:
+                print(f"waiting for {address[1]} processes at {address[0]}", file=sys.stderr, flush=True)
+                join(*address)
         with _first_prints(jax.process_index() == 0):
             yield
 
@@ -91,21 +82,63 @@ class Processes:
         Raises:
           ValueError: on every process, if some process has other options.
         """
-        everyone = Mesh(np.array(jax.devices()), ("devices",))
-        return check_same({"options and prompts": (options, self.axes)}, everyone, number)
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh
 
-    def mesh(self) -> Mesh | None:
-        """The mesh, if there is one.
+        from jaxspec.sharding.multihost import check_same
+
+        devices = Mesh(np.array(jax.devices()), ("devices",))
+        return check_same({"options and prompts": (options, parse_axes(self.mesh))}, devices, number)
+
+    def make_mesh(self) -> "Mesh | None":
+        """Makes the mesh, if there is one: in several processes all devices are its `model` axis by default.
 
         Raises:
           ValueError: the sizes of the mesh do not give the number of devices.
         """
-        if self.axes is None and self.address is None:
+        import jax
+
+        if self.mesh is None and self._address() is None and not self.distributed:
             return None
-        return _make_mesh(self.axes or {"model": jax.device_count()})
+        return make_mesh(parse_axes(self.mesh) or {"model": jax.device_count()})
+
+    def _address(self) -> tuple[str, int, int] | None:
+        """Returns what `jaxspec.sharding.join` takes; `None` where JAX finds it, and for a process alone."""
+        given = {
+            "--coordinator": self.coordinator,
+            "--num-processes": self.num_processes,
+            "--process-id": self.process_id,
+        }
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) == len(given):
+            return None
+        if self.distributed:
+            raise ValueError(f"--distributed finds the processes by itself; leave out it, or {', '.join(given)}")
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            raise ValueError(f"{', '.join(given)} belong together; pass {' and '.join(missing)} too")
+        address = _ADDRESS.fullmatch(self.coordinator)
+        if address is None or int(address[1]) > _LAST_PORT:
+            raise ValueError(
+                f"--coordinator must be HOST:PORT of the first process, the port at most {_LAST_PORT}, "
+                f"got {self.coordinator!r}"
+            )
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                f"--process-id must be at least 0 and below --num-processes, got {self.process_id} of "
+                f"{self.num_processes}"
+            )
+        return self.coordinator, self.num_processes, self.process_id
 
 
-def _parse_axes(text: str) -> dict[str, int]:
+def parse_axes(text: str | None) -> dict[str, int] | None:
+    """Returns the axes of a mesh with their sizes; of no text none.
+
+    Raises:
+      ValueError: if the text says something else.
+    """
+    if text is None:
+        return None
     axes = {}
     for part in text.split(","):
         name, _, size = part.strip().partition("=")
@@ -118,7 +151,14 @@ def _parse_axes(text: str) -> dict[str, int]:
     return axes
 
 
-def _make_mesh(axes: dict[str, int]) -> Mesh:
+def make_mesh(axes: dict[str, int]) -> "Mesh":
+    """Makes a mesh of all devices.
+
+    Raises:
+      ValueError: the sizes do not give their number.
+    """
+    import jax
+
     needed, count = math.prod(axes.values()), jax.device_count()
     if needed != count:
         raise ValueError(

@@ -1,15 +1,17 @@
-"""What is printed about a generation, besides its text."""
+"""Prints what is said about a generation besides its text."""
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from rich.text import Text
 
-from jaxspec.cli.compare import Comparison, Difference
-from jaxspec.drafters.token_map import TokenMap
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
+from jaxspec.text.comparison import Comparison, Difference
 from jaxspec.text.result import TextResult
 
 _HEADER_WIDTH = 60
@@ -17,20 +19,27 @@ _SEPARATOR = " · "
 
 
 def header(row: int, prompt: str) -> str:
-    """One line that names a prompt of a batch."""
+    """Returns a line that names a prompt of a batch."""
     line = " ".join(prompt.split())
     return f"[{row + 1}] {line if len(line) <= _HEADER_WIDTH else line[: _HEADER_WIDTH - 3] + '...'}"
 
 
-def vocabulary_line(token_map: TokenMap) -> Text:
-    """What a draft of another tokenizer can guess."""
-    shared, size = token_map.shared(), token_map.target_vocab_size
+def vocabulary_line(drafter: Drafter) -> Text | None:
+    """Returns a line about what a draft of another tokenizer can guess; `None` for other drafters."""
+    if not isinstance(drafter, CrossVocabularyDrafter):
+        return None
+    shared, size = drafter.token_map.shared(), drafter.token_map.target_vocab_size
     line = f"the draft has another tokenizer: it guesses the {shared:,} of {size:,} tokens that both have"
     return Text(f"{line} ({shared / size:.0%})", style="dim")
 
 
 def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
-    """Speed and acceptance of all prompts together; `drafts` says how many were drafted a round, `None` none."""
+    """Returns the speed and the acceptance of all prompts together.
+
+    Args:
+      results: a result a prompt.
+      drafts: how many tokens are drafted a round, in words; `None` for plain decoding.
+    """
     stats = jax.tree.map(lambda *rows: np.concatenate(rows), *(result.stats for result in results))
     parts = [
         f"{sum(len(result.token_ids) for result in results)} tokens",
@@ -46,7 +55,7 @@ def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
 
 
 def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]:
-    """Both speeds, their ratio, and whether the tokens are the same."""
+    """Yields both speeds, their ratio, and whether the tokens are the same."""
     faster = comparison.ratio >= 1
     yield Text("compared in one process, compilation not counted", style="dim")
     yield Text(f"  speculative {comparison.speculative:9.1f} tokens/s")
@@ -67,17 +76,24 @@ def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]
         )
 
 
-def json_line(job, k: int, drafts: str, row: int, result: TextResult, comparison: Comparison | None) -> str:
-    """One prompt's result as a JSON object on one line."""
+def json_line(
+    prompt: str, result: TextResult, shared: Mapping[str, Any], comparison: Comparison | None, *, row: int
+) -> str:
+    """Returns one prompt's result as a JSON object on one line.
+
+    Args:
+      prompt: its text.
+      result: its result.
+      shared: what to say of all prompts: the names of the models and the numbers of drafts.
+      comparison: with plain decoding, or `None`.
+      row: which prompt it is, from 0.
+    """
     record = {
-        "prompt": job.texts[row],
+        "prompt": prompt,
         "text": result.text,
         "token_ids": result.token_ids,
         "stop_reason": result.stop_reason,
-        "model": job.model,
-        "draft": job.draft,
-        "k": k,
-        "drafts": drafts,
+        **shared,
         "seed": result.seed,
         "prompt_tokens": result.prompt_tokens,
         "new_tokens": len(result.token_ids),
@@ -103,13 +119,13 @@ def _comparison_record(comparison: Comparison, difference: Difference | None) ->
         "tokens": "identical" if difference is None else "differ",
     }
     if difference is not None:
-        record["first_difference"] = difference.place
+        record["first_difference"] = difference.position
         record["logit_gap"] = difference.logit_gap if math.isfinite(difference.logit_gap) else None
     return record
 
 
 def _describe(difference: Difference) -> str:
     return (
-        f"prompt {difference.row + 1}, new token {difference.place + 1}: {difference.speculative!r}, "
+        f"prompt {difference.row + 1}, new token {difference.position + 1}: {difference.speculative!r}, "
         f"plain decoding {difference.plain!r}; the two best logits there are {difference.logit_gap:.2g} apart"
     )

@@ -1,72 +1,91 @@
-"""`jaxspec train`: a command for each kind of drafter; its options are the fields of its recipe."""
+"""`jaxspec train`: a command for each kind of drafter that can be trained."""
 
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+import dataclasses
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from jaxspec.cli import fields
-from jaxspec.cli.errors import reported
-from jaxspec.cli.generate import DtypeName
-from jaxspec.contrib.exit_head.training import EarlyExitRecipe
-from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
-from jaxspec.heads.dflash.training import DFlashRecipe
-from jaxspec.heads.eagle.training import EagleRecipe
-from jaxspec.heads.medusa.training import MedusaRecipe
-from jaxspec.heads.tandem.training import TandemRecipe
-from jaxspec.training.distill import DistillRecipe
-from jaxspec.training.state import TrainingOptions
+from jaxspec.cli.options import DEFAULT_MODEL, DTYPES, build, declare, parameters
+from jaxspec.cli.processes import make_mesh, parse_axes
 
-# Every kind of drafter that can be trained.
-RECIPES = {
-    "eagle": EagleRecipe,
-    "dflash": DFlashRecipe,
-    "medusa": MedusaRecipe,
-    "tandem": TandemRecipe,
-    "early-exit": EarlyExitRecipe,
-    "distill": DistillRecipe,
-}
-# What `--whole-model` does in place of it, for the kinds that have it.
-WHOLE = {"early-exit": LayerSkipRecipe}
-# Names of a recipe's fields that the run itself has an option of.
-_TAKEN = {"steps": "unrolled_steps"}
-
-train = typer.Typer(
-    help="Trains a drafter for a model, on data that `jaxspec data` made.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+if TYPE_CHECKING:
+    from jaxspec.training.dataset import Dataset
+    from jaxspec.training.state import TrainingOptions
+    from jaxspec.training.recipe import Recipe
 
 
-def _run(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """The options of the updates: the fields of `TrainingOptions`, without their number."""
+
+    batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch, padding included.")] = 4096
+    accumulation: Annotated[int, typer.Option(help="Batches an update.")] = 1
+    learning_rate: Annotated[
+        float, typer.Option(help="The highest, reached after warmup_steps and lowered along a cosine from there.")
+    ] = 1e-3
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Updates over which it rises from 0; by default a twentieth of all, 500 at most.")
+    ] = None
+    final_fraction: Annotated[float, typer.Option(help="Of the highest learning rate, at the last update.")] = 0.1
+    beta1: Annotated[float, typer.Option(help="How long AdamW remembers gradients.")] = 0.9
+    beta2: Annotated[float, typer.Option(help="How long it remembers their squares.")] = 0.95
+    weight_decay: Annotated[float, typer.Option(help="AdamW's, of arrays of two axes or more.")] = 0.01
+    clip: Annotated[float, typer.Option(help="The longest that a gradient over all parameters may be.")] = 1.0
+    seed: Annotated[
+        int, typer.Option(help="Of initial parameters, of the order of the data, and of all that is drawn.")
+    ] = 0
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Updates between checkpoints; the last update makes one too.")
+    ] = 100
+    keep: Annotated[int, typer.Option(help="How many of them are kept.")] = 2
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Updates between measurements of the true acceptance, if there is something to measure it on; by "
+            "default after the last one only."
+        ),
+    ] = None
+    log_every: Annotated[int, typer.Option(help="Updates that are one line of the curve.")] = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run, whatever is trained."""
+
     data: Annotated[
         list[str], typer.Option("--data", metavar="DIR", help="A folder that `jaxspec data` wrote; repeatable.")
-    ],
+    ]
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="DIR", help="The run's folder; the drafter will be in its `head`.")
-    ],
+    ]
     model: Annotated[
         str, typer.Option("--model", "-m", help="What to draft for: a name of `jaxspec models`, a path, or a hub id.")
-    ] = "smollm2-135m-instruct",
+    ] = DEFAULT_MODEL
     epochs: Annotated[
         float | None, typer.Option(help="How often all data are read.  [default: 1]", show_default=False)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="In its place: updates of the parameters.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="In its place: tokens to read, padding left out.")] = None,
+    ] = None
+    steps: Annotated[int | None, typer.Option(help="In its place: updates of the parameters.")] = None
+    tokens: Annotated[int | None, typer.Option(help="In its place: tokens to read, padding left out.")] = None
     validation: Annotated[
         int, typer.Option(help="Conversations to set aside, to measure the true acceptance on; 0 is none.")
-    ] = 32,
-    validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False,
+    ] = 32
+    validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False
     whole_texts: Annotated[
         bool,
         typer.Option("--whole-texts", help="Learn the target's distribution at every token, those of prompts too."),
-    ] = False,
+    ] = False
     dtype: Annotated[
-        DtypeName | None,
+        str | None,
+        DTYPES,
         typer.Option(help="Of the target, and of products in training.  [default: float32 on a CPU, else bfloat16]"),
-    ] = None,
+    ] = None
     states: Annotated[
         str | None,
         typer.Option(
@@ -74,78 +93,161 @@ def _run(
             help="Keep the target's states there, for later epochs and other drafters: about 5 kB a token of a small "
             "model.",
         ),
-    ] = None,
+    ] = None
     mesh: Annotated[
         str | None,
         typer.Option(metavar="AXES", help="Split batches and the target over all devices: 'data=4,model=2'."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    **given: Any,
-) -> None:
-    """Made into a command for each recipe; `given` are the fields of the recipe and of `TrainingOptions`."""
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+
+    def __post_init__(self):
+        parse_axes(self.mesh)
+        if len(given := self._lengths()) > 1:
+            raise ValueError(f"{' and '.join(given)} both say how long to train; pass one of them")
+        for name, value in given.items():
+            if name != "--steps" and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+
+    def training(self, updates: UpdateOptions, data: "Dataset", devices: int) -> "TrainingOptions":
+        """Returns the options of training on data, by batches whose rows so many devices share."""
+        from jaxspec.training.state import TrainingOptions
+        from jaxspec.training.session import options_for_epochs
+
+        if self.steps is not None:
+            return TrainingOptions(steps=self.steps, **vars(updates))
+        epochs = 1.0 if self.epochs is None else self.epochs
+        if self.tokens is not None:
+            epochs = self.tokens / int(data.lengths.sum())
+        return options_for_epochs(data, epochs, devices=devices, **vars(updates))
+
+    def _lengths(self) -> dict[str, float]:
+        given = {"--epochs": self.epochs, "--steps": self.steps, "--tokens": self.tokens}
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def _command(kind: str, recipe: type) -> Callable[..., None]:
-    whole, own = WHOLE.get(kind), fields.parameters(recipe, _TAKEN)
-    if whole is not None:
-        own = _of_both(own, fields.parameters(whole, _TAKEN))
-    general = [one for one in fields.parameters(TrainingOptions) if one.name != "steps"]
-    shared = [one for one in inspect.signature(_run).parameters.values() if one.kind is not one.VAR_KEYWORD]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a command.
 
-    def command(**given: Any) -> None:
-        from jaxspec.cli.train_run import Job, run
+    Attributes:
+      run: whatever is trained.
+      recipe: the kind.
+      chosen: fields of the recipe that were given.
+      updates: how the parameters are updated.
+    """
 
+    run: RunOptions
+    recipe: "type[Recipe]"
+    chosen: Mapping[str, Any]
+    updates: UpdateOptions
+
+
+def run(options: Options) -> None:
+    """Trains, and says where the drafter (or the model) is and how to use it.
+
+    Raises:
+      ValueError: options, data and model do not fit each other.
+    """
+    from jaxspec.checkpoints.load import load
+    from jaxspec.cli.compilation import enable_compilation_cache
+    from jaxspec.core.model import placement_of
+    from jaxspec.training import session
+    from jaxspec.training.dataset import Dataset
+    from jaxspec.training.loop import row_devices, train
+
+    enable_compilation_cache()
+    asked = options.run
+    axes = parse_axes(asked.mesh)
+    mesh = None if axes is None else make_mesh(axes)
+    data = Dataset.open(asked.data, unfinished=asked.unfinished)
+    target = load(asked.model, dtype=asked.dtype, mesh=mesh)
+    session.check_made_for(data, target, asked.model)
+    rest, aside = data.split(asked.validation)
+    rest = dataclasses.replace(rest, whole_texts=asked.whole_texts)
+    recipe = options.recipe.of(target, **options.chosen)
+    training = asked.training(options.updates, rest, row_devices(placement_of(target)))
+    trained = train(
+        recipe,
+        target,
+        rest,
+        training,
+        asked.out,
+        mesh=mesh,
+        validation=session.validation_prompts(aside, target, asked.validation_tokens),
+        aside=session.all_batches(aside, training) if len(aside) else None,
+        states=asked.states,
+        notes={
+            "command": f"jaxspec {shlex.join(sys.argv[1:])}",
+            "data_folders": [session.describe_folder(Path(folder)) for folder in asked.data],
+        },
+        quiet=asked.quiet,
+    )
+    typer.echo(f"{trained.folder}: use it with `jaxspec generate {recipe.usage(asked.model, trained.folder)}`")
+
+
+@functools.cache
+def kinds() -> "Mapping[str, type[Recipe]]":
+    """Returns the recipe of every kind of drafter that can be trained, by the name of its command."""
+    from jaxspec.contrib.exit_head.training import EarlyExitRecipe
+    from jaxspec.heads.dflash.training import DFlashRecipe
+    from jaxspec.heads.eagle.training import EagleRecipe
+    from jaxspec.heads.medusa.training import MedusaRecipe
+    from jaxspec.heads.tandem.training import TandemRecipe
+    from jaxspec.training.distill import DistillRecipe
+
+    return {
+        "eagle": EagleRecipe,
+        "dflash": DFlashRecipe,
+        "medusa": MedusaRecipe,
+        "tandem": TandemRecipe,
+        "early-exit": EarlyExitRecipe,
+        "distill": DistillRecipe,
+    }
+
+
+def whole_models() -> "Mapping[str, type[Recipe]]":
+    """Returns what `--whole-model` trains in place of a drafter, for the kinds that have it."""
+    from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+
+    return {"early-exit": LayerSkipRecipe}
+
+
+def command(name: str) -> Callable[..., None]:
+    """Returns the command of a kind, for typer: options of the run, of its recipe and of the updates."""
+    from jaxspec.cli import recipes
+
+    recipe, whole = kinds()[name], whole_models().get(name)
+    own = recipes.recipe_parameters(recipe) if whole is None else recipes.two_forms(recipe, whole)
+
+    def function(**given: Any) -> None:
         trained = recipe
         if whole is not None:
             trained, other = (whole, recipe) if given["whole_model"] else (recipe, whole)
-            _check_form(trained, other, given)
-        chosen = fields.values(trained, given, _TAKEN)
-        options = fields.values(TrainingOptions, given | {"steps": None})
-        run(Job(trained, chosen, options, **{one.name: given[one.name] for one in shared}))
+            recipes.check_form(trained, other, given)
+        chosen = recipes.recipe_values(trained, given)
+        options = build(RunOptions, given), build(UpdateOptions, given)
+        run(Options(run=options[0], recipe=trained, chosen=chosen, updates=options[1]))
 
-    command.__name__, command.__doc__ = kind, fields.summary(recipe)
-    parameters = [*(one.replace(kind=one.KEYWORD_ONLY) for one in shared), *own, *general]
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    return reported(command)
+    return declare(function, [*parameters(RunOptions), *own, *parameters(UpdateOptions)], recipes.summary(recipe))
 
 
-def _of_both(own: list[inspect.Parameter], others: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """The options of a command with two forms: `--whole-model`, then those of either form, which default to nothing."""
-    shared = {one.name for one in own} & {one.name for one in others}
-    flag = typer.Option(
-        "--whole-model",
-        help="Train all of the model in place of an exit (LayerSkip): another model then, written whole.",
-    )
-    whole = inspect.Parameter(
-        "whole_model", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, flag]
-    )
-    forms = [_of_one_form(one, "") for one in own if one.name not in shared]
-    forms += [_of_one_form(one, "With --whole-model: ") for one in others if one.name not in shared]
-    return [whole, *(one for one in own if one.name in shared), *forms]
+class _Kinds(TyperGroup):
+    """The commands of all kinds, each made when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*kinds()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in kinds():
+            return None
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name)(command(cmd_name))
+        return typer.main.get_command(alone)
 
 
-def _of_one_form(parameter: inspect.Parameter, when: str) -> inspect.Parameter:
-    """The same option without a value, so that one that was given can be told; its help says the default."""
-    (option,) = parameter.annotation.__metadata__
-    if parameter.default is not None:
-        option.help += f"  [default: {parameter.default}]"
-    option.help = when + option.help
-    return parameter.replace(default=None)
-
-
-def _check_form(trained: type, other: type, given: dict[str, Any]) -> None:
-    """Raises for options of the other form."""
-    names = [one.name for one in fields.parameters(other, _TAKEN)]
-    own = {one.name for one in fields.parameters(trained, _TAKEN)}
-    wrong = [f"--{name.replace('_', '-')}" for name in names if name not in own and given[name] is not None]
-    if wrong and given["whole_model"]:
-        raise ValueError(
-            f"{', '.join(wrong)}: of an exit of its own, which --whole-model does not train; leave out either"
-        )
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)}: only of --whole-model; pass that too, or leave it out")
-
-
-for _kind, _recipe in RECIPES.items():
-    train.command(_kind)(_command(_kind, _recipe))
+app = typer.Typer(
+    cls=_Kinds,
+    help="Trains a drafter for a model, on data that `jaxspec data` made.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)

@@ -16,7 +16,6 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.orbax import save
 from jaxspec.checkpoints.zoo import list_models
 from jaxspec.cli import app as application
-from jaxspec.cli import run as running
 from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
@@ -69,6 +68,22 @@ def test_int8_is_a_target_of_its_own(folder):
 def test_help(command):
     result = _run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
+
+
+def test_the_first_screen_needs_no_jax():
+    """The commands are listed as they are known to be, and neither JAX nor Flax is imported for that."""
+    script = (
+        "import sys\n"
+        "import typer.testing\n"
+        "from jaxspec.cli import app\n"
+        "print(typer.testing.CliRunner().invoke(app.app, ['--help']).stdout)\n"
+        "assert not {'jax', 'flax'} & sys.modules.keys()\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.strip()]
+    assert listed == ["generate", "models", "data", "bench", "plan", "compile-report", "train"]
 
 
 def test_version():
@@ -228,7 +243,7 @@ def test_errors_of_jax_are_one_line(folder, monkeypatch, error, line):
     def fail(*args, **kwargs):
         raise jax.errors.JaxRuntimeError(error)
 
-    monkeypatch.setattr(running, "load", fail)
+    monkeypatch.setattr("jaxspec.checkpoints.load.load", fail)
     result = _generate(folder, "hello")
     assert (result.exit_code, result.stderr) == (2, f"error: {line}\n")
 
@@ -249,7 +264,7 @@ def test_an_interruption_is_quiet(folder, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "load", interrupted)
+    monkeypatch.setattr("jaxspec.checkpoints.load.load", interrupted)
     result = _generate(folder, "hello")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
 

@@ -1,7 +1,6 @@
 """`jaxspec train`: options from fields, a drafter in one line, and mistakes in one line too."""
 
 import dataclasses
-import inspect
 import json
 import shutil
 
@@ -12,8 +11,8 @@ import jaxspec
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from jaxspec.cli import fields
-from jaxspec.cli.train import RECIPES, WHOLE
+from jaxspec.cli.recipes import recipe_parameters, recipe_values
+from jaxspec.cli.train import UpdateOptions, kinds, whole_models
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
 from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
 from jaxspec.training import losses
@@ -125,7 +124,7 @@ def test_a_whole_model_has_no_exit_of_its_own(deep, tmp_path, arguments, said):
 
 def test_the_two_forms_of_an_early_exit(deep, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[0]) or _Done())
+    monkeypatch.setattr("jaxspec.training.loop.train", lambda *args, **_: seen.append(args[0]) or _Done())
     common = ("early-exit", tmp_path / "run", *SHORT, "--layers", "2")
     for extra in ((), ("--blocks", "0", "--draft-vocabulary", "0"), ("--whole-model", "--rotation", "0", "-k", "3")):
         result = _train(deep, *common, *extra)
@@ -179,7 +178,7 @@ def test_data_longer_than_the_context(folders, tmp_path, model):
 
 def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **_: seen.append(args[3]) or _Done())
+    monkeypatch.setattr("jaxspec.training.loop.train", lambda *args, **_: seen.append(args[3]) or _Done())
     shared = (*SMALL, "--batch-tokens", "256", "--validation", "0")  # eight short texts: four batches of two
     # Eight devices share rows of eight, so that one batch holds all.
     for extra in ((), ("--epochs", "2.5"), ("--tokens", "1"), ("--accumulation", "3"), ("--mesh", "data=8,model=1")):
@@ -189,7 +188,7 @@ def test_an_epoch_reads_all_data_once(folders, tmp_path, monkeypatch):
 
 def test_whole_texts_and_where_states_are_kept(folders, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("jaxspec.cli.train_run.train", lambda *args, **given: seen.append((args[2], given)) or _Done())
+    monkeypatch.setattr("jaxspec.training.loop.train", lambda *args, **given: seen.append((args[2], given)) or _Done())
     kept = tmp_path / "states"
     for extra in ((), ("--whole-texts", "--states", kept)):
         assert _train(folders, "distill", tmp_path / "run", *SMALL, *SHORT, *extra).exit_code == 0
@@ -204,36 +203,43 @@ class _Done:
     folder = "here"
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", kinds())
 def test_options_are_the_fields(kind):
-    recipe = RECIPES[kind]
+    recipe = kinds()[kind]
     help_text = typer.testing.CliRunner().invoke(application.app, ["train", kind, "--help"]).stdout
-    own = {one.name: one.default for one in fields.parameters(recipe)}
-    assert own.keys() == {field.name for field in dataclasses.fields(recipe)}
-    for name in own.keys() - {"k", "steps"}:
+    own = {one.name: one.default for one in recipe_parameters(recipe)}
+    fields = {field.name: field for field in dataclasses.fields(recipe)}
+    assert own.keys() == {"unrolled_steps" if name == "steps" else name for name in fields}
+    for name in own.keys() - {"k"}:
         assert f"--{name.replace('_', '-')}" in help_text
-    if kind in WHOLE:
+    if kind in whole_models():
         assert "--whole-model" in help_text and "--exit-scale" in help_text
     # What is not said is as the recipe has it.
-    made = fields.values(recipe, own)
-    for field in dataclasses.fields(recipe):
+    made = recipe_values(recipe, own)
+    for name, field in fields.items():
         if isinstance(field.default, int | float):
-            assert made[field.name] == field.default
+            assert made[name] == field.default
 
 
 def test_every_field_is_explained():
-    for kind in (TrainingOptions, *RECIPES.values(), *WHOLE.values()):
-        for parameter in fields.parameters(kind):
+    for recipe in (*kinds().values(), *whole_models().values()):
+        for parameter in recipe_parameters(recipe):
             (option,) = parameter.annotation.__metadata__
-            assert len(option.help) > 3, (kind, parameter.name)
+            assert len(option.help) > 3, (recipe, parameter.name)
+
+
+def test_the_options_of_updates_are_those_of_training():
+    """The names and the defaults; how many updates there are is said otherwise."""
+    told = {field.name: field.default for field in dataclasses.fields(UpdateOptions)}
+    assert told == {field.name: field.default for field in dataclasses.fields(TrainingOptions) if field.name != "steps"}
 
 
 def test_zero_stands_for_none():
-    eagle = RECIPES["eagle"]
-    given = dict.fromkeys(inspect.signature(eagle).parameters) | {"draft_vocabulary": 0, "capture": "2,15,27"}
-    assert fields.values(eagle, given) == {"draft_vocabulary": None, "capture": (2, 15, 27)}
+    eagle = kinds()["eagle"]
+    given = {one.name: None for one in recipe_parameters(eagle)} | {"draft_vocabulary": 0, "capture": "2,15,27"}
+    assert recipe_values(eagle, given) == {"draft_vocabulary": None, "capture": (2, 15, 27)}
     with pytest.raises(ValueError, match="list of numbers"):
-        fields.values(eagle, given | {"capture": "2;3"})
+        recipe_values(eagle, given | {"capture": "2;3"})
 
 
 def test_names_of_divergences():

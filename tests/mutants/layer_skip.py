@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "options of a trained exit are taken for a whole model's, and forgotten",
-        "cli/train.py",
+        "cli/recipes.py",
         "if name not in own and given[name] is not None",
         "if name not in own and given[name] is None and not own",
         ("tests/cli/test_train.py::test_a_whole_model_has_no_exit_of_its_own",),

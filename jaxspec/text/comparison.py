@@ -1,0 +1,105 @@
+"""Compares speculative with plain decoding of the same prompts."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.model import Model, placement_of
+from jaxspec.core.prefill import prefill
+from jaxspec.text.decoder import SpeculativeDecoder
+from jaxspec.text.result import TextResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first position at which the tokens of one prompt differ.
+
+    Attributes:
+      row: which prompt, from 0.
+      position: which new token, from 0.
+      speculative: the token's text at it, or "" where the row had ended.
+      plain: the same without speculation.
+      logit_gap: between the target's two largest logits there.
+    """
+
+    row: int
+    position: int
+    speculative: str
+    plain: str
+    logit_gap: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two ways of decoding, measured after compilation.
+
+    Attributes:
+      speculative: tokens a second.
+      plain: tokens a second without speculation.
+      sampled: whether tokens were drawn.
+      differences: of each prompt; `None` where all tokens are the same.
+    """
+
+    speculative: float
+    plain: float
+    sampled: bool
+    differences: tuple[Difference | None, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Divides the speed of speculation by that of plain decoding."""
+        return self.speculative / self.plain if self.plain else 0.0
+
+
+def compare_results(
+    decoder: SpeculativeDecoder,
+    speculative: list[TextResult],
+    plain: list[TextResult],
+    prompts: Sequence[Sequence[int]],
+) -> Comparison:
+    """Compares two results of the same prompts and the same seed.
+
+    Args:
+      decoder: of plain decoding.
+      speculative: a result a prompt.
+      plain: the same without speculation.
+      prompts: token ids.
+    """
+    rows = zip(speculative, plain, prompts, strict=True)
+    return Comparison(
+        speculative[0].tokens_per_second,
+        plain[0].tokens_per_second,
+        speculative[0].seed is not None,
+        tuple(_first_difference(decoder, index, *row) for index, row in enumerate(rows)),
+    )
+
+
+def _first_difference(
+    decoder: SpeculativeDecoder, row: int, speculative: TextResult, plain: TextResult, prompt: Sequence[int]
+) -> Difference | None:
+    fast, slow = speculative.token_ids, plain.token_ids
+    if fast == slow:
+        return None
+    shorter = min(len(fast), len(slow))
+    position = next((i for i in range(shorter) if fast[i] != slow[i]), shorter)
+    texts = (decoder.tokenizer.decode(ids[position : position + 1], skip_special_tokens=False) for ids in (fast, slow))
+    return Difference(row, position, *texts, _logit_gap(decoder.target, [*prompt, *slow[:position]]))
+
+
+def _logit_gap(target: Model, ids: list[int]) -> float:
+    """Returns the difference between the two largest logits after a text."""
+    tokens = jnp.asarray([ids], jnp.int32)
+    largest = np.sort(np.asarray(_last_logits(target, tokens)))[-2:]
+    return float(largest[1] - largest[0])
+
+
+@jax.jit
+def _last_logits(target: Model, tokens: Int[Array, "1 t"]) -> Float[Array, "v"]:
+    length = jnp.full(1, tokens.shape[1], jnp.int32)
+    cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
+    return placement_of(target).replicate(target(tokens[:, -1:], cache).logits[0, 0])
