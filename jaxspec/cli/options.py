@@ -114,7 +114,7 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     marks = typing.get_args(hint)[1:]
     for mark in marks:
         if isinstance(mark, OneOf):
-            choice = enum.StrEnum(field.name, {name: name for name in mark.names()})
+            choice: Any = enum.StrEnum(field.name, {name: name for name in mark.names()})
             of_kind = {str: choice, str | None: choice | None, list[str] | None: list[choice] | None}
             hint = Annotated[of_kind[typing.get_args(hint)[0]], *(other for other in marks if other is not mark)]
             default = choice(default) if isinstance(default, str) else default

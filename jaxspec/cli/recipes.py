@@ -111,11 +111,11 @@ def _of_one_form(parameter: inspect.Parameter, when: str) -> inspect.Parameter:
 
 def _read(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     kind, optional = _plain(hint)
-    if optional and value == 0 and _default(field) is not None:
-        return None
     if kind is tuple:
         return _read_list(field.name, value)
-    return losses.by_name(value) if issubclass(kind, losses.Divergence) else value
+    if issubclass(kind, losses.Divergence):
+        return losses.by_name(value)
+    return None if optional and value == 0 and _default(field) is not None else value
 
 
 def _read_list(name: str, text: str) -> tuple[int, ...]:

@@ -87,8 +87,12 @@ def _first_difference(
         return None
     shorter = min(len(fast), len(slow))
     position = next((i for i in range(shorter) if fast[i] != slow[i]), shorter)
-    texts = (decoder.tokenizer.decode(ids[position : position + 1], skip_special_tokens=False) for ids in (fast, slow))
-    return Difference(row, position, *texts, _logit_gap(decoder.target, [*prompt, *slow[:position]]))
+    gap = _logit_gap(decoder.target, [*prompt, *slow[:position]])
+    return Difference(row, position, _text_at(decoder, fast, position), _text_at(decoder, slow, position), gap)
+
+
+def _text_at(decoder: SpeculativeDecoder, ids: Sequence[int], position: int) -> str:
+    return decoder.tokenizer.decode(ids[position : position + 1], skip_special_tokens=False)
 
 
 def _logit_gap(target: Model, ids: list[int]) -> float:
