@@ -101,6 +101,6 @@ class Stats:
         return np.sum(np.asarray(self.accepted_at), axis=0) / rounds
 
 
-def _ratio(numerator: Array, denominator: Array) -> float:
+def _ratio(numerator: Array | np.ndarray, denominator: Array | np.ndarray) -> float:
     total = int(np.sum(denominator))
     return float(np.sum(numerator)) / total if total else 0.0
