@@ -200,7 +200,8 @@ def _run(options: Options, texts: list[str]) -> None:
         for row, (text, result) in enumerate(zip(texts, results, strict=True)):
             typer.echo(report.json_line(text, result, shared, comparison, row=row))
         return
-    console.print(report.summary_line(results, drafts=drafts if decoder.drafter.max_drafts > 0 else None), soft_wrap=True)
+    drafted = drafts if decoder.drafter.max_drafts > 0 else None
+    console.print(report.summary_line(results, drafts=drafted), soft_wrap=True)
     if comparison is not None:
         for line in report.comparison_lines(comparison, coupled=options.verifier == "coupled"):
             console.print(line, soft_wrap=True)

@@ -16,8 +16,8 @@ from jaxspec.cli.processes import make_mesh, parse_axes
 
 if TYPE_CHECKING:
     from jaxspec.training.dataset import Dataset
-    from jaxspec.training.state import TrainingOptions
     from jaxspec.training.recipe import Recipe
+    from jaxspec.training.state import TrainingOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class RunOptions:
 
     def training(self, updates: UpdateOptions, data: "Dataset", devices: int) -> "TrainingOptions":
         """Returns the options of training on data, by batches whose rows so many devices share."""
-        from jaxspec.training.state import TrainingOptions
         from jaxspec.training.session import options_for_epochs
+        from jaxspec.training.state import TrainingOptions
 
         if self.steps is not None:
             return TrainingOptions(steps=self.steps, **vars(updates))
