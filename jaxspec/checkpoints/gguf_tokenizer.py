@@ -1,4 +1,4 @@
-"""A `tokenizers.Tokenizer` from the vocabulary that a GGUF file carries in its metadata.
+"""Builds a tokenizer from the vocabulary in a GGUF file's metadata.
 
 GGUF names the kind of tokenizer (`gpt2`: byte-level BPE, `llama`: SentencePiece BPE) and, for the
 first, how text is cut up before merging (`tokenizer.ggml.pre`); what those names stand for is
@@ -6,11 +6,15 @@ written down here, after the tokenizers that the models were released with.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.families.table import find_gguf_family
 
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -36,7 +40,15 @@ _END_TEXTS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """How a byte-level vocabulary cuts text before merging."""
+    """A way to cut text before the merges of a byte-level vocabulary.
+
+    Attributes:
+      regex: matches the pieces; `None` is GPT-2's.
+      single_digits: whether each digit is a piece of its own.
+      normal_form: whether text is brought into Unicode's normal form C.
+      whole_words_first: whether a piece that is a token stays one, however it would be merged.
+      adds_bos: whether texts begin with the beginning token, unless the file says otherwise.
+    """
 
     regex: str | None = None
     single_digits: bool = False
@@ -60,25 +72,11 @@ _SPLITS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class GGUFTokenizer:
-    """What a GGUF file says of its tokenizer.
+def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Builds the tokenizer that a GGUF file's metadata describes.
 
-    Attributes:
-      backend: the tokenizer itself.
-      special_tokens: the texts of `bos_token`, `eos_token`, `unk_token`, `pad_token`, where given.
-      eos_token_ids: every token that ends a text or a turn.
-      chat_template: the Jinja template, if there is one.
-    """
-
-    backend: Tokenizer
-    special_tokens: dict[str, str]
-    eos_token_ids: tuple[int, ...]
-    chat_template: str | None
-
-
-def build_tokenizer(metadata: Mapping[str, Any]) -> GGUFTokenizer:
-    """Builds the tokenizer described by a GGUF file's `tokenizer.*` metadata.
+    Args:
+      metadata: the file's key-value pairs.
 
     Raises:
       ValueError: there is no vocabulary, or its kind or way of splitting text is not supported.
@@ -87,21 +85,22 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> GGUFTokenizer:
     if not tokens:
         raise ValueError("the metadata has no tokenizer (tokenizer.ggml.tokens); pass a file that has one")
     kind = metadata.get(_KEY + "model")
-    if kind == "gpt2":
-        backend, adds_bos = _byte_level(metadata, tokens)
-    elif kind == "llama":
-        is_gemma = str(metadata.get("general.architecture", "")).startswith("gemma")
-        backend, adds_bos = _gemma(metadata, tokens) if is_gemma else _sentencepiece(metadata, tokens), True
-    else:
-        raise ValueError(f"unsupported GGUF tokenizer model {kind!r}; supported: gpt2, llama")
+    if kind not in _KINDS:
+        raise ValueError(f"unsupported GGUF tokenizer model {kind!r}; supported: {', '.join(_KINDS)}")
+    backend, adds_bos = _KINDS[kind](metadata, tokens)
     special = _special_tokens(metadata, tokens)
     _add_special_tokens(backend, metadata, tokens, special)
     adds_bos = metadata.get(_KEY + "add_bos_token", adds_bos)
     _add_ends(backend, special, adds_bos, metadata.get(_KEY + "add_eos_token", False))
-    return GGUFTokenizer(backend, special, _ends(metadata, tokens), metadata.get("tokenizer.chat_template"))
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        eos_token_ids=_ends(metadata, tokens),
+        chat_template=metadata.get("tokenizer.chat_template"),
+    )
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, bool]:
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     name = metadata.get(_KEY + "pre", "default")
     if name not in _SPLITS:
         raise ValueError(
@@ -110,8 +109,10 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
     split = _SPLITS[name]
     vocab = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get(_KEY + "merges", ())]
-    backend = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words_first))
-    stages = [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
+    backend = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words_first))
+    stages: list[pre_tokenizers.PreTokenizer] = []
+    if split.single_digits:
+        stages.append(pre_tokenizers.Digits(individual_digits=True))
     if split.regex:
         stages.append(pre_tokenizers.Split(Regex(split.regex), behavior="isolated"))
     stages.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.regex is None))
@@ -122,7 +123,13 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
     return backend, split.adds_bos
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    family = find_gguf_family(metadata.get("general.architecture"))
+    merges_by_id = family is not None and family.gguf is not None and family.gguf.merges_by_id
+    return (_sentencepiece_by_id if merges_by_id else _sentencepiece_by_score)(metadata, tokens), True
+
+
+def _sentencepiece_by_score(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     backend = _sentencepiece_bpe(metadata, tokens, metadata.get(_KEY + "scores"))
     prefix = metadata.get(_KEY + "add_space_prefix", True)
     scheme = "first" if prefix else "never"
@@ -131,7 +138,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     return backend
 
 
-def _gemma(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+def _sentencepiece_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     # Runs of spaces are stored as spaces, and merges go by place in the vocabulary, not by score.
     tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
     backend = _sentencepiece_bpe(metadata, tokens, [-index for index in range(len(tokens))])
@@ -141,7 +148,9 @@ def _gemma(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     return backend
 
 
-def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], ranks) -> Tokenizer:
+def _sentencepiece_bpe(
+    metadata: Mapping[str, Any], tokens: list[str], ranks: Sequence[float] | None
+) -> tokenizers.Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if merges := metadata.get(_KEY + "merges"):
         merges = [tuple(merge.split(" ", 1)) for merge in merges]
@@ -151,12 +160,12 @@ def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], ranks) ->
         merges = _merges_from_ranks(vocab, ranks)
     unknown = metadata.get(_KEY + "unknown_token_id")
     unk_token = None if unknown is None else tokens[unknown]
-    return Tokenizer(BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token))
+    return tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token))
 
 
-def _merges_from_ranks(vocab: Mapping[str, int], ranks) -> list[tuple[str, str]]:
-    """Every way to put two tokens together into a third, best rank first."""
-    found = []
+def _merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
+    """Lists every way to put two tokens together into a third, best rank first."""
+    found: list[tuple[float, int, int, str, str]] = []
     for token, index in vocab.items():
         splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         splits = [(left, right) for left, right in splits if left in vocab and right in vocab]
@@ -186,8 +195,10 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str,
     return special
 
 
-def _add_special_tokens(backend: Tokenizer, metadata, tokens: list[str], special: Mapping[str, str]) -> None:
-    """Makes the control and user-defined tokens match whole; only the first are hidden when decoding."""
+def _add_special_tokens(
+    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str], special: Mapping[str, str]
+) -> None:
+    """Makes control and user-defined tokens match as one piece; only the first are hidden when decoding."""
     kinds = metadata.get(_KEY + "token_type") or [1] * len(tokens)
     hidden = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (_UNKNOWN, _CONTROL)]
     hidden = list(dict.fromkeys([*special.values(), *hidden]))
@@ -197,8 +208,8 @@ def _add_special_tokens(backend: Tokenizer, metadata, tokens: list[str], special
     backend.add_tokens([AddedToken(token, normalized=False) for token in shown if token in vocab])
 
 
-def _add_ends(backend: Tokenizer, special: Mapping[str, str], adds_bos: bool, adds_eos: bool) -> None:
-    """Has `encode` put the first and last token around a text, where the model was trained so."""
+def _add_ends(backend: tokenizers.Tokenizer, special: Mapping[str, str], adds_bos: bool, adds_eos: bool) -> None:
+    """Makes `encode` put the first and last token around a text, where the model was trained so."""
     first = [special["bos_token"]] if adds_bos and "bos_token" in special else []
     last = [special["eos_token"]] if adds_eos and "eos_token" in special else []
     # Set even if it adds nothing: transformers does so on reading a folder, and the two are then equal.
@@ -213,3 +224,7 @@ def _ends(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[int, ...]:
     kinds = metadata.get(_KEY + "token_type") or ()
     known = (index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _END_TEXTS)
     return tuple(sorted({*known, *(index for index in named if index is not None)}))
+
+
+# By `tokenizer.ggml.model`: each builds the tokenizer, and says whether texts begin with the beginning token.
+_KINDS = {"gpt2": _byte_level, "llama": _sentencepiece}

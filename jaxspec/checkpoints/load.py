@@ -1,4 +1,4 @@
-"""`load`: a model from any of the places where weights are kept."""
+"""Loads a model from the zoo, the model hub, a folder or a GGUF file."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def load(
     Args:
       name_or_path: one of, tried in this order,
         * a name of the zoo (`jaxspec.list_models()`), downloaded at the first use, or of a draft model
-          that ships with one, "smollm2-135m-instruct/distilled";
+          that was trained for one, "smollm2-135m-instruct/distilled" (in the repository, not in a wheel);
         * a local folder: Hugging Face's (`config.json` and safetensors) or one that `save` wrote;
         * a local `.gguf` file;
         * a repository on the model hub, `organization/name`.
@@ -43,11 +43,20 @@ def load(
         part, and the host no more than one parameter of the checkpoint beside them.
       rules: how; `None` is by the mesh axes `data`, `model` and `draft` (`jaxspec.sharding.default_rules`).
 
+    Returns:
+      The model, with its tokenizer if the checkpoint has one.
+
     Raises:
       ValueError: the name is unknown, the dtype or architecture is not supported, a file is
         truncated or corrupted, or rules and mesh do not fit.
       FileNotFoundError: the path does not exist, or the drafter is not in this installation.
       OSError: a download failed; the message says what to do.
+
+    Example:
+      >>> jaxspec.save(target, folder / "model")
+      >>> model = jaxspec.load(folder / "model", dtype="bfloat16")
+      >>> model.vocab_size, model.dtype.name
+      (310, 'bfloat16')
     """
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
     path = _locate(name_or_path)

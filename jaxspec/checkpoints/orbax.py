@@ -32,8 +32,8 @@ _VERSION = 2
 def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     """Writes a model as a checkpoint folder that `load` reads.
 
-    The folder appears whole or not at all. Where JAX runs in several processes, each of them makes this call with the
-    same path, in a folder that all of them see.
+    The folder appears complete or not at all. Where JAX runs in several processes, each of them makes this call with
+    the same path, in a folder that all of them see.
 
     Args:
       model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`; in several processes one that is split over
@@ -44,6 +44,11 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
       TypeError: the module is of another class, or weights are no arrays, so `load` could not rebuild it.
       ValueError: JAX runs in several processes, and each has a model of its own.
       FileExistsError: the path exists.
+
+    Example:
+      >>> jaxspec.save(target, folder / "model")
+      >>> sorted(path.name for path in (folder / "model").iterdir())
+      ['jaxspec.json', 'params', 'tokenizer']
     """
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
         kind = type(getattr(model, "module", model)).__name__
@@ -92,7 +97,12 @@ def _finish(model: LanguageModel, folder: Path, path: Path) -> None:
 
 
 def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
-    """Reads a folder that `save` wrote, with its parameters cast to `dtype`.
+    """Reads a folder that `save` wrote.
+
+    Args:
+      folder: the folder.
+      dtype: that the parameters are cast to.
+      placement: where parameters go; `None` is the default device.
 
     Raises:
       ValueError: a file is missing or damaged, or a newer jaxspec wrote the folder.
@@ -111,7 +121,7 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
             return model if placement is None else placed(model, placement)
     except Exception as error:  # orbax and its storage layer raise many kinds
         raise ValueError(
-            f"{folder} is no whole jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
+            f"{folder} is no complete jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
         ) from error
     raise ValueError(
         f"{folder} is of checkpoint version {version}, expected {_VERSION}; "
@@ -120,7 +130,7 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
 
 
 def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
-    """Shapes, dtypes and places of a module's parameters; the default device without a placement."""
+    """Returns shapes, dtypes and shardings of a module's parameters; on the default device without a placement."""
     shapes = abstract_params(module)
     if placement is not None:
         return jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), shapes)

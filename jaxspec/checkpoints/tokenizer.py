@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a GGUF file's metadata or a Hugging Face folder, without PyTorch."""
+"""Turns text into token ids and back, from a GGUF file's metadata or a Hugging Face folder, without PyTorch."""
 
 import functools
 import hashlib
@@ -21,15 +21,21 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 class Tokenizer:
     """A tokenizer, its special tokens and its chat template.
 
-    Two tokenizers are equal if they have the same content, so a tokenizer can be a static field of
-    a pytree that goes through `jax.jit`.
+    Two are equal if they have the same content, so one can be a static field of a pytree that goes through `jax.jit`.
+
+    Example:
+      >>> ids = target.tokenizer.encode("the sea")
+      >>> target.tokenizer.decode(ids)
+      'the sea'
+      >>> b"".join(target.tokenizer.token_bytes(index) for index in ids)
+      b'the sea'
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         *,
-        special_tokens: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str | None] | None = None,
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
     ):
@@ -37,7 +43,7 @@ class Tokenizer:
 
         Args:
           backend: the tokenizer.
-          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`.
+          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; `None` is none.
           eos_token_ids: every token that ends a text or a turn.
           chat_template: a Jinja template in the convention of transformers.
         """
@@ -48,9 +54,9 @@ class Tokenizer:
         self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self._chat_template = chat_template
 
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
-        """Builds the tokenizer that a GGUF file describes.
+    @staticmethod
+    def from_gguf(metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Builds the tokenizer that a GGUF file's metadata describes.
 
         Args:
           metadata: the file's key-value pairs.
@@ -60,19 +66,16 @@ class Tokenizer:
         """
         from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 
-        built = build_tokenizer(metadata)
-        return cls(
-            built.backend,
-            special_tokens=built.special_tokens,
-            eos_token_ids=built.eos_token_ids,
-            chat_template=built.chat_template,
-        )
+        return build_tokenizer(metadata)
 
     @classmethod
     def from_folder(cls, path: str | os.PathLike[str]) -> Self:
         """Reads the tokenizer of a Hugging Face folder, as `transformers.AutoTokenizer` does.
 
         The ends of a text are those of `generation_config.json`, `config.json` and the tokenizer.
+
+        Args:
+          path: the folder.
 
         Raises:
           ValueError: the folder has no tokenizer, or it is not one of the fast kind.
@@ -82,10 +85,8 @@ class Tokenizer:
             loaded = _transformers().AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             backend = loaded.backend_tokenizer
         except Exception as error:  # transformers raises almost anything here
-            raise ValueError(
-                f"{folder} has no tokenizer that can be read ({error}); expected tokenizer.json and "
-                "tokenizer_config.json"
-            ) from error
+            expected = "expected tokenizer.json and tokenizer_config.json"
+            raise ValueError(f"{folder} has no tokenizer that can be read ({error}); {expected}") from error
         template = loaded.chat_template
         if isinstance(template, Mapping):
             template = template.get("default")
@@ -113,6 +114,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can be called."""
         return self._chat_template is not None
 
     @functools.cached_property
@@ -122,17 +124,16 @@ class Tokenizer:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the content, in hexadecimal: equal for equal tokenizers."""
+        """The SHA-256 of the content, in hexadecimal: equal for equal tokenizers."""
         rest = json.dumps([self._special, self._eos_token_ids, self._chat_template], sort_keys=True)
         return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Encodes a text as token ids.
 
         Args:
           text: any text; the spelling of a special token in it becomes that token.
-          add_special_tokens: whether to put the beginning token (and, for some models, the end)
-            around it, where the model was trained so.
+          add_special_tokens: whether to put the beginning (and, for some models, the end) around it, as in training.
 
         Raises:
           TypeError: `text` is not a string.
@@ -142,9 +143,11 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD.
+        """Decodes token ids; bytes that are not UTF-8 become U+FFFD.
 
-        Ids of a model's padding beyond `vocab_size` contribute nothing.
+        Args:
+          ids: the token ids; those of a model's padding beyond `vocab_size` contribute nothing.
+          skip_special_tokens: whether special tokens contribute nothing either.
 
         Raises:
           ValueError: an id is negative.
@@ -155,10 +158,10 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
-        """The exact bytes a token contributes to a text, for decoding one token at a time.
+        """Returns the exact bytes that a token contributes to a text, for decoding one token at a time.
 
-        `decode` of a sequence is the UTF-8 decoding of its tokens' bytes joined, less the one
-        space in front that SentencePiece tokenizers strip from a whole text.
+        `decode` of a sequence is the UTF-8 decoding of its tokens' bytes joined, less the one space in front that
+        SentencePiece tokenizers strip from a whole text.
 
         Args:
           index: a token id; an id beyond `vocab_size` contributes nothing.
@@ -177,30 +180,29 @@ class Tokenizer:
             return b"" if skip_special_tokens else token.encode()
         if self._is_byte_level:
             alphabet = _byte_alphabet()
-            if all(char in alphabet for char in token):
-                return bytes(alphabet[char] for char in token)
-            return token.encode()
+            in_alphabet = all(char in alphabet for char in token)
+            return bytes(alphabet[char] for char in token) if in_alphabet else token.encode()
         if match := _BYTE_TOKEN.match(token):
             return bytes([int(match[1], 16)])
         return token.replace("▁", " ").encode()
 
     def is_special(self, index: int) -> bool:
-        """Whether a token is no part of any text, such as one that ends a turn."""
+        """Returns whether a token is no part of any text, such as one that ends a turn."""
         added = self._added.get(int(index))
         return added is not None and added.special
 
     def is_byte_token(self, index: int) -> bool:
-        """Whether a token is SentencePiece's `<0x0A>` or the like, for a byte that other tokens may spell too."""
+        """Returns whether a token is SentencePiece's `<0x0A>` or the like, a byte that other tokens may spell too."""
         return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(int(index)) or "") is not None
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
-        """Whether both have the same tokens by the same ids."""
+        """Returns whether both have the same tokens by the same ids."""
         return self is other or self._backend.get_vocab() == other._backend.get_vocab()
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Encodes a conversation as token ids.
 
         Args:
           messages: dictionaries with `role` and `content`.
@@ -216,23 +218,22 @@ class Tokenizer:
                 raise ValueError(f"a message must be a dictionary with 'role' and 'content', got {message!r}")
         try:
             text = self._renderer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
+                [dict(message) for message in messages], add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except Exception as error:  # the template is code of the model's author and may raise anything
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `tokenizer.json`, `tokenizer_config.json` and `generation_config.json` into a folder.
+        """Writes the files that `from_folder` and `transformers.AutoTokenizer` read.
 
-        `from_folder` and `transformers.AutoTokenizer` read them.
+        Args:
+          folder: made if it does not exist.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
-        if self.has_chat_template:
+        if self._chat_template is not None:
             config["chat_template"] = self._chat_template
         _write(folder / "tokenizer.json", self._backend.to_str(pretty=False))
         _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
@@ -258,14 +259,12 @@ class Tokenizer:
         decoder = json.loads(self._backend.decoder.__getstate__()) if self._backend.decoder else {}
         kinds = {stage["type"] for stage in decoder.get("decoders", [decoder]) if stage}
         if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
-            raise ValueError(
-                f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; "
-                "supported: byte-level and SentencePiece tokenizers"
-            )
+            supported = "supported: byte-level and SentencePiece tokenizers"
+            raise ValueError(f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; {supported}")
         return "ByteLevel" in kinds
 
     @functools.cached_property
-    def _renderer(self):
+    def _renderer(self) -> Any:
         """Renders chat templates only: it has no vocabulary, so making it costs nothing."""
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
         return _transformers().PreTrainedTokenizerFast(
@@ -275,7 +274,7 @@ class Tokenizer:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in GPT-2's vocabulary, the other way round."""
+    """Returns the byte of each character that stands for one in GPT-2's vocabulary."""
     ranges = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     printable = [byte for first, last in ranges for byte in range(ord(first), ord(last) + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
@@ -289,12 +288,12 @@ def _write(path: Path, text: str) -> None:
 
 
 @functools.cache
-def _transformers():
-    """`transformers`, imported when first needed, without its advice to install PyTorch."""
-    wanted = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
+def _transformers() -> Any:
+    """Imports `transformers` when first needed, without its advice to install PyTorch."""
+    is_shown = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
     logger = logging.getLogger("transformers")
-    logger.addFilter(wanted)
+    logger.addFilter(is_shown)
     try:
         return importlib.import_module("transformers")
     finally:
-        logger.removeFilter(wanted)
+        logger.removeFilter(is_shown)

@@ -54,6 +54,11 @@ class ZooEntry:
       drafter: what "auto" drafts with; `None` is n-grams.
       drafters: the drafters that were trained for it. An installation may lack some: a wheel carries those that "auto"
         needs, the repository all.
+
+    Example:
+      >>> entry = jaxspec.list_models()[-1]
+      >>> entry.name, entry.drafter, entry.sha256[:8]
+      ('smollm2-135m-instruct', 'ngram+eagle', 'b179c952')
     """
 
     name: str

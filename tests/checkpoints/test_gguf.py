@@ -9,7 +9,6 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints.gguf_file import read_gguf
-from jaxspec.ops.rope import Rope, RopeScaling
 from tests._fixtures import folders
 
 
@@ -40,16 +39,6 @@ def test_quantized_tensors_are_expanded(tmp_path):
         assert tensors[kind].shape == values.shape
         np.testing.assert_array_equal(np.asarray(tensors[kind].read(), np.float32), expected[kind])
         np.testing.assert_allclose(tensors[kind].read(), values, rtol=0, atol=0.5)
-
-
-def test_llama3_factors(tmp_path):
-    frequencies = 500000.0 ** -(np.arange(0, folders.HEAD_DIM, 2) / folders.HEAD_DIM)
-    keep = np.clip((8192 * frequencies / (2 * np.pi) - 1) / 3, 0, 1)
-    factors = (1 / (keep + (1 - keep) / 32)).astype(np.float32)
-    path = folders.write_gguf(tmp_path / "good.gguf", "llama", theta=500000.0, factors=factors)
-    assert jaxspec.load(path).module.config.ropes[0] == Rope(500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))
-    with pytest.raises(ValueError, match="other factors than those of Llama 3"):
-        jaxspec.load(folders.write_gguf(tmp_path / "bad.gguf", "llama", factors=factors[::-1].copy()))
 
 
 @pytest.fixture(scope="module")

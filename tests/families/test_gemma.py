@@ -1,0 +1,47 @@
+"""Gemma 3: its settings, its scales, and what llama.cpp knows of it without reading it."""
+
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.families.gemma import GEMMA3
+from jaxspec.families.table import read_config
+from tests._fixtures import folders
+
+CONFIG = folders.CONFIGS["gemma3_text"]
+
+
+def test_layers_alternate():
+    config = read_config(CONFIG | {"sliding_window_pattern": 2})
+    assert config.windows == (8, None, 8)
+    assert [rope.theta for rope in config.ropes] == [1e4, 1e6, 1e4]
+
+
+def test_what_it_has_and_llama_has_not():
+    config = read_config(CONFIG)
+    assert config.query_key_norm and config.post_norms and config.tied_head
+    assert config.embedding_scale == folders.WIDTH**0.5 and config.attention_scale == 8**-0.5
+    assert config.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize("option", ["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"])
+def test_options_that_are_refused(option):
+    with pytest.raises(ValueError, match=f"unsupported option {option}=1.* of gemma3_text"):
+        read_config(CONFIG | {option: 1.0})
+
+
+def test_scales_are_stored_as_distances_from_one(tmp_path):
+    model, source = jaxspec.load(folders.write(tmp_path, "gemma3_text")), folders.tensors("gemma3_text")
+    scale = model.params["layer_1"]["mlp_norm"]["scale"]
+    np.testing.assert_array_equal(scale, 1 + source["model.layers.1.pre_feedforward_layernorm.weight"])
+
+
+def test_settings_that_gguf_files_leave_out():
+    read = GEMMA3.gguf.read_settings
+    config = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 26}
+    assert read({"attention.sliding_window": 8}, config, {}) == {
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 8,
+        "rope_theta": 1e6,
+    }
+    assert read({}, config | {"num_hidden_layers": 62}, {})["query_pre_attn_scalar"] == 16  # the model of 27 B
