@@ -60,7 +60,17 @@ def pytest_runtest_teardown():
         jax.clear_caches()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Marks what runs elsewhere; before `-m` selects.
+
+    A class that inherits a contract beside another of its kind names in `quick_tests` those that are always run, and
+    the rest of them is slow.
+    """
+    for item in items:
+        quick = getattr(item.cls, "quick_tests", None) if getattr(item, "cls", None) else None
+        if quick is not None and item.originalname not in quick:
+            item.add_marker(pytest.mark.slow)
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if not missing:
         return

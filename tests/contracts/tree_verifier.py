@@ -14,7 +14,7 @@ from tests.contracts.verifier import VerifierContract
 from tests.oracle.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed, path_to
 from tests.oracle.draws import real_names, several_rounds
 from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
-from tests.oracle.tables import PAIR_NAMES, pair, total_variation
+from tests.oracle.tables import PAIR_NAMES, QUICK_PAIRS, pair, total_variation
 
 EXACT = 1e-9
 SHAPES = {
@@ -26,8 +26,9 @@ SHAPES = {
     "lopsided, three deep": (-1, -1, 0, 2, 2),
 }
 # Trees of six nodes have many drafts: fewer where distributions have zeros.
+QUICK_SHAPES = ("three siblings", "two chains of two", "lopsided, three deep")
 CASES = [
-    (shape, name)
+    pytest.param(shape, name, marks=[] if shape in QUICK_SHAPES and name in QUICK_PAIRS else [pytest.mark.slow])
     for shape, parents in SHAPES.items()
     for name in (PAIR_NAMES if len(parents) < 6 else ["zeros in both"])
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.contrib.lantern import Neighbourhood, nearest_neighbours
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.relaxed import relaxed_chain, next_log_probs
+from jaxspec.verifiers.relaxed import next_log_probs, relaxed_chain
 
 EXACT = 1e-9
 VOCAB, COUNT = 7, 4

@@ -51,7 +51,7 @@ OWN = {
 }
 
 ALL = DRAFTERS | HEADS | OWN
-QUICK = ("plain", "ngram", "model", "tree")
+QUICK = ("plain", "model")
 
 
 @pytest.fixture(

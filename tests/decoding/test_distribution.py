@@ -77,31 +77,8 @@ PLAYERS = {
     "two replicas in parallel, K-SEQ": (ParallelDrafter(DRAFT, k=2, num_drafts=2), MultiDraftVerifier(KSequence())),
 }
 
-# These take the same paths through the loop as others above.
-MORE = {
-    "model of another vocabulary, coupled",
-    "suffix or model, block",
-    "three drafts, K-SEQ",
-    "dynamic tree, default",
-    "three different drafts, recursive",
-    "two models, recursive",
-    "likeliest tree, default",
-    "drawn tree, traversal",
-    "model, traversal",
-    "greedy model, default",
-    "ngram, default",
-    "ngram, tree",
-    "suffix, default",
-    "cascade, token",
-    "three drafts, recursive",
-    "three different drafts, traversal",
-    "drawn tree, tree",
-    "drawn tree, coupled",
-    "likeliest tree, multi-draft",
-    "model and ngram, recursive",
-    "two models in parallel, default",
-    "two replicas in parallel, K-SEQ",
-}
+# The wiring is one for all of them, and is checked with the first; the others' arithmetic is integrated in their tests.
+QUICK = ("model, token",)
 
 # Of every ten rows four are of the first kind, four of the second, two greedy.
 LONG, SHORT = (1, 0, 2, 1, 0), (2, 0)
@@ -150,7 +127,7 @@ def generate(target, drafter, verifier, *, sampling=POLICY, texts=TEXTS, lengths
 
 
 @pytest.mark.parametrize(
-    "players", [pytest.param(name, marks=[pytest.mark.slow] if name in MORE else []) for name in PLAYERS]
+    "players", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLAYERS]
 )
 def test_the_joint_distribution_of_three_tokens(players):
     result = generate(TARGET, *PLAYERS[players])
@@ -165,7 +142,14 @@ def test_the_joint_distribution_of_three_tokens(players):
     assert result.lossless and result.measured_total_variation() == 0
 
 
-@pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TraversalVerifier()])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        TokenVerifier(),
+        pytest.param(BlockVerifier(), marks=pytest.mark.slow),
+        pytest.param(TraversalVerifier(), marks=pytest.mark.slow),
+    ],
+)
 def test_a_draft_whose_support_the_target_excludes(verifier):
     """Nothing is ever accepted, and the distribution is right."""
     low, high = jnp.array([0, 0, -jnp.inf, -jnp.inf]), jnp.array([-jnp.inf, -jnp.inf, 0, 0])
@@ -187,16 +171,20 @@ def flat(seed):
     ("drafter", "verifier"),
     [
         pytest.param(jaxspec.ModelDrafter(flat(1), k=2), TokenVerifier(), id="token"),
-        pytest.param(jaxspec.ModelDrafter(flat(1), k=3), BlockVerifier(), id="block"),
+        pytest.param(jaxspec.ModelDrafter(flat(1), k=3), BlockVerifier(), id="block", marks=pytest.mark.slow),
         pytest.param(
             TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithReplacement()),
             MultiDraftVerifier(KSequence()),
             id="K-SEQ",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithoutReplacement()), TraversalVerifier(), id="traversal"
+            TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithoutReplacement()),
+            TraversalVerifier(),
+            id="traversal",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(TreeDrafter(flat(1), Tree.chains(2, 2)), TreeVerifier(), id="tree"),
+        pytest.param(TreeDrafter(flat(1), Tree.chains(2, 2)), TreeVerifier(), id="tree", marks=pytest.mark.slow),
     ],
 )
 def test_rounds_and_rows_are_independent(drafter, verifier):

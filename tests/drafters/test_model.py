@@ -12,7 +12,7 @@ from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import AdjustableContract, PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 
 TARGET = DrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)
@@ -36,6 +36,7 @@ class TestOneDraft(DrafterContract):
 class TestColderDraft(DrafterContract):
     """A drafter may draw from any distribution that it reports."""
 
+    quick_tests = VARIANT_TESTS
     drafter = jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Sampling(temperature=0.5))
 
     def guess(self, text, offset):
@@ -77,6 +78,7 @@ class TestEntropyStop(AdjustableContract, TestHistoryDraft):
 class TestPauses(PausesContract, TestHistoryDraft):
     """The draft model rests and catches up."""
 
+    quick_tests = VARIANT_TESTS
     drafter = jaxspec.ModelDrafter(DRAFT, k=Turns())
 
 

@@ -9,7 +9,7 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
@@ -36,10 +36,12 @@ class TestContract(DrafterContract):
 
 
 class TestPauses(PausesContract, TestContract):
+    quick_tests = (*VARIANT_TESTS, "test_rounds_draft_different_numbers")
     drafter = jaxspec.NGramDrafter(k=Turns(), max_ngram=3)
 
 
 class TestNothingDrafted(DrafterContract):
+    quick_tests = VARIANT_TESTS
     drafter = NoDrafter()
 
     def guess(self, text, offset):

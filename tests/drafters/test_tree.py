@@ -13,6 +13,7 @@ from jaxspec.drafters.frontier import likeliest
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
+from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
 
@@ -39,6 +40,7 @@ class TestWithoutReplacement(TreeDrafterContract):
 class TestWithReplacement(TreeDrafterContract):
     """Siblings may be one token: then the accepted path may hold a node that was not fed."""
 
+    quick_tests = VARIANT_TESTS
     drafter = TreeDrafter(DRAFT, Tree((-1, -1, -1, 2, 2, 4)), WithReplacement())
 
     def expected(self, text, before, node):
@@ -48,6 +50,7 @@ class TestWithReplacement(TreeDrafterContract):
 class TestTransformer(TreeDrafterContract):
     """Real keys and values, with a window that the tree's depth crosses."""
 
+    quick_tests = VARIANT_TESTS
     model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(Rope(1e4),) * 2)
     drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
     sees_every_acceptance = False

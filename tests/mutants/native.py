@@ -98,6 +98,7 @@ MUTANTS = (
         "return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
         "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), wait))\n    return round_",
         ("tests/decoding/test_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
+        slow=True,
     ),
     Mutant(
         "a round's two kinds are branches that write to the cache",

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
 Text = tuple[int, ...]
 
@@ -75,3 +76,6 @@ def _normalized(probs):
 
 
 PAIR_NAMES = [name for name, *_ in pairs(3, 1)]
+QUICK_PAIRS = ("full support", "zeros in both", "equal")
+# For `pytest.mark.parametrize`: a few always, all of them under slow.
+PAIRS = [pytest.param(name, marks=[] if name in QUICK_PAIRS else [pytest.mark.slow]) for name in PAIR_NAMES]

@@ -102,7 +102,7 @@ def on_a_mesh(shape):
 
 @pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_the_proposals_are_those_of_a_union(shape):
-    """Tokens and distributions, round after round: each model has its own noise, and hears what was kept of its chain."""
+    """Tokens and distributions, round after round: each model has its own noise, and hears what was accepted."""
     for ours, theirs in zip(on_a_mesh(shape)[0], rounds(TARGET, union(shape[0]))[0], strict=True):
         for name in ("tokens", "valid", "parents"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))

@@ -18,7 +18,7 @@ from tests.oracle.draws import Names, real_names, several_rounds
 from tests.oracle.formulas import block_accepted, most_accepted, token_accepted
 from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.rules import block_rule, token_rule
-from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
+from tests.oracle.tables import PAIRS, make_table, pair, total_variation
 
 EXACT = 1e-9
 _verify = jax.jit(lambda verifier, *arguments: verifier.verify(*arguments))
@@ -29,7 +29,7 @@ class TestContract(VerifierContract):
     verifier = BlockVerifier()
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_one_round_keeps_the_distribution_at_every_length(name, k):
     target, draft = pair(name, 3, k + 1)
@@ -38,13 +38,13 @@ def test_one_round_keeps_the_distribution_at_every_length(name, k):
         assert deviation(enumerate_round(target, drafter, block_rule), target, k + 1) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_one_round_keeps_the_distribution_over_four_tokens(name):
     target, draft = pair(name, 4, 4, seed=1)
     assert deviation(enumerate_round(target, drawn(chain(3), draft), block_rule), target, 4) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_length_that_follows_the_drafts_before_keeps_the_distribution(name):
     """It may look at the drafts before, never at the draft itself."""
     target, draft = pair(name, 3, 4)
@@ -64,7 +64,7 @@ def rounds_deviate(target, drafter, length) -> float:
     return total_variation(found, target.text_probs(length))
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 2])
 def test_three_rounds_keep_the_distribution_with_the_real_keys(name, k):
     target, draft = pair(name, 3, 3 + k, seed=2)
@@ -83,7 +83,7 @@ def test_a_draft_length_chosen_by_the_text_keeps_the_distribution():
     assert rounds_deviate(target, drafter, 3) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_expected_accepted_length(name, k):
     target, draft = pair(name, 3, k + 1)

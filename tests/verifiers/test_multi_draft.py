@@ -19,7 +19,7 @@ from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import token_accepted
 from tests.oracle.rounds import deviation, enumerate_round, mean_accepted
 from tests.oracle.rules import walk_rule
-from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
+from tests.oracle.tables import PAIRS, make_table, pair, total_variation
 
 RECURSIVE, K_SEQUENCE = (walk_rule(rule.descend) for rule in (RecursiveRejection(), KSequence()))
 SEEN = 1e-3
@@ -41,7 +41,7 @@ class TestKSequence(MergingContract):
 
 
 @pytest.mark.parametrize("rule", [RECURSIVE, K_SEQUENCE], ids=["recursive", "k-seq"])
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_one_chain_is_verified_token_by_token(rule, name):
     target, draft = pair(name, 3, 4)
     found = enumerate_round(target, drawn(chain(3), draft), rule)
@@ -49,7 +49,7 @@ def test_one_chain_is_verified_token_by_token(rule, name):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_k_sequence_accepts_rho_times_beta(name, count):
     """Sun et al. 2310.15141: with the least factor, one of m candidates passes with rho * beta."""
     target, draft = pair(name, 4, 2, seed=4)
@@ -61,7 +61,7 @@ def test_k_sequence_accepts_rho_times_beta(name, count):
 
 
 @pytest.mark.parametrize("without", [False, True])
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_recursive_rejection_accepts_what_its_recursion_says(name, without):
     target, draft = pair(name, 4, 2, seed=4)
     way = drawn_without_replacement if without else drawn

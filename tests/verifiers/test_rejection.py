@@ -19,7 +19,7 @@ from tests.oracle.draws import Names, real_names, several_rounds
 from tests.oracle.formulas import token_accepted
 from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.rules import token_rule
-from tests.oracle.tables import PAIR_NAMES, make_table, pair, total_variation
+from tests.oracle.tables import PAIRS, make_table, pair, total_variation
 
 EXACT = 1e-9
 
@@ -42,7 +42,7 @@ class TestContract(VerifierContract):
     verifier = TokenVerifier()
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_one_round_keeps_the_distribution(name, k):
     target, draft = pair(name, 3, k + 1)
@@ -51,7 +51,7 @@ def test_one_round_keeps_the_distribution(name, k):
         assert deviation(round_, target, k + 1) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_one_round_keeps_the_distribution_over_four_tokens(name):
     target, draft = pair(name, 4, 3, seed=1)
     assert deviation(enumerate_round(target, drawn(chain(2), draft), token_rule), target, 3) < EXACT
@@ -66,7 +66,7 @@ def test_one_round_keeps_the_distribution_of_certain_drafts(name, k):
         assert deviation(enumerate_round(target, drafter, token_rule), target, k + 1) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_expected_accepted_length(name, k):
     target, draft = pair(name, 3, k + 1)
@@ -86,7 +86,7 @@ def rounds_deviate(target, drafter, length) -> float:
     return total_variation(found, target.text_probs(length))
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_three_rounds_keep_the_distribution_with_the_real_keys(name):
     target, draft = pair(name, 3, 4, seed=2)
     assert rounds_deviate(target, drawn(chain(1), draft), 3) < EXACT

@@ -22,7 +22,7 @@ from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.rounds import deviation, emitted_probs, enumerate_round
 from tests.oracle.rules import chain_rule, evaluate, first_failure
 from tests.oracle.statistics import same_distribution
-from tests.oracle.tables import PAIR_NAMES, make_table, pair
+from tests.oracle.tables import PAIRS, make_table, pair
 
 EXACT = 1e-9
 VOCAB = 4
@@ -123,7 +123,7 @@ def first_token(round_, vocab) -> np.ndarray:
     return probs
 
 
-@pytest.mark.parametrize("pair_name", PAIR_NAMES)
+@pytest.mark.parametrize("pair_name", PAIRS)
 @pytest.mark.parametrize("name", RULES)
 def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name):
     """Of one position, all drafts and outcomes enumerated."""

@@ -11,7 +11,7 @@ from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import block_accepted
 from tests.oracle.rounds import emitted_probs, enumerate_round, mean_accepted
 from tests.oracle.rules import block_rule, walk_rule
-from tests.oracle.tables import PAIR_NAMES, pair, total_variation
+from tests.oracle.tables import PAIRS, pair, total_variation
 
 TRAVERSAL = walk_rule(descend)
 
@@ -22,7 +22,7 @@ class TestContract(TreeVerifierContract):
     certain_rule = staticmethod(walk_rule(sample_and_walk))
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_chain_is_verified_as_a_block(name, k):
     target, draft = pair(name, 3, k + 1)
@@ -31,7 +31,7 @@ def test_a_chain_is_verified_as_a_block(name, k):
     assert total_variation(emitted_probs(found), emitted_probs(block)) < EXACT
 
 
-@pytest.mark.parametrize("name", PAIR_NAMES)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("parents", [(-1, -1), chains(2, 2), (-1, -1, 0, 0, 1, 1)])
 def test_without_replacement_it_accepts_at_least_what_going_down_does(name, parents):
     target, draft = pair(name, 3, 3, seed=9)

@@ -14,7 +14,7 @@ from jaxspec.sharding.params import shard_models
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to
 from tests.oracle.statistics import same_distribution
@@ -52,6 +52,7 @@ class TestMedusa(MedusaContract):
 class TestPapersHeads(MedusaContract):
     """Their top-1 guesses, under a policy that draws: they are certain."""
 
+    quick_tests = VARIANT_TESTS
     head = PAPERS
     drafter = jaxspec.MedusaDrafter(PAPERS, k=2, sampling=jaxspec.Greedy())
 
@@ -69,6 +70,7 @@ class TestPauses(PausesContract, MedusaContract):
 
 
 class TestTree(TreeDrafterContract):
+    quick_tests = VARIANT_TESTS
     target = TARGET
     topology = Tree((-1, 0, 0, 2, -1, 4, -1))
     drafter = jaxspec.MedusaDrafter(HEAD, topology=topology)

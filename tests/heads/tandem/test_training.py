@@ -44,7 +44,7 @@ def shaken(one, scale=0.3):
 
 @jax.jit
 def drafted(head, tokens, start):
-    """The distributions of three drafts for the text up to the token at `start`, the text's own tokens fed as drafts."""
+    """Returns the distributions of three drafts after the token at `start`; the text's own tokens are fed as drafts."""
     draft, hidden = TandemDraft(head), TARGET(tokens, TARGET.init_cache(1, WIDTH), capture=head.capture).hidden
     context = Context(TARGET, None, tokens, start[None] + 1, jnp.zeros(1, jnp.bool_), jaxspec.Greedy())
     window, cache = draft.first(draft.init(context, Prefilled(None, hidden), WIDTH), context)
@@ -76,7 +76,7 @@ def test_one_masked_pass_is_the_drafter_step_by_step(seed):
 
 
 def test_the_loss_is_over_the_drafts_of_all_blocks():
-    """By NumPy, of the drafter's own distributions: those after tokens that could all be drafted, before an answer's."""
+    """By NumPy, of the drafter's distributions: those after tokens that could all be drafted, before an answer's."""
     one, batch, key = recipe(draft_vocabulary=8), texts(), jax.random.key(1)
     params = shaken(one)
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)
