@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _start(out, *when) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.training.worker", str(out), *map(str, when)]
+    command = [sys.executable, "-m", "tests._fixtures.training_worker", str(out), *map(str, when)]
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
 
 
