@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.nn.language_model import LanguageModel
@@ -50,6 +52,11 @@ def known_counts(target: LanguageModel, token_counts: np.ndarray | None) -> np.n
 def rope_of(target: LanguageModel) -> Rope:
     """Returns the rotary embedding of the target's first layer that has one, else the usual one of 10,000."""
     return next((rope for rope in target.module.config.ropes if rope is not None), Rope(10_000.0))
+
+
+def initial(module: nn.Module, rng: Array, *inputs: Any, method: str | None = None) -> dict[str, Any]:
+    """Returns a module's freshly drawn `params` collection."""
+    return dict(module.init(rng, *inputs, method=method)["params"])
 
 
 def in_dtype(params: Any, dtype: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Making a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
+"""Makes a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
 
 import collections
 import dataclasses
@@ -92,6 +92,7 @@ def make_data(
 
 
 def _tokenizer(target: Model) -> Tokenizer:
+    """Returns the target's tokenizer; raises `ValueError` without one or its chat template."""
     tokenizer = getattr(target, "tokenizer", None)
     if tokenizer is None or not tokenizer.has_chat_template:
         raise ValueError(
@@ -103,7 +104,7 @@ def _tokenizer(target: Model) -> Tokenizer:
 def _choose(
     conversations: list[Conversation], exclusion: Exclusion, limit: int | None
 ) -> tuple[list[tuple[int, Conversation]], dict[str, int]]:
-    """Conversations with their index in the files, and how many were left out of them and why."""
+    """Chooses conversations, each with its index in the files; counts those left out by reason."""
     chosen, left_out = [], collections.Counter()
     for index, conversation in enumerate(conversations):
         reason = exclusion.reason(conversation)
@@ -117,6 +118,7 @@ def _choose(
 
 
 def _describe(target: Model, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    """Describes the target for the manifest."""
     return {
         "name": name,
         "vocab_size": target.vocab_size,
@@ -129,7 +131,7 @@ def _describe(target: Model, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
 def _begin(
     folder: Path, making: dict[str, Any], chosen: list[tuple[int, Conversation]], left_out: dict[str, int]
 ) -> dict[str, Any]:
-    """The manifest to go on with: the folder's own, if it was made in the same way."""
+    """Returns the manifest to go on with: the folder's own, if it was made in the same way, else a new one."""
     known = read_manifest(folder)
     if known is not None:
         check_same_making(folder, known, making)
@@ -163,7 +165,7 @@ def _answer_shards(
     """Makes each shard that is not there yet, and notes it in the manifest."""
     names = [f"shard-{number:05d}.npz" for number in range(len(groups))]
     noted = {entry["file"]: entry for entry in manifest["shards"]}
-    finished = {name: entry for name, entry in noted.items() if _is_whole(folder / name, entry["sha256"])}
+    finished = {name: entry for name, entry in noted.items() if _is_complete(folder / name, entry["sha256"])}
     todo = [(name, group) for name, group in zip(names, groups, strict=True) if name not in finished]
     dtype = np.uint16 if target.vocab_size <= 2**16 else np.int32
     with _Progress(sum(_to_generate(group) for _, group in todo)) as progress:
@@ -177,6 +179,7 @@ def _answer_shards(
 
 
 def _note(folder: Path, manifest: dict[str, Any], entries: list[dict], excluded: dict[str, int], shards: int) -> None:
+    """Writes the finished shards into the manifest."""
     total = collections.Counter(excluded)
     for entry in entries:
         total.update(entry["left_out"])
@@ -184,15 +187,18 @@ def _note(folder: Path, manifest: dict[str, Any], entries: list[dict], excluded:
     write_manifest(folder, manifest)
 
 
-def _is_whole(path: Path, digest: str) -> bool:
+def _is_complete(path: Path, digest: str) -> bool:
+    """Returns whether a shard is there and undamaged."""
     return path.is_file() and sha256(path.read_bytes()) == digest
 
 
 def _to_generate(group: list[tuple[int, Conversation]]) -> int:
+    """Counts the answers that the target is to write."""
     return sum(len(conversation.turns) - len(conversation.answers) for _, conversation in group)
 
 
-def _pack(dialogues: list[Dialogue], categories: list[str], dtype) -> Sequences:
+def _pack(dialogues: list[Dialogue], categories: list[str], dtype: type[np.generic]) -> Sequences:
+    """Packs the dialogues of a shard."""
     kept = [dialogue for dialogue in dialogues if dialogue.tokens]
     tokens = [np.asarray(dialogue.tokens, dtype) for dialogue in kept]
     none = [np.zeros(0, dtype)]  # so that a shard of no sequence can be joined too
@@ -206,11 +212,13 @@ def _pack(dialogues: list[Dialogue], categories: list[str], dtype) -> Sequences:
 
 
 def _conversation_hash(conversation: Conversation) -> int:
+    """Hashes the user's turns."""
     text = "\n".join(map(normalize, conversation.turns))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogue]) -> dict[str, Any]:
+    """Describes a shard for the manifest."""
     counts = {
         _TOO_LONG: sum(not dialogue.tokens for dialogue in dialogues),
         _CUT: sum(len(d.conversation.turns) - len(d.answers) for d in dialogues if d.answers),
@@ -226,10 +234,12 @@ def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogu
 
 
 def _file(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Describes a prompt file for the manifest."""
     return {"file": Path(path).name, "sha256": sha256(Path(path).read_bytes())}
 
 
 def _counts(chosen: Iterable[tuple[int, Conversation]], field: str) -> dict[str, int]:
+    """Counts conversations by the values of a field."""
     return dict(sorted(collections.Counter(getattr(conversation, field) for _, conversation in chosen).items()))
 
 
@@ -243,10 +253,11 @@ class _Progress:
     def __enter__(self) -> "_Progress":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()
 
     def report(self, answers: int, tokens: int) -> None:
+        """Adds answers and their tokens."""
         self._tokens += tokens
         rate = self._tokens / (time.perf_counter() - self._start)
         self._bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)

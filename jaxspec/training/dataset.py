@@ -117,7 +117,7 @@ class Dataset:
         return dict(sorted(collections.Counter(self.category(index) for index in range(len(self))).items()))
 
     def token_counts(self) -> np.ndarray:
-        """Counts how often each token stands in an answer, `[v]` int64; with `whole_texts` and no answers, in the texts."""
+        """Counts each token in the answers, `[v]` int64; with `whole_texts` and no answers, in the texts."""
         part = np.zeros(len(self.sequences.category), np.bool_)
         part[self.chosen] = True
         texts = np.repeat(part, np.diff(self.sequences.offsets))

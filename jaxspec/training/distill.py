@@ -1,20 +1,21 @@
-"""Distilling a small decoder with the target's vocabulary (DistillSpec, Zhou et al. 2310.08461).
+"""Distills a small decoder with the target's vocabulary (DistillSpec, Zhou et al. 2310.08461).
 
 What a small model with a large vocabulary has to learn is mostly its embedding, and little data shows most tokens
 rarely. So the embedding is not learned token by token: it is the target's output head seen through a projection,
 
     embedding[v, width]  =  length * head[v, target's width] @ projection.T        tied: the output head too
 
-which begins as the principal components of the head, moves all tokens at once, and is written out when the model is
+which begins as the principal components of the head, moves all tokens at once, and is multiplied out when the model is
 saved. For SmolLM2-135M and the defaults that is 83 thousand trained numbers in place of 7 million.
 
-Distributions over the whole vocabulary are most of the cost, so both are taken over candidates: the tokens that are frequent in
-the answers, and others drawn anew for each batch, each of which stands for as many as it was drawn from. The draft so
-learns to keep out of the rest, though most batches do not look at most of it.
+Distributions over the full vocabulary are most of the cost, so both are taken over candidates: the tokens that are
+frequent in the answers, and others drawn anew for each batch, each of which stands for as many as it was drawn from. So
+the draft learns to give the rest little, though most batches do not see most of it.
 """
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,7 +45,7 @@ _FRESH = 0.02  # the spread of an embedding that is not trained yet
 
 @dataclasses.dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """A small Llama whose distribution is drawn towards the target's, saved as any model is.
+    """A small Llama that learns the target's distribution, saved as any model is.
 
     About `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
     (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
@@ -90,9 +91,8 @@ class DistillRecipe(Recipe):
         del layers["embedding"]
         frequent = vocabulary.most_frequent(token_counts, min(self.frequent or target.vocab_size, target.vocab_size))
         rest = np.setdiff1d(np.arange(target.vocab_size, dtype=np.int32), frequent)
-        return {"layers": layers, "frequent": frequent, "rest": rest} | _principal(
-            target.head, token_counts, self.width
-        )
+        head = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32)
+        return {"layers": layers, "frequent": frequent, "rest": rest} | _principal(head, token_counts, self.width)
 
     def prepare(self, params, target, batch, key):
         chance, key = jax.random.split(key)
@@ -107,12 +107,12 @@ class DistillRecipe(Recipe):
         places = _Places.of(batch, self._states(params, target, batch, written), features.last, written)
 
         def total(chunk: _Places, rows: Array) -> dict[str, Array]:
-            wanted, _ = candidates.log_probs(target.normalize(chunk.target[None])[0], candidates.of_target)
-            guessed, mass = candidates.log_probs(chunk.draft, rows)
+            target_log_probs, _ = candidates.log_probs(target.normalize(chunk.target[None])[0], candidates.of_target)
+            draft_log_probs, mass = candidates.log_probs(chunk.draft, rows)
             # The text's own token need not be a candidate.
             own = jnp.sum(chunk.draft.astype(jnp.float32) * chunk.written.astype(jnp.float32), axis=-1) - mass
-            away = (1 - self.hard) * self.divergence(wanted, guessed) - self.hard * own
-            values = {"loss": away, "acceptance": acceptance(wanted, guessed)}
+            away = (1 - self.hard) * self.divergence(target_log_probs, draft_log_probs) - self.hard * own
+            values = {"loss": away, "acceptance": acceptance(target_log_probs, draft_log_probs)}
             return {name: jnp.sum(jnp.where(chunk.there, x, 0.0)) for name, x in values.items()}
 
         sums = places.sum_over_chunks(total, candidates.of_draft)
@@ -127,14 +127,14 @@ class DistillRecipe(Recipe):
         write_model(self.model(params, target), path)
 
     def model(self, params: Any, target: LanguageModel) -> LanguageModel:
-        """The draft model, its embedding written out."""
+        """Returns the draft model, its embedding multiplied out."""
         dtype = params["projection"].dtype
         embedding = _rows(params, target.head.astype(dtype)[None])[0]
         module = self._module(target.vocab_size, target, dtype)
         return LanguageModel(module, params["layers"] | {"embedding": embedding}, target.tokenizer)
 
     def _states(self, params, target: LanguageModel, batch: Batch, rows: Array) -> Float[Array, "b t width"]:
-        """What the draft's output head is given; `rows` are the tokens' of its embedding."""
+        """Returns the states that the draft's output head reads; `rows` are the tokens' of its embedding."""
         table = rows.reshape(-1, self.width)
         module = self._module(table.shape[0], target, table.dtype)
         model = LanguageModel(module, params["layers"] | {"embedding": table})
@@ -175,6 +175,7 @@ class Candidates:
 
     @classmethod
     def draw(cls, params: Any, target: LanguageModel, count: int, key: Array) -> "Candidates":
+        """Draws `count` candidates from the rest, beside the frequent ones."""
         frequent, rest = params["frequent"], params["rest"]
         count = min(count, rest.shape[0])
         ids, weight = frequent, jnp.zeros(frequent.shape, jnp.float32)
@@ -189,7 +190,7 @@ class Candidates:
         return cls(weight, rows, _rows(params, rows[None])[0])
 
     def log_probs(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
-        """Log-probabilities, `[c, n]`, and the logarithm of what the exponentials of logits sum to, `[c]`."""
+        """Returns log-probabilities `[c, n]`, and the log of the sum of the exponentials of logits `[c]`."""
         logits = project(states[None], rows)[0].astype(jnp.float32) + self.weight[None]
         mass = jax.nn.logsumexp(logits, axis=-1)
         return logits - mass[:, None], mass
@@ -198,7 +199,7 @@ class Candidates:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """Places of the text before answer tokens, in chunks; those that are not `there` follow.
+    """Places of the text before answer tokens, in chunks, padded with others.
 
     Attributes:
       there: whether it is such a place.
@@ -221,15 +222,17 @@ class _Places:
         flat = lambda x: x.reshape(-1, x.shape[-1])[order]  # noqa: E731
         return cls(there.reshape(order.shape), flat(draft[:, :-1]), flat(target[:, :-1]), flat(written[:, 1:]))
 
-    def sum_over_chunks(self, function, rows: Float[Array, "n width"]) -> dict[str, Array]:
-        """The sums of `function(chunk, rows)` over all chunks; those without a place cost nothing.
+    def sum_over_chunks(
+        self, function: Callable[["_Places", Array], dict[str, Array]], rows: Float[Array, "n width"]
+    ) -> dict[str, Array]:
+        """Sums `function(chunk, rows)` over all chunks; those without a place cost nothing.
 
-        Gradients are taken chunk by chunk on the way: distributions never stand in memory for all places at once, and none is
-        computed twice. The sum of losses is then given these gradients by a term that is 0 itself.
+        Gradients are taken chunk by chunk on the way: distributions never stand in memory for all places at once, and
+        none is computed twice. The sum of losses is then given these gradients by a term that is 0 itself.
         """
 
         def slopes_of(chunk: _Places) -> tuple[dict[str, Array], tuple[Array, ...]]:
-            def loss(*moved):
+            def loss(*moved: Array) -> tuple[Array, dict[str, Array]]:
                 sums = function(dataclasses.replace(chunk, draft=moved[0], written=moved[1]), moved[2])
                 return sums["loss"], sums
 
@@ -254,16 +257,15 @@ class _Places:
 
 
 def _rows(params: Any, head: Float[Array, "b t d"]) -> Float[Array, "b t width"]:
-    """The draft's embedding where the target's output head has these rows."""
+    """Returns the draft's embedding where the target's output head has these rows."""
     return params["length"] * project(head, params["projection"])
 
 
-def _principal(head: Array, token_counts: np.ndarray, width: int) -> dict[str, Array]:
-    """What keeps most of the head's rows, frequent tokens before rare ones, and makes them as long as fresh ones are.
+def _principal(rows: np.ndarray, token_counts: np.ndarray, width: int) -> dict[str, Array]:
+    """Finds the projection that keeps most of the head's rows, frequent tokens weighing more, and their new length.
 
     Its own rows are of length 1, as a fresh kernel's are about: the optimizer's steps then suit both.
     """
-    rows = np.asarray(head, np.float32)
     weights = np.sqrt(token_counts.astype(np.float32) + 1)[:, None]
     _, vectors = np.linalg.eigh((rows * weights).T @ rows)
     projection = vectors[:, ::-1][:, :width].T

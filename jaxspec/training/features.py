@@ -1,4 +1,4 @@
-"""The target's states of every sequence, kept on disk: computed once, read by all epochs and all drafters.
+"""Keeps the target's states of every sequence on disk: computed once, read by all epochs and all drafters.
 
     folder/<shard>-<target>/layer-27.bfloat16    [tokens, width], sparse until it is filled
                             layer-27.there       [sequences], 1 for those that are
@@ -49,7 +49,7 @@ class KeptStates:
     data: Dataset
 
     def features(self, capture: tuple[int, ...], indices: list[int], shape: tuple[int, int]) -> Features:
-        """The states of a batch of `data.batches`, computed first where they are not there yet.
+        """Returns the states of a batch of `data.batches`, computed first where they are not there yet.
 
         Args:
           capture: the hidden states that a recipe reads.
@@ -69,7 +69,7 @@ class KeptStates:
         return Features(tuple(read[layer] for layer in capture), read[layers[-1]])
 
     def _sequence(self, layers: tuple[int, ...], index: int) -> np.ndarray:
-        """`[layers, t, width]`, as the bits of bfloat16."""
+        """Reads a sequence's states, `[layers, t, width]`, as the bits of bfloat16."""
         shard, number, _ = self.data.place(index)
         if missing := tuple(layer for layer in layers if not self._layer(shard, layer).there[number]):
             self._compute(shard, number, missing)
@@ -77,7 +77,7 @@ class KeptStates:
         return np.stack([self._layer(shard, layer).states[starts[number] : starts[number + 1]] for layer in layers])
 
     def _compute(self, shard: str, number: int, layers: tuple[int, ...]) -> None:
-        """Fills in the states of a sequence and of those that are computed with it."""
+        """Computes the states of a sequence and of those that are computed with it."""
         known = self._shard(shard)
         width, members = known.together(number)
         tokens = np.zeros((max(_AT_ONCE // width, 1), width), np.int32)
@@ -120,12 +120,13 @@ class KeptStates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shard:
-    """Which sequences of a shard are computed together: neighbours of one width."""
+    """The sequences of a shard, of which neighbors of one width are computed together."""
 
     texts: list[np.ndarray]
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
+        """Where each sequence begins, and where the last one ends."""
         return np.cumsum([0, *map(len, self.texts)])
 
     @functools.cached_property
@@ -135,7 +136,7 @@ class _Shard:
         return widths[np.searchsorted(widths, lengths)]
 
     def together(self, number: int) -> tuple[int, np.ndarray]:
-        """Their width, and their numbers."""
+        """Returns the width and the numbers of the sequences that are computed with this one."""
         width = int(self._widths[number])
         same = np.flatnonzero(self._widths == width)
         rows = max(_AT_ONCE // width, 1)
@@ -145,12 +146,14 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
+    """The files of one layer."""
+
     states: np.memmap
     there: np.memmap
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
-    """A file of so many numbers, zeros if it is new; raises `ValueError` if it is another's."""
+    """Maps a file of so many numbers, zeros if it is new; raises `ValueError` if its size is another."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     # Two processes may come to this at once: to lengthen a file to the same size twice does no harm.
     with open(path, "ab") as file:
@@ -163,5 +166,6 @@ def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
 
 @functools.partial(jax.jit, static_argnames="capture")
 def _states(target: LanguageModel, tokens: Array, capture: tuple[int, ...]) -> tuple[Float[Array, "b t d"], ...]:
+    """Runs the target; returns its states in bfloat16."""
     hidden = target(tokens, target.init_cache(tokens.shape[0], 0), capture=capture).hidden
     return tuple(x.astype(jnp.bfloat16) for x in hidden)

@@ -1,8 +1,8 @@
-"""How far a draft's distribution is from the target's: what training drives down.
+"""Divergences of a draft's distribution from the target's, which training minimizes.
 
-Distributions are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's sum to 1; the target's
-need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so. A token that a
-distribution never gives has log-probability -inf.
+Distributions are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's probabilities sum
+to 1; the target's need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so.
+A token of probability 0 has log-probability -inf.
 
 The divergences are those of DistillSpec (Zhou et al. 2310.08461, section 3), and the likelihood of acceptance.
 """
@@ -21,11 +21,11 @@ _LOWEST = -30.0
 
 
 class Divergence(abc.ABC):
-    """How far a draft's distribution is from the target's, position by position; least where they are the same."""
+    """A measure of how far a draft's distribution is from the target's, a position; least where they are the same."""
 
     @abc.abstractmethod
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-        """The divergence in nats (total variation: a probability).
+        """Returns the divergence in nats (total variation: a probability).
 
         Args:
           target: log-probabilities in float32; no gradient is taken in them.
@@ -37,7 +37,7 @@ class Divergence(abc.ABC):
 class ForwardKL(Divergence):
     """`sum target log(target / draft)`, over the tokens that the draft may guess: covers all of the target's mass."""
 
-    def __call__(self, target, draft):
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return _expected(target, target, draft)
 
 
@@ -48,7 +48,7 @@ class ReverseKL(Divergence):
     A token that the target never gives would be infinitely far; it counts as if given with probability e^-30.
     """
 
-    def __call__(self, target, draft):
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return _expected(draft, draft, jnp.maximum(target, _LOWEST))
 
 
@@ -66,7 +66,7 @@ class JensenShannon(Divergence):
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must be between 0 and 1, got {self.beta}; pass 0.5, or use forward or reverse KL")
 
-    def __call__(self, target, draft):
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         beta = self.beta
         mixture = jnp.logaddexp(*(_floored(x) + math.log(w) for x, w in ((target, beta), (draft, 1 - beta))))
         # What the target gives to other tokens, the mixture gives to them beta times.
@@ -81,7 +81,7 @@ class TotalVariation(Divergence):
     Its gradient vanishes where the distributions have little in common: begin with another, or mix.
     """
 
-    def __call__(self, target, draft):
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return 1 - acceptance(target, draft)
 
 
@@ -89,17 +89,25 @@ class TotalVariation(Divergence):
 class LikelihoodOfAcceptance(Divergence):
     """`-log sum min(target, draft)`: of a draft's being accepted, with a gradient from a cold start on."""
 
-    def __call__(self, target, draft):
+    def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return -jax.nn.logsumexp(jnp.minimum(_floored(target), _floored(draft)), axis=-1)
 
 
 def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-    """`sum min(target, draft)`: the probability that a draft drawn from its distribution is accepted (2211.17192, section 3)."""
+    """Returns `sum min(target, draft)`: the probability that a sampled draft is accepted.
+
+    Args:
+      target: log-probabilities of the target.
+      draft: log-probabilities of the draft.
+
+    References:
+      Leviathan et al. 2211.17192, section 3.
+    """
     return _sum_exp(jnp.minimum(target, draft))
 
 
 def masked_mean(values: Float[Array, "*rows"], mask: Bool[Array, "*rows"]) -> Float[Array, ""]:
-    """The mean over the positions of a mask; 0 where it has none, whatever stands elsewhere."""
+    """Returns the mean over the positions of a mask; 0 if it has none."""
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1.0)
 
 
@@ -116,7 +124,7 @@ NAMES = ", ".join((*_DIVERGENCES, "jsd:BETA"))
 
 
 def by_name(name: str) -> Divergence:
-    """`forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
+    """Makes a divergence by its name: `forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
 
     Raises:
       ValueError: there is no such divergence.
@@ -133,22 +141,25 @@ def by_name(name: str) -> Divergence:
 
 
 def name_of(divergence: Divergence) -> str:
-    """What `by_name` calls it."""
+    """Returns the name by which `by_name` makes it."""
     (name,) = (name for name, kind in _DIVERGENCES.items() if type(divergence) is kind)
     return f"{name}:{divergence.beta}" if isinstance(divergence, JensenShannon) else name
 
 
-def _expected(next_log_probs, first, second):
-    """`sum log_probs (first - second)`, over the tokens that the distribution gives and both others know; no gradient is NaN."""
-    alive = (next_log_probs > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
+def _expected(
+    log_probs: Float[Array, "*rows n"], first: Float[Array, "*rows n"], second: Float[Array, "*rows n"]
+) -> Float[Array, "*rows"]:
+    """Returns the mean of `first - second` under a distribution, over tokens that all three give; no gradient is NaN."""
+    alive = (log_probs > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
     first, second = (jnp.where(alive, x, 0.0) for x in (first, second))
-    return jnp.sum(jnp.exp(jnp.where(alive, next_log_probs, -jnp.inf)) * (first - second), axis=-1)
+    return jnp.sum(jnp.exp(jnp.where(alive, log_probs, -jnp.inf)) * (first - second), axis=-1)
 
 
-def _floored(log_probs):
-    """-inf as a number so low that it adds nothing; its gradient is 0."""
+def _floored(log_probs: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
+    """Replaces -inf by a number so low that it adds nothing; its gradient is 0."""
     return jnp.where(log_probs > -jnp.inf, log_probs, 4 * _LOWEST)
 
 
-def _sum_exp(log_probs):
+def _sum_exp(log_probs: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """Returns the sum of probabilities."""
     return jnp.sum(jnp.exp(log_probs), axis=-1)

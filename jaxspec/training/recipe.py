@@ -1,4 +1,4 @@
-"""What training needs to know of a kind of drafter."""
+"""`Recipe`: how one kind of drafter is trained, in the terms of the loop."""
 
 import abc
 import dataclasses
@@ -20,13 +20,18 @@ from jaxspec.training.batching import Batch
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The target's pass over a batch, computed anew for each step and never trained through.
+    """The target's states over a batch, computed anew for each step and never trained through.
 
-    Of a recipe that trains the target itself it is that of the target as it is now.
+    For a recipe that trains the target itself they are those of the target as it is now.
 
     Attributes:
       hidden: the states that the recipe captures, in its order.
       last: the last layer's output, before the final norm.
+
+    Example:
+      >>> features = jaxspec.training.Features(hidden=(), last=jnp.zeros((1, 4, 16)))
+      >>> features.last.shape
+      (1, 4, 16)
     """
 
     hidden: tuple[Float[Array, "b t d"], ...]
@@ -49,6 +54,12 @@ class Recipe(abc.ABC):
     Attributes:
       capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).
       frozen: whether the target stays as it is, so that its states may be kept.
+
+    Example:
+      >>> from jaxspec.heads.eagle import EagleRecipe
+      >>> recipe = EagleRecipe.of(target)
+      >>> isinstance(recipe, jaxspec.training.Recipe), recipe.frozen
+      (True, True)
     """
 
     capture: tuple[int, ...] = ()
@@ -56,27 +67,27 @@ class Recipe(abc.ABC):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> Self:
-        """The recipe with these options, and what suits the target where they say nothing."""
+        """Returns the recipe with these options, and with what suits the target for the others."""
         del target
         return cls(**options)
 
     @abc.abstractmethod
     def init(self, key: Array, target: LanguageModel, token_counts: np.ndarray) -> Any:
-        """Untrained parameters: a pytree of float32 arrays, and of integers that stay as they are.
+        """Makes untrained parameters: a pytree of float32 arrays, and of integers that stay as they are.
 
         Args:
-          key: where random ones come from.
-          target: whose drafter it will be.
+          key: random parameters are drawn from it.
+          target: the model to draft for.
           token_counts: `int64[v]`, how often each token stands in the answers of the data.
         """
 
     def prepare(self, params: Any, target: LanguageModel, batch: Batch, key: Array) -> Batch:
-        """The batch to learn from; on-policy data is written by the drafter here."""
+        """Returns the batch to learn from; on-policy data is written by the drafter here."""
         del params, target, key
         return batch
 
     def at(self, params: Any, step: int, steps: int) -> Any:
-        """The parameters as the loss of an update takes them: integers among them may say where training is.
+        """Returns the parameters as the loss of an update takes them: integers among them may say where training is.
 
         Args:
           params: as they are trained.
@@ -87,7 +98,7 @@ class Recipe(abc.ABC):
         return params
 
     def target(self, params: Any, target: LanguageModel) -> LanguageModel:
-        """The model that is drafted for: the target, or what these parameters, in its dtype, make of it."""
+        """Returns the model that is drafted for: the target, with these parameters in its dtype where it is trained."""
         del params
         return target
 
@@ -95,22 +106,23 @@ class Recipe(abc.ABC):
     def loss(
         self, params: Any, target: LanguageModel, batch: Batch, features: Features, key: Array
     ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]:
-        """The loss and what to report; traced, differentiated in `params`.
+        """Computes the loss and what to report; traced, differentiated in `params`.
 
-        What is reported holds `acceptance`: the mean over answer tokens of the sum over the
-        vocabulary of min(target, draft), of the first draft of a round; and may hold more.
+        Returns:
+          The loss; and by name what to report: `acceptance`, the mean over answer tokens of the sum over the vocabulary
+          of min(target, draft) for the first draft of a round, and whatever else.
         """
 
     @abc.abstractmethod
     def drafter(self, params: Any, target: LanguageModel, token_counts: np.ndarray) -> Drafter:
-        """What is evaluated in the real loop."""
+        """Returns the drafter to evaluate in the real loop."""
 
     @abc.abstractmethod
     def save(self, params: Any, target: LanguageModel, token_counts: np.ndarray, path: str | os.PathLike[str]) -> None:
         """Writes the drafter's folder, in bfloat16, as `jaxspec.load_head` reads it."""
 
     def usage(self, model: str, folder: str | os.PathLike[str]) -> str:
-        """The options of `jaxspec generate` that use what `save` wrote to this folder, for a target of this name."""
+        """Returns the options of `jaxspec generate` that use what `save` wrote, for a target of this name."""
         return f"--model {model} --draft {folder}"
 
     def measured(

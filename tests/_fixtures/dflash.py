@@ -1,4 +1,4 @@
-"""Heads of block drafters with random weights, and the same network in NumPy, one block at a time."""
+"""DFlash heads with random weights, and the same network in NumPy, one block at a time."""
 
 import jax
 import jax.numpy as jnp

@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "a tandem decoder's layer reads the target's keys without their positions",
         _NETWORK,
-        "apply_rope(both[..., 0, :], positions, config.ropes[self.layer])",
-        "apply_rope(both[..., 0, :], 0 * positions, config.ropes[self.layer])",
+        "apply_rope(both[..., 0, :], positions, rope)",
+        "apply_rope(both[..., 0, :], 0 * positions, rope)",
         (_PROBS,),
     ),
     Mutant(

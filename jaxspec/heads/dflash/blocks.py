@@ -1,4 +1,4 @@
-"""What a block drafter guesses at many places of a text at once, and what it should have guessed."""
+"""Blocks of drafts at many places of a text at once, with the target's distributions that they learn."""
 
 import dataclasses
 from typing import Self
@@ -20,15 +20,15 @@ class Blocks:
     """The drafts of blocks that begin at `a` anchors of each text, all tokens before a draft being the text's.
 
     Attributes:
-      guess: the drafter's distribution of each draft, log-probabilities over its vocabulary.
-      wanted: the target's, scaled to sum to 1 over the same tokens.
+      draft_log_probs: the draft's distribution at each place, over the draft vocabulary.
+      target_log_probs: the target's, renormalized over the same tokens.
       odds: the estimated log-odds of acceptance; `None` without a confidence head.
       counts: which drafts stand for tokens of an answer, after tokens that could all be drafted.
-      states: the target's last states that the wanted distributions are made of.
+      states: the target's last states, from which its distributions come.
     """
 
-    guess: Float[Array, "b a k n"]
-    wanted: Float[Array, "b a k n"]
+    draft_log_probs: Float[Array, "b a k n"]
+    target_log_probs: Float[Array, "b a k n"]
     odds: Float[Array, "b a k"] | None
     counts: Bool[Array, "b a k"]
     states: Float[Array, "b a k d"]
@@ -43,11 +43,11 @@ class Blocks:
         anchors: Int[Array, "b a"],
         chosen: Bool[Array, "b a"],
     ) -> Self:
-        """One pass over all blocks; those that are not `chosen` do not count.
+        """Runs one pass over all blocks; those that are not `chosen` do not count.
 
         Args:
-          head: the drafter's.
-          target: whose distributions are wanted.
+          head: the DFlash head.
+          target: the model whose distributions it learns.
           batch: the texts.
           features: the target's pass over them, of the states that `head` captures.
           anchors: where blocks begin.
@@ -60,15 +60,15 @@ class Blocks:
         split = lambda x: x.reshape(*counts.shape, *x.shape[2:])  # noqa: E731
         known = known.reshape(known.shape[0], -1, known.shape[-1])
         before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
-        guess = jax.nn.log_softmax(head.logits(known) + head.added(before))
+        draft_log_probs = jax.nn.log_softmax(head.logits(known) + head.added(before))
         at = jnp.minimum(_places(anchors, drafts), batch.tokens.shape[1] - 1).reshape(known.shape[:2])
         states = target.normalize(at_places(features.last, at))
-        wanted = jax.nn.log_softmax(project(states, head.params["head"]).astype(jnp.float32))
+        target_log_probs = jax.nn.log_softmax(project(states, head.params["head"]).astype(jnp.float32))
         odds = None if head.config.confidence == "none" else split(head.odds(known, before))
-        return cls(split(guess), split(wanted), odds, counts, split(states))
+        return cls(split(draft_log_probs), split(target_log_probs), odds, counts, split(states))
 
-    def held(self, head: DFlashHead, target: LanguageModel, drafts: int) -> Float[Array, "b a m"]:
-        """The logarithm of what the draft vocabulary holds of the target's distribution, of each block's first drafts."""
+    def log_coverage(self, head: DFlashHead, target: LanguageModel, drafts: int) -> Float[Array, "b a m"]:
+        """Returns the log of the target's probability of the draft vocabulary, at each block's first `drafts`."""
         states = self.states[:, :, :drafts]
         if head.ids.shape[0] == target.vocab_size:
             return jnp.zeros(states.shape[:-1], jnp.float32)
@@ -78,7 +78,7 @@ class Blocks:
 
 
 def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """`count` random places of each row, not the first, that an answer's token follows.
+    """Chooses `count` random places of each row, not the first, that an answer's token follows.
 
     Returns:
       The places, and which of them are such: a row may have fewer.
@@ -92,12 +92,14 @@ def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b 
 
 
 def _places(anchors: Int[Array, "b a"], count: int) -> Int[Array, "b a n"]:
-    """Each anchor's place and those after it, `count` in all."""
+    """Returns each anchor's place and those after it, `count` in all."""
     return anchors[..., None] + jnp.arange(count, dtype=jnp.int32)[None, None]
 
 
-def _block_tokens(head: DFlashHead, batch: Batch, anchors: Int[Array, "b a"], chosen: Bool[Array, "b a"]):
-    """The text's tokens from each anchor on, one more than drafts, and which drafts count."""
+def _block_tokens(
+    head: DFlashHead, batch: Batch, anchors: Int[Array, "b a"], chosen: Bool[Array, "b a"]
+) -> tuple[Int[Array, "b a k_plus_1"], Bool[Array, "b a k"]]:
+    """Returns the text's tokens from each anchor on, one more than drafts, and which drafts count."""
     at = _places(anchors, head.config.num_drafts + 1)
     inside = at < batch.length[:, None, None]
     at = jnp.minimum(at, batch.tokens.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Calibrating a confidence head: sequential temperature scaling (DSpark, section 3.2).
+"""Calibrates a confidence head: sequential temperature scaling (DSpark, section 3.2).
 
 The product of the first `i` estimates should be how often the first `i` drafts are accepted. Each draft's log-odds are
 divided by a number of its own, found one draft after the other with those before it fixed.
@@ -25,7 +25,7 @@ _SCALES = np.geomspace(0.2, 5.0, 65)
 
 
 def calibrate(head: DFlashHead, target: LanguageModel, batches: Iterable[Batch], seed: int = 0) -> DFlashHead:
-    """The same head with a `confidence_scale`, fitted to texts that it was not trained on.
+    """Fits a head's `confidence_scale` to texts that it was not trained on.
 
     Acceptance is that of drafts drawn at temperature 1, of the text's own tokens before them.
 
@@ -34,6 +34,9 @@ def calibrate(head: DFlashHead, target: LanguageModel, batches: Iterable[Batch],
       target: the model that it drafts for.
       batches: of texts that the target wrote.
       seed: of the anchors that are chosen, one for eight tokens.
+
+    Returns:
+      The same head with the scale.
 
     Raises:
       ValueError: `head` has no confidence head, or the batches no answers as long as its blocks.
@@ -53,19 +56,22 @@ def calibrate(head: DFlashHead, target: LanguageModel, batches: Iterable[Batch],
 
 
 def sequential_scales(
-    odds: Float[np.ndarray, "m k"], survived: Float[np.ndarray, "m k"], counts: Bool[np.ndarray, "m k"]
+    odds: Float[np.ndarray, "m k"], accepted: Float[np.ndarray, "m k"], counts: Bool[np.ndarray, "m k"]
 ) -> Float[np.ndarray, "k"]:
-    """For each draft what its log-odds are to be divided by.
+    """Finds what the log-odds of each draft are to be divided by.
 
     Args:
       odds: estimated log-odds of acceptance, given that the drafts before were accepted.
-      survived: whether all drafts up to this one were accepted, or the chance of it.
+      accepted: whether all drafts up to this one were accepted, or the probability of it.
       counts: which of them are known.
+
+    Returns:
+      One positive number a draft.
     """
     found, before = [], np.ones(len(odds))
     for i in range(odds.shape[1]):
         chances = [before / (1 + np.exp(-odds[:, i] / scale)) for scale in _SCALES]
-        errors = [calibration_error(chance[counts[:, i]], survived[counts[:, i], i]) for chance in chances]
+        errors = [calibration_error(chance[counts[:, i]], accepted[counts[:, i], i]) for chance in chances]
         best = int(np.argmin(errors))
         found.append(_SCALES[best])
         before = chances[best]
@@ -73,18 +79,21 @@ def sequential_scales(
 
 
 def calibration_error(chance: Float[np.ndarray, "m"], happened: Float[np.ndarray, "m"]) -> float:
-    """The expected calibration error: how far chances are from frequencies, over 20 bins of equal width."""
+    """Returns the expected calibration error: how far chances are from frequencies, over 20 bins of equal width."""
     bins = np.minimum((chance * _BINS).astype(int), _BINS - 1)
     gap = np.bincount(bins, chance - happened, minlength=_BINS)
     return float(np.abs(gap).sum() / len(chance))
 
 
 @jax.jit
-def _outcomes(head: DFlashHead, target: LanguageModel, batch: Batch, key: Array):
-    """Estimated log-odds, the true chance of acceptance, and which drafts count."""
+def _outcomes(
+    head: DFlashHead, target: LanguageModel, batch: Batch, key: Array
+) -> tuple[Float[Array, "b a k"] | None, Float[Array, "b a k"], Bool[Array, "b a k"]]:
+    """Returns estimated log-odds, the true probability of acceptance, and which drafts count."""
     capture = (*head.capture, target.module.config.num_layers)
     *hidden, last = target(batch.tokens, target.init_cache(batch.tokens.shape[0], 1), capture=capture).hidden
     anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // 8, 1), key)
     blocks = Blocks.of(head, target, batch, Features(tuple(hidden), last), anchors, chosen)
-    held = blocks.held(head, target, drafts=head.config.num_drafts)
-    return blocks.odds, acceptance(blocks.wanted + held[..., None], blocks.guess), blocks.counts
+    coverage = blocks.log_coverage(head, target, drafts=head.config.num_drafts)
+    accepted = acceptance(blocks.target_log_probs + coverage[..., None], blocks.draft_log_probs)
+    return blocks.odds, accepted, blocks.counts

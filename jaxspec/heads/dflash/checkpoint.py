@@ -1,19 +1,44 @@
-"""Block drafters in files: DFlash's and DSpark's public layouts, and our own.
+"""DFlash heads in files: DFlash's and DSpark's public layouts, and jaxspec's.
 
-All three name the layers alike (`dflash_mappings`), and the states that are read by the layer that makes them, -1 for
-the embeddings. What else they hold:
+A folder holds `config.json` and `model.safetensors`. All three name the layers alike, and the states that are read by
+the layer whose output they are, -1 for the embeddings:
 
-                      DFlash (z-lab)            DSpark (DeepSpec)         ours
+                      DFlash (z-lab)            DSpark (DeepSpec)         jaxspec (`JaxspecDFlashHead`)
     settings          in `dflash_config`        in the configuration      as DSpark
-    the mask          a token of the target     a token of the target     `mask_embedding`
-    output head       the target's              `lm_head.weight`          the target's
-    vocabulary        the target's              the target's              `draft_vocabulary`: ids
+    the mask          a token of the target     a token of the target     `mask_embedding` [d]
+    output head       the target's              `lm_head.weight` [v, d]   the target's, or `lm_head.weight` [n, d]
+    vocabulary        the target's              the target's              `draft_vocabulary` int[n]: rising ids
 
-Ours is written in bfloat16. The public layouts were read off their code and lists of tensors, and are tested on random
-weights against the same network in NumPy; no public checkpoint was at hand.
+The configuration has a decoder's sizes in Hugging Face's words (`hidden_size` is the target's width `d`), and:
+
+    block_size, target_layer_ids           tokens of a block; the `c` layers whose outputs are read
+    mask_token_id                          of the public layouts
+    markov_rank                            `r` of the Markov head; 0 or none is no such head
+    enable_confidence_head, confidence_head_with_markov
+    state_norms, first_predicts, draft_vocab_size, confidence_temperatures    jaxspec's
+
+Tensors, for `q` query heads and `g` key-value heads of `h` numbers, and an inner width `m`:
+
+    state_norms.j.weight (jaxspec's)                  [d]        of captured state `j`
+    fc.weight                                         [d, c*d]   mixes the states
+    hidden_norm.weight, norm.weight                   [d]
+    layers.i.{input,post_attention}_layernorm.weight  [d]
+    layers.i.self_attn.q_proj.weight                  [q*h, d]
+    layers.i.self_attn.{k,v}_proj.weight              [g*h, d]   of the block's tokens and of the target's states
+    layers.i.self_attn.o_proj.weight                  [d, q*h]
+    layers.i.self_attn.{q,k}_norm.weight (Qwen 3)     [h]
+    layers.i.mlp.{gate,up}_proj.weight                [m, d]
+    layers.i.mlp.down_proj.weight                     [d, m]
+    markov_head.markov_w1.weight                      [n, r], jaxspec's [n + 1, r]: the last row is of other tokens
+    markov_head.markov_w2.weight                      [n, r]
+    confidence_head.proj.{weight,bias}                [1, d] or [1, d + r], [1]
+
+jaxspec's is written in bfloat16. The public layouts were read off their code and lists of tensors, and are tested on
+random weights against the same network in NumPy; no public checkpoint was at hand.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +49,7 @@ import numpy as np
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.families.base import ParamMapping
+from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.common import (
     LLAMA_NORMS,
     identity,
@@ -42,7 +67,7 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement, put
 
-_OURS = "JaxspecDFlashHead"
+_KIND = "JaxspecDFlashHead"
 _MASK, _VOCABULARY, _HEAD, _SCALE = "mask_embedding", "draft_vocabulary", "lm_head.weight", "confidence_temperatures"
 # Options of other variants that change what the network computes, with the values that do not.
 _UNSUPPORTED = {
@@ -59,7 +84,7 @@ _UNSUPPORTED = {
 def read_dflash(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> DFlashHead:
-    """The block drafter in a folder with `config.json` and safetensors.
+    """Reads the DFlash head in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
@@ -70,19 +95,19 @@ def read_dflash(
 
     Raises:
       ValueError: a setting is missing or not supported; a tensor is missing, left over, of another shape or not
-        finite; or the drafter was trained for another target.
+        finite; or it was trained for another target.
     """
     config = dict(config) | (config.get("dflash_config") or {})
     tensors = read_tensors(folder)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if tensors.pop(_VOCABULARY, None) is not None:
         ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY].astype(np.int32)
-    shape = _block_config(folder, config, len(ids))
+    shape = _dflash_config(folder, config, len(ids))
     capture = tuple(layer + 1 for layer in config["target_layer_ids"])
     _check_target(folder, config, shape, capture, ids, target)
-    ours = _OURS in config.get("architectures", ())
-    lent = _lent(folder, config, tensors, target, ids, dtype, ours)
-    params = build_params(list(dflash_mappings(shape, ours=ours)), tensors, str(folder), dtype, placement)
+    built_in = _KIND in config.get("architectures", ())
+    lent = _lent(folder, config, tensors, target, ids, dtype, built_in)
+    params = build_params(list(dflash_mappings(shape, built_in=built_in)), tensors, str(folder), dtype, placement)
     for name, x in lent.items():
         params[name] = x if placement is None else put(x, placement.sharding(x.shape, parameter_axes((name,), x.ndim)))
     head = DFlashHead.of(DFlashNetwork(shape, dtype), params, ids, capture, target.vocab_size)
@@ -91,8 +116,8 @@ def read_dflash(
     return head if placement is None else placed(head, placement)
 
 
-def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> None:
-    """Writes a block drafter in our layout, in bfloat16; the folder appears whole or not at all.
+def write_dflash(head: DFlashHead, folder: str | os.PathLike[str], *, with_head: bool = True) -> None:
+    """Writes a DFlash head in jaxspec's layout, in bfloat16; the folder appears complete or not at all.
 
     Args:
       head: a network without windows and causal layers, as all that `DFlashRecipe` trains are.
@@ -107,13 +132,15 @@ def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> N
     if any(shape.causal_layers) or any(window is not None for window in shape.windows):
         raise ValueError("write_dflash writes no networks with windows or causal layers; keep the folder it came from")
     tensors = {
-        name: part for one in dflash_mappings(shape, ours=True) for name, part in one.to_tensors(head.params).items()
+        name: part
+        for one in dflash_mappings(shape, built_in=True)
+        for name, part in one.to_tensors(head.params).items()
     }
     tensors |= {_MASK: np.asarray(head.params["mask"]), _VOCABULARY: np.asarray(head.ids)}
     if with_head:
         tensors[_HEAD] = np.asarray(head.params["head"])
     config = write_llama_config(shape) | {
-        "architectures": [_OURS],
+        "architectures": [_KIND],
         "model_type": "qwen3" if shape.query_key_norm else "llama",
         "attention_bias": shape.qkv_bias,
         "vocab_size": head.vocab_size,
@@ -130,13 +157,14 @@ def write_dflash(head: DFlashHead, folder: Path, *, with_head: bool = True) -> N
     write_folder(folder, config, tensors)
 
 
-def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFlashConfig:
+def _dflash_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFlashConfig:
+    """Reads the configuration of the network."""
     for name in ("block_size", "target_layer_ids"):
         if not config.get(name):
-            raise ValueError(f"{folder}: the configuration of this block drafter lacks {name!r}")
+            raise ValueError(f"{folder}: the configuration of this DFlash head lacks {name!r}")
     for name, harmless in _UNSUPPORTED.items():
         if config.get(name) not in harmless:
-            raise ValueError(f"{folder}: unsupported option {name}={config[name]!r} of a block drafter")
+            raise ValueError(f"{folder}: unsupported option {name}={config[name]!r} of a DFlash head")
     try:
         layers = read_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
     except ValueError as error:
@@ -158,7 +186,7 @@ def _block_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFla
 
 
 def _causal_layers(config: dict[str, Any], layers: TransformerConfig) -> tuple[bool, ...]:
-    """DFlash's layers with a window are causal unless it is said; DSpark's never are."""
+    """Returns which layers are causal: DFlash's with a window, unless the configuration says; DSpark's never."""
     if "dflash_config" not in config:
         return ()
     said = config.get("is_causal")
@@ -166,7 +194,15 @@ def _causal_layers(config: dict[str, Any], layers: TransformerConfig) -> tuple[b
     return causal if any(causal) else ()
 
 
-def _check_target(folder, config, shape: DFlashConfig, capture, ids: np.ndarray, target: LanguageModel) -> None:
+def _check_target(
+    folder: Path,
+    config: dict[str, Any],
+    shape: DFlashConfig,
+    capture: tuple[int, ...],
+    ids: np.ndarray,
+    target: LanguageModel,
+) -> None:
+    """Raises `ValueError` unless the head is for this target."""
     theirs = target.module.config
     trained_for = {
         "tokens": (config.get("vocab_size"), theirs.vocab_size),
@@ -185,19 +221,27 @@ def _check_target(folder, config, shape: DFlashConfig, capture, ids: np.ndarray,
         )
     if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= target.vocab_size:
         raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
-    if _OURS not in config.get("architectures", ()) and theirs.embedding_scale != 1.0:
+    if _KIND not in config.get("architectures", ()) and theirs.embedding_scale != 1.0:
         raise ValueError(
-            f"{folder}: block drafters in public layouts are not supported for targets that scale embeddings"
+            f"{folder}: DFlash heads in public layouts are not supported for targets that scale embeddings"
         )
 
 
-def _lent(folder, config, tensors, target: LanguageModel, ids, dtype, ours: bool) -> dict[str, jax.Array]:
-    """The mask and the output head: taken out of the tensors, or the target's."""
+def _lent(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, LazyTensor],
+    target: LanguageModel,
+    ids: np.ndarray,
+    dtype: jnp.dtype,
+    built_in: bool,
+) -> dict[str, jax.Array]:
+    """Takes the mask and the output head out of the tensors, or from the target."""
     embedding = tensors.pop("embed_tokens.weight", None)
-    if ours:
+    if built_in:
         mask = tensors.pop(_MASK).read() if _MASK in tensors else None
     else:
-        mask = _of_token(folder, config, embedding, target)
+        mask = _mask_of_token(folder, config, embedding, target)
     if mask is None:
         raise ValueError(f"{folder}: the tensor {_MASK} is missing")
     rows = tensors.pop(_HEAD).read() if _HEAD in tensors else target.head[jnp.asarray(ids)]
@@ -207,7 +251,10 @@ def _lent(folder, config, tensors, target: LanguageModel, ids, dtype, ours: bool
     return {"mask": jnp.asarray(mask, dtype), "head": jnp.asarray(rows, dtype)}
 
 
-def _of_token(folder, config, embedding, target: LanguageModel) -> Any:
+def _mask_of_token(
+    folder: Path, config: dict[str, Any], embedding: LazyTensor | None, target: LanguageModel
+) -> np.ndarray | jax.Array:
+    """Returns the embedding of the token that stands for masks."""
     token = config.get("mask_token_id")
     count = target.vocab_size if embedding is None else embedding.shape[0]
     if not isinstance(token, int) or not 0 <= token < count:
@@ -217,25 +264,26 @@ def _of_token(folder, config, embedding, target: LanguageModel) -> Any:
     return target.embed(jnp.full((1, 1), token, jnp.int32))[0, 0]
 
 
-def dflash_mappings(config: DFlashConfig, *, ours: bool) -> Iterator[ParamMapping]:
-    """Every parameter of a block drafter but its mask and its output head, by DSpark's names.
+def dflash_mappings(config: DFlashConfig, *, built_in: bool) -> Iterator[ParamMapping]:
+    """Yields every parameter of a DFlash head but its mask and its output head, by DSpark's names.
 
-    Those of ours have a row for tokens outside of the draft vocabulary; the public ones need none.
+    The Markov head of the built-in layout has a row for tokens outside of the draft vocabulary; the public ones need
+    none.
     """
     width = config.width
     for number in range(config.num_features if config.feature_norms else 0):
         yield map_norm((f"state_norm_{number}", "scale"), f"state_norms.{number}.weight", width)
     yield map_tensor(("mix", "kernel"), "fc.weight", (width, config.num_features * width))
-    for ours_name, theirs in {"context_norm": "hidden_norm", "final_norm": "norm"}.items():
-        yield map_norm((ours_name, "scale"), f"{theirs}.weight", width)
+    for own, theirs in {"context_norm": "hidden_norm", "final_norm": "norm"}.items():
+        yield map_norm((own, "scale"), f"{theirs}.weight", width)
     for number in range(config.num_layers):
         path, name = f"layer_{number}", f"layers.{number}"
-        for ours_name, theirs in LLAMA_NORMS.items():
-            yield map_norm((path, ours_name, "scale"), f"{name}.{theirs}.weight", width)
+        for own, theirs in LLAMA_NORMS.items():
+            yield map_norm((path, own, "scale"), f"{name}.{theirs}.weight", width)
         yield from map_attention(config, (path, "attention"), f"{name}.self_attn", map_norm, width)
         yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
     if rank := config.markov_rank:
-        rows, build = (config.vocab_size + 1, identity) if ours else (config.vocab_size, _row_of_zeros)
+        rows, build = (config.vocab_size + 1, identity) if built_in else (config.vocab_size, _row_of_zeros)
         yield ParamMapping(("markov_before",), (("markov_head.markov_w1.weight", (rows, rank)),), build)
         yield map_tensor(("markov_after",), "markov_head.markov_w2.weight", (config.vocab_size, rank))
     if config.confidence != "none":
@@ -245,5 +293,5 @@ def dflash_mappings(config: DFlashConfig, *, ours: bool) -> Iterator[ParamMappin
 
 
 def _row_of_zeros(x: np.ndarray) -> np.ndarray:
-    """One more row."""
+    """Appends a row of zeros."""
     return np.pad(x, ((0, 1), (0, 0)))

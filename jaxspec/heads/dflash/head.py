@@ -22,7 +22,7 @@ from jaxspec.nn.language_model import LanguageModel, Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashHead(Network):
-    """A block drafter's network, made for one target.
+    """A DFlash or DSpark network with its parameters, made for one target.
 
     Attributes:
       module: the static network.
@@ -34,6 +34,14 @@ class DFlashHead(Network):
         DSpark, section 3.2); `None` is 1.
       placement: how its cache is laid out over a mesh; `jaxspec.shard` sets it.
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
+
+    References:
+      DFlash (2602.06036); DSpark, sections 3.1 and 3.2.
+
+    Example:
+      >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1)
+      >>> isinstance(head, jaxspec.heads.DFlashHead), head.config.num_drafts
+      (True, 3)
     """
 
     module: DFlashNetwork = dataclasses.field(metadata={"static": True})
@@ -47,7 +55,7 @@ class DFlashHead(Network):
 
     @classmethod
     def of(cls, module: DFlashNetwork, params: Any, ids: Any, capture: tuple[int, ...], vocab_size: int) -> Self:
-        """One for a target with `vocab_size` tokens, of which `ids` (rising, `int[n]`) can be guessed."""
+        """Returns a head for a target with `vocab_size` tokens, of which `ids` (rising, `int[n]`) can be guessed."""
         ids = jnp.asarray(ids, jnp.int32)
         return cls(module, params, ids, places(ids, vocab_size), capture)
 
@@ -58,22 +66,22 @@ class DFlashHead(Network):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the target has."""
+        """The number of tokens that the target has."""
         return self.places.shape[0]
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of context, with room for at least `capacity` tokens a row."""
+        """Makes an empty cache of context, with room for at least `capacity` tokens a row."""
         return self.empty_cache(self.config.num_layers, batch, capacity)
 
     def context(self, hidden: tuple[Float[Array, "b t d"], ...], start: Int[Array, "b"]) -> Entries:
-        """What the cache must store of the target's states of tokens that stand from `start` on."""
+        """Returns what the cache stores of the target's states of tokens that stand from `start` on."""
         positions = start[:, None] + jnp.arange(hidden[0].shape[1], dtype=jnp.int32)[None]
         return self._apply("context", hidden, positions)
 
     def blocks(
         self, anchors: Float[Array, "b a d"], positions: Int[Array, "b a"], seen: KVCache | Entries
     ) -> Float[Array, "b a n d"]:
-        """What each place of each block knows of the token that it predicts.
+        """Returns the state of each place of each block, from which its token is predicted.
 
         Args:
           anchors: the embeddings of the tokens that the blocks begin with.
@@ -85,26 +93,26 @@ class DFlashHead(Network):
         return self._apply("__call__", anchors, positions, **where)
 
     def logits(self, known: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Over the draft vocabulary, what the token before adds left out; float32."""
+        """Returns logits over the draft vocabulary without what the token before adds, float32."""
         return self._apply("logits", known)
 
     def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"] | None:
-        """What is known of the target's tokens that stand before drafts; `None` if nothing is."""
+        """Embeds the target's tokens that stand before drafts; `None` without a Markov head."""
         return self._apply("before", self.places[tokens]) if self.config.markov_rank else None
 
     def added(self, before: Float[Array, "b t r"] | None) -> Float[Array, "b t n"] | float:
-        """What that adds to the drafts' logits."""
+        """Returns what that adds to the drafts' logits."""
         return 0.0 if before is None else self._apply("added", before)
 
     def odds(self, known: Float[Array, "b t d"], before: Float[Array, "b t r"] | None) -> Float[Array, "b t"]:
-        """The estimated log-odds that a draft is accepted if those before it are, as they were learnt."""
+        """Returns the estimated log-odds that a draft is accepted if those before it are, not yet calibrated."""
         return self._apply("trusted", known, before)
 
     def log_trust(self, odds: Float[Array, "b"], offset: Int[Array, ""]) -> Float[Array, "b"]:
-        """The logarithm of that probability for draft `offset`, calibrated."""
+        """Returns the log of that probability for draft `offset`, calibrated."""
         return jax.nn.log_sigmoid(odds if self.confidence_scale is None else odds / self.confidence_scale[offset])
 
-    def _apply(self, method: str, *arguments, **options):
+    def _apply(self, method: str, *arguments: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *arguments, method=method, **options)
 
 

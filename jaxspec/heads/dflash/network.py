@@ -1,4 +1,4 @@
-"""A block drafter: a few layers that guess all tokens of a block in one pass (DFlash, 2602.06036; DSpark).
+"""DFlash: a few layers that guess all tokens of a block in one pass (DFlash, 2602.06036; DSpark).
 
 The block is the last committed token and masks; what came before it is known by hidden states of the
 target, which every layer reads as extra keys and values at their own positions:
@@ -25,16 +25,16 @@ from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Dense, Norm
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import apply_rope
+from jaxspec.ops.rope import Rope, apply_rope
 
 _init = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig(TransformerConfig):
-    """The hyperparameters of a block drafter, whose layers are those of a decoder.
+    """The hyperparameters of a DFlash head, whose layers are those of a decoder.
 
-    `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the drafter's own, `width` is the
+    `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the head's own, `width` is the
     target's.
 
     Attributes:
@@ -67,7 +67,7 @@ class DFlashConfig(TransformerConfig):
 
     @property
     def num_drafts(self) -> int:
-        """How many tokens a block predicts."""
+        """The number of tokens that a block predicts."""
         return self.block_size if self.first_predicts else self.block_size - 1
 
 
@@ -87,22 +87,38 @@ class DFlashAttention(nn.Module):
         if config.query_key_norm:
             self.query_norm, self.key_norm = Norm(config), Norm(config)
 
-    def keys_values(self, x: Float[Array, "b t d"], positions: Int[Array, "b t"]):
-        """Of tokens or of context, `[b, t, g, head_dim]` each."""
+    def keys_values(
+        self, x: Float[Array, "b t d"], positions: Int[Array, "b t"]
+    ) -> tuple[Float[Array, "b t g h"], Float[Array, "b t g h"]]:
+        """Returns the keys and values of tokens or of context."""
         both = self.key_value(x)
         keys = both[..., 0, :]
         if self.config.query_key_norm:
             keys = self.key_norm(keys)
-        return apply_rope(keys, positions, self.config.ropes[self.layer]), both[..., 1, :]
+        return apply_rope(keys, positions, self._rope), both[..., 1, :]
 
-    def __call__(self, x, positions, cache: KVCache | None, context: Entries | None, context_positions, mask):
+    @property
+    def _rope(self) -> Rope:
+        rope = self.config.ropes[self.layer]
+        assert rope is not None, "a DFlash layer has a rotary embedding"
+        return rope
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        positions: Int[Array, "b t"],
+        cache: KVCache | None,
+        context: Entries | None,
+        context_positions: Int[Array, "b s"] | None,
+        mask: Bool[Array, "b t u"],
+    ) -> Float[Array, "b t d"]:
         config = self.config
         queries = self.query(x)
         if config.query_key_norm:
             queries = self.query_norm(queries)
-        queries = apply_rope(queries, positions, config.ropes[self.layer])
+        queries = apply_rope(queries, positions, self._rope)
         keys, values = self.keys_values(x, positions)
-        if context is not None:
+        if context is not None and context_positions is not None:
             before = (jnp.swapaxes(part[self.layer], 1, 2) for part in (context.keys, context.values))
             keys, values = (jnp.concatenate(both, axis=1) for both in zip(before, (keys, values), strict=True))
             positions = jnp.concatenate([context_positions, positions], axis=1)
@@ -117,7 +133,7 @@ class DFlashAttention(nn.Module):
 
 
 class DFlashLayer(nn.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """A layer: attention and feed-forward, each added to the residual stream."""
 
     config: DFlashConfig
     layer: int
@@ -128,13 +144,13 @@ class DFlashLayer(nn.Module):
         self.attention = DFlashAttention(self.config, self.layer, self.dtype)
         self.mlp = MLP(self.config, self.dtype)
 
-    def __call__(self, x, *seen):
+    def __call__(self, x: Float[Array, "b t d"], *seen: Any) -> Float[Array, "b t d"]:
         x = x + self.attention(self.attention_norm(x), *seen)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class DFlashNetwork(nn.Module):
-    """The layers, what feeds them, and the heads on them.
+    """The layers, their inputs, and the heads on them.
 
     `head` holds the target's frozen rows for the draft vocabulary; everything else is trained.
     """
@@ -159,7 +175,7 @@ class DFlashNetwork(nn.Module):
             self.trust = Dense((1,), True, self.dtype)
 
     def context(self, hidden: tuple[Array, ...], positions: Int[Array, "b t"]) -> Entries:
-        """The keys and values that all layers read of the target's states `[b, t, d]` at these positions."""
+        """Returns the keys and values that all layers read of the target's states `[b, t, d]` at these positions."""
         hidden = tuple(x.astype(self.dtype) for x in hidden)
         if self.config.feature_norms:
             hidden = tuple(norm(x) for norm, x in zip(self.state_norm, hidden, strict=True))
@@ -174,7 +190,7 @@ class DFlashNetwork(nn.Module):
         cache: KVCache | None = None,
         context: Entries | None = None,
     ) -> Float[Array, "b a n d"]:
-        """What `num_drafts` places of each block know of the tokens that they predict.
+        """Returns the states of `num_drafts` places of each block, from which their tokens are predicted.
 
         Args:
           anchors: the embedding of each block's first token; its other tokens are masks.
@@ -199,24 +215,28 @@ class DFlashNetwork(nn.Module):
         return x if config.first_predicts else x[:, :, 1:]
 
     def logits(self, places: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Each draft's logits but for the token before it, float32."""
+        """Returns each draft's logits without what the token before it adds, float32."""
         return project(places, self.head).astype(jnp.float32)
 
     def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"]:
-        """What the heads know of a token before a draft, from its place in the draft vocabulary; -1 is outside."""
+        """Embeds the token before a draft, given by its place in the draft vocabulary; -1 is outside."""
         return self.markov_before[tokens]
 
     def added(self, before: Float[Array, "b t r"]) -> Float[Array, "b t v"]:
-        """What the token before a draft adds to its logits, float32."""
+        """Returns what the token before a draft adds to its logits, float32."""
         return project(before, self.markov_after).astype(jnp.float32)
 
     def trusted(self, places: Float[Array, "b t d"], before: Float[Array, "b t r"] | None) -> Float[Array, "b t"]:
-        """The log-odds that a draft is accepted if those before it are, before it is drawn; float32."""
-        known = places if self.config.confidence == "place" else jnp.concatenate([places, before], axis=-1)
+        """Returns the log-odds that a draft is accepted if those before it are, before it is drawn; float32."""
+        if self.config.confidence == "place":
+            known = places
+        else:
+            assert before is not None  # it has a Markov head
+            known = jnp.concatenate([places, before], axis=-1)
         return self.trust(known)[..., 0].astype(jnp.float32)
 
-    def every_parameter(self):
-        """Uses each parameter once, so that `init` makes them all."""
+    def every_parameter(self) -> None:
+        """Uses each parameter once, so that Flax makes them all."""
         config = self.config
         zeros = jnp.zeros((1, 1, config.width), self.dtype)
         at = jnp.zeros((1, 1), jnp.int32)
@@ -231,14 +251,16 @@ class DFlashNetwork(nn.Module):
 
 
 def _own_block(blocks: int, size: int, causal: bool) -> Bool[Array, "t t"]:
-    """Which of the blocks' places see which: those of the same block."""
+    """Returns the mask of which places see which: those of the same block."""
     place = jnp.arange(blocks * size, dtype=jnp.int32)
     same = place[:, None] // size == place[None] // size
     return same & (place[None] <= place[:, None]) if causal else same
 
 
-def _context_seen(positions: Int[Array, "b a"], context: Entries | None, size: int):
-    """Which of the text's first tokens each place of a block sees, `[b, a * size, t]`, and their positions."""
+def _context_seen(
+    positions: Int[Array, "b a"], context: Entries | None, size: int
+) -> tuple[Bool[Array, "b p s"] | None, Int[Array, "b s"] | None]:
+    """Returns which of the text's first `s` tokens each of the `p` places of all blocks sees, and their positions."""
     if context is None:
         return None, None
     batch, time = positions.shape[0], context.keys.shape[3]

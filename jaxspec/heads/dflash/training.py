@@ -1,12 +1,12 @@
-"""Training a block drafter (DFlash, 2602.06036; DSpark, section 3.3).
+"""Trains a DFlash head (DFlash, 2602.06036; DSpark, section 3.3).
 
 Some places of each text are anchors, as if the text so far had just been committed:
 
     text       ...  a  b  c  d  e  f          c is an anchor
     context         A  B                      the target's states after a, b and all before
     block                 c  _  _             the block's tokens are masks, whatever the text says
-    labels                distribution distribution distribution         the target's distributions after c, d, e: of d, e, f
-    before                c  d  e             what the Markov head is given: the text's own tokens
+    labels                d  e  f             the target's distributions of d, e, f: those after c, d, e
+    before                c  d  e             the Markov head reads the text's own tokens
 
 All blocks of a text run in one pass beside each other; each sees the context before its anchor, and itself
 (`jaxspec.heads.dflash.blocks`).
@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxspec.checkpoints.huggingface import read_json
 from jaxspec.drafters.base import Drafter
@@ -37,15 +37,23 @@ from jaxspec.training.recipe import Recipe, check_at_least, option
 
 @dataclasses.dataclass(frozen=True)
 class DFlashRecipe(Recipe):
-    """A block drafter with DSpark's heads and losses, whose output head is the target's, frozen.
+    """A DFlash head with DSpark's heads and losses, whose output head is the target's, frozen.
 
     A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
     `2 * block_size * rows * width`; a token of the text `6 * (parameters of the mix and of keys and values)`, and the
     target's pass. For SmolLM2-135M and the defaults these are 520 and 66 million a block, and 11 and 220 a token.
 
-    Departs from DSpark in this: the cross-entropy is that of the target's distribution and not of the text's token, which is
-    less noisy; the distributions are compared over a draft vocabulary; the mask is a vector of its own; states are normalized
-    before they are mixed.
+    Departs from DSpark in this: the cross-entropy is that of the target's distribution and not of the text's token,
+    which is less noisy; the distributions are compared over a draft vocabulary; the mask is a vector of its own;
+    states are normalized before they are mixed.
+
+    References:
+      DFlash (2602.06036); DSpark, section 3.3.
+
+    Example:
+      >>> from jaxspec.heads.dflash import DFlashRecipe
+      >>> DFlashRecipe.of(target, block_size=4).capture
+      (2, 3)
     """
 
     capture: tuple[int, ...] = option("The target's states that it reads.")
@@ -75,8 +83,9 @@ class DFlashRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "DFlashRecipe":
-        """The recipe with DFlash's choice of layers for this target: evenly spaced, four of them."""
-        return cls(**({"capture": default_capture(target)} | options))
+        """Returns the recipe with DFlash's choice of layers for this target: four, evenly spaced."""
+        options.setdefault("capture", default_capture(target))
+        return cls(**options)
 
     def init(self, key, target, token_counts):
         options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
@@ -87,15 +96,15 @@ class DFlashRecipe(Recipe):
         head = self.head(params, target)
         anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // self.anchor_every, 1), key)
         blocks = Blocks.of(head, target, batch, features, anchors, chosen)
-        counts, agreement = blocks.counts, acceptance(blocks.wanted, blocks.guess)
-        terms = self.cross_entropy * ForwardKL()(blocks.wanted, blocks.guess)
+        counts, agreement = blocks.counts, acceptance(blocks.target_log_probs, blocks.draft_log_probs)
+        terms = self.cross_entropy * ForwardKL()(blocks.target_log_probs, blocks.draft_log_probs)
         terms += self.total_variation * 2 * (1 - agreement)
         reported = self._reported(agreement, counts)
-        # Of the first draft's distribution as it is, and not only of what the draft vocabulary holds of it.
-        held = blocks.held(head, target, drafts=1)[..., 0]
-        first = acceptance(blocks.wanted[..., 0, :] + held[..., None], blocks.guess[..., 0, :])
+        # The first draft's acceptance by the target's whole distribution, not only by its part in the draft vocabulary.
+        coverage = blocks.log_coverage(head, target, drafts=1)[..., 0]
+        first = acceptance(blocks.target_log_probs[..., 0, :] + coverage[..., None], blocks.draft_log_probs[..., 0, :])
         reported["acceptance"] = masked_mean(first, counts[..., 0])
-        if self.confidence:
+        if blocks.odds is not None:
             label = jax.lax.stop_gradient(agreement)
             terms += self.trust * (jax.nn.softplus(blocks.odds) - label * blocks.odds)
             reported["confidence_error"] = masked_mean(jnp.abs(jax.nn.sigmoid(blocks.odds) - agreement), counts)
@@ -111,14 +120,14 @@ class DFlashRecipe(Recipe):
         write_dflash(self.head(params, target), Path(path), with_head=False)
 
     def measured(self, folder, target, batches, path) -> bool:
-        """The scales of the confidence head (`jaxspec.heads.dflash.calibration`)."""
+        """Writes the head again with the scales of its confidence head (`jaxspec.heads.dflash.calibration`)."""
         if self.confidence:
             head = read_dflash(Path(folder), read_json(Path(folder, "config.json")), target, target.dtype)
             write_dflash(calibrate(head, target, batches), path, with_head=False)
         return self.confidence
 
     def head(self, params: Any, target: LanguageModel) -> DFlashHead:
-        """The head of these parameters, with its rows of the target's output head."""
+        """Returns the head of these parameters, with its rows of the target's output head."""
         network, ids = params["network"], params["ids"]
         dtype = network["mask"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
@@ -126,7 +135,8 @@ class DFlashRecipe(Recipe):
         module = network_for(target, self.capture, size, **self._sizes, dtype=dtype)
         return DFlashHead.of(module, network | rows, ids, self.capture, target.vocab_size)
 
-    def _reported(self, agreement, counts) -> dict[str, Float[Array, ""]]:
+    def _reported(self, agreement: Float[Array, "b a k"], counts: Bool[Array, "b a k"]) -> dict[str, Float[Array, ""]]:
+        """Returns each draft's mean acceptance, and how many tokens a round would emit."""
         places = range(1, self.block_size)
         reported = {f"acceptance_{i + 1}": masked_mean(agreement[..., i], counts[..., i]) for i in places}
         reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
@@ -134,5 +144,6 @@ class DFlashRecipe(Recipe):
 
     @property
     def _sizes(self) -> dict[str, Any]:
+        """The options of the network."""
         names = ("block_size", "num_layers", "mlp_width", "markov_rank", "confidence")
         return {name: getattr(self, name) for name in names}

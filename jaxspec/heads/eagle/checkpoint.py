@@ -1,22 +1,44 @@
 """EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
 
-Their names are those of a Llama model of one layer; EAGLE-3 adds a reduced vocabulary:
+A folder holds `config.json` and `model.safetensors`. The configuration is that of a Llama model of one layer of width
+`w`, for a target of width `d` and `v` tokens that it reads `c` states of; EAGLE-3's has besides:
 
-    d2t   int64[n]   what to add to a draft token's number for its id in the target
-    t2d   bool[v]    which of the target's tokens the draft knows
+    vocab_size, draft_vocab_size         `v`, and the `n` tokens of the draft vocabulary
+    target_hidden_size                   `d`; the default is the target's
+    eagle_aux_hidden_state_layer_ids     the captured layers, in two countings: inside `eagle_config` a layer whose
+                                         output is read, as SpecForge, SGLang and TensorRT-LLM have it; at the top
+                                         level one whose input is, as vLLM has it
 
-The captured layers stand in `eagle_aux_hidden_state_layer_ids`, in two countings: inside `eagle_config` a layer whose
-output is read, as SpecForge, SGLang and TensorRT-LLM have it; at the top level one whose input is, as vLLM has it.
+Tensors, for heads of `h` numbers, `q` query heads and `g` key-value heads, and an inner width `m`:
 
-A head whose output head is the target's is written without it, and gets the target's rows again when it is read.
+    EAGLE-3                                                EAGLE-1, of the same shape unless it is given
+    fc.weight                                 [w, c * d]   fc.weight [w, 2 * w], fc.bias [w] (optional)
+    midlayer.input_layernorm.weight           [w]          -
+    midlayer.hidden_norm.weight               [w]          -
+    midlayer.self_attn.q_proj.weight          [q * h, 2w]  layers.0.self_attn.q_proj.weight [q * h, w]
+    midlayer.self_attn.{k,v}_proj.weight      [g * h, 2w]  layers.0.self_attn.{k,v}_proj.weight [g * h, w]
+    midlayer.self_attn.o_proj.weight          [w, q * h]   layers.0.self_attn.o_proj.weight
+    midlayer.post_attention_layernorm.weight  [w]          layers.0.post_attention_layernorm.weight
+    midlayer.mlp.{gate,up}_proj.weight        [m, w]       layers.0.mlp.{gate,up}_proj.weight
+    midlayer.mlp.down_proj.weight             [w, m]       layers.0.mlp.down_proj.weight
+    norm.weight                               [w]          -
+    lm_head.weight                            [n, w]       ignored: it is the target's
+    embed_tokens.weight (optional)            [v, w]       embed_tokens.weight (optional)
+    d2t (optional)   int64[n]   what to add to a draft token's number for its id in the target
+    t2d (optional)   bool[v]    which of the target's tokens the draft knows
+
+What is left out of `lm_head.weight` and `embed_tokens.weight` is the target's. Heads that jaxspec trains are EAGLE-3's
+without both, floating tensors in bfloat16.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
@@ -38,7 +60,7 @@ _UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual")
 def read_eagle(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> EagleHead:
-    """The head in a folder with `config.json` and safetensors.
+    """Reads the head in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
@@ -62,37 +84,52 @@ def read_eagle(
     return _first(folder, config, tensors, target, dtype, placement)
 
 
-def _third(folder, config, tensors, target, dtype, placement) -> EagleHead:
+def _third(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, LazyTensor],
+    target: LanguageModel,
+    dtype: jnp.dtype,
+    placement: Placement | None,
+) -> EagleHead:
+    """Reads EAGLE-3's layout."""
     ids = _draft_vocabulary(folder, tensors, config, target)
     layer = _layer_config(folder, config, len(ids))
     capture = _capture(config) or _default_capture(target)
     width = config.get("target_hidden_size") or target.module.config.width
     module = EagleLayer(layer, len(capture) * width, dtype)
-    wanted = eagle3_mappings(layer, module.features)
+    mappings = eagle3_mappings(layer, module.features)
     own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, wanted, tensors, own_head, own_embedding, target, dtype, placement)
+    params, embedding = _params(folder, mappings, tensors, own_head, own_embedding, target, dtype, placement)
     if not own_head:
         params["head"] = _rows(folder, target, layer, ids, dtype)
-    whole = len(ids) == target.vocab_size
-    draft_ids = None if whole else jnp.asarray(ids)
+    draft_ids = None if len(ids) == target.vocab_size else jnp.asarray(ids)
     return EagleHead(module, params, draft_ids, embedding, target.vocab_size, capture)
 
 
-def _first(folder, config, tensors, target, dtype, placement) -> EagleHead:
+def _first(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, LazyTensor],
+    target: LanguageModel,
+    dtype: jnp.dtype,
+    placement: Placement | None,
+) -> EagleHead:
+    """Reads EAGLE-1's layout."""
     layer = _layer_config(folder, config, target.vocab_size)
     module = FirstEagleLayer(layer, layer.width, dtype)
-    wanted = eagle1_mappings(layer, bias="fc.bias" in tensors)
+    mappings = eagle1_mappings(layer, bias="fc.bias" in tensors)
     tensors.pop("lm_head.weight", None)  # never trained: it is the target's
     own_embedding = "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, wanted, tensors, False, own_embedding, target, dtype, placement)
+    params, embedding = _params(folder, mappings, tensors, False, own_embedding, target, dtype, placement)
     params["mix"].setdefault("bias", jnp.zeros(layer.width, dtype))
     params["head"] = _rows(folder, target, layer, np.arange(target.vocab_size), dtype)
     capture = (target.module.config.num_layers,)
     return EagleHead(module, params, None, embedding, target.vocab_size, capture, normalized=True)
 
 
-def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> None:
-    """Writes an EAGLE-3 head in the public layout, in bfloat16; the folder appears whole or not at all.
+def write_eagle(head: EagleHead, folder: str | os.PathLike[str], *, with_head: bool = True) -> None:
+    """Writes an EAGLE-3 head in the public layout, in bfloat16; the folder appears complete or not at all.
 
     Args:
       head: of an `EagleLayer`.
@@ -107,8 +144,8 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
         raise TypeError(f"write_eagle writes EAGLE-3 heads, got a layer of type {type(head.module).__name__}")
     layer = head.module.config
     ids = np.arange(head.vocab_size) if head.ids is None else np.asarray(head.ids)
-    wanted = [one for one in eagle3_mappings(layer, head.module.features) if with_head or one.path != ("head",)]
-    tensors = {name: part for one in wanted for name, part in one.to_tensors(head.params).items()}
+    mappings = [one for one in eagle3_mappings(layer, head.module.features) if with_head or one.path != ("head",)]
+    tensors = {name: part for one in mappings for name, part in one.to_tensors(head.params).items()}
     if head.embedding is not None:
         tensors["embed_tokens.weight"] = np.asarray(head.embedding)
     tensors["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
@@ -125,14 +162,17 @@ def write_eagle(head: EagleHead, folder: Path, *, with_head: bool = True) -> Non
 
 
 def _layer_config(folder: Path, config: dict[str, Any], vocab_size: int) -> TransformerConfig:
+    """Reads the configuration of the layer."""
     try:
         return read_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], config, target: LanguageModel) -> np.ndarray:
-    """The ids, taken out of the tensors: `int32[n]`."""
+def _draft_vocabulary(
+    folder: Path, tensors: dict[str, LazyTensor], config: dict[str, Any], target: LanguageModel
+) -> np.ndarray:
+    """Takes the ids of the draft vocabulary out of the tensors: `int32[n]`."""
     if config.get("vocab_size", target.vocab_size) != target.vocab_size:
         raise ValueError(
             f"{folder} is a head for a target of {config['vocab_size']} tokens, got one of {target.vocab_size}; load "
@@ -150,34 +190,36 @@ def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], config, targ
 
 
 def _capture(config: dict[str, Any]) -> tuple[int, ...]:
-    """The hidden states that the configuration names, `i` entering layer `i`; none if it names none."""
+    """Returns the hidden states that the configuration names, `i` entering layer `i`; none if it names none."""
     outputs = (config.get("eagle_config") or {}).get(_LAYERS) or ()
     return tuple(config.get(_LAYERS) or (layer + 1 for layer in outputs))
 
 
 def _default_capture(target: LanguageModel) -> tuple[int, ...]:
+    """Returns the states that vLLM captures where the configuration names none."""
     layers = target.module.config.num_layers
     return (2, layers // 2, layers - 3)
 
 
 def _params(
     folder: Path,
-    wanted: Iterator[ParamMapping],
+    mappings: Iterator[ParamMapping],
     tensors: dict[str, LazyTensor],
     own_head: bool,
     own_embedding: bool,
     target: LanguageModel,
     dtype: jnp.dtype,
     placement: Placement | None,
-) -> tuple[dict[str, Any], Any]:
-    """The parameters, and the embedding apart from them."""
-    wanted = [one for one in wanted if own_head or one.path != ("head",)]
+) -> tuple[dict[str, Any], Array | None]:
+    """Builds the parameters, and beside them the embedding if it has one."""
+    wanted = [one for one in mappings if own_head or one.path != ("head",)]
     embedding = tensors.pop("embed_tokens.weight").read() if own_embedding else None
     params = build_params(wanted, tensors, str(folder), dtype, placement)
     return params, None if embedding is None else jnp.asarray(embedding, dtype)
 
 
-def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np.ndarray, dtype: jnp.dtype) -> Any:
+def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np.ndarray, dtype: jnp.dtype) -> Array:
+    """Takes the draft vocabulary's rows of the target's output head."""
     if layer.width != target.module.config.width:
         raise ValueError(
             f"{folder} has no lm_head.weight, and its width {layer.width} is not the target's "
@@ -187,7 +229,7 @@ def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np
 
 
 def eagle3_mappings(config: TransformerConfig, features: int) -> Iterator[ParamMapping]:
-    """Every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
+    """Yields every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
     yield map_tensor(("fuse", "kernel"), "fc.weight", (config.width, features))
     names = {"token_norm": "input_layernorm", "state_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
     for ours, theirs in names.items():
@@ -199,7 +241,7 @@ def eagle3_mappings(config: TransformerConfig, features: int) -> Iterator[ParamM
 
 
 def eagle1_mappings(config: TransformerConfig, *, bias: bool) -> Iterator[ParamMapping]:
-    """Every parameter of an EAGLE-1 layer; its output head is the target's."""
+    """Yields every parameter of an EAGLE-1 layer; its output head is the target's."""
     yield map_tensor(("mix", "kernel"), "fc.weight", (config.width, 2 * config.width))
     if bias:
         yield map_tensor(("mix", "bias"), "fc.bias", (config.width,))

@@ -22,9 +22,7 @@ from jaxspec.nn.language_model import LanguageModel, Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleHead(Network):
-    """One decoder layer over the target's states and embeddings.
-
-    EAGLE's (2401.15077), EAGLE-3's (2503.01840), or a multi-token prediction module (DeepSeek-V3, 2412.19437).
+    """One decoder layer over the target's states and embeddings: EAGLE-1, EAGLE-3 or multi-token prediction.
 
     Attributes:
       module: a layer of `jaxspec.heads.eagle.network`, or a `jaxspec.heads.eagle.mtp.MtpLayer`.
@@ -36,6 +34,14 @@ class EagleHead(Network):
       normalized: whether the target's final norm comes before the head reads a state, as in EAGLE-1 and MTP.
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
+
+    References:
+      EAGLE-1 (Li et al. 2401.15077); EAGLE-3 (Li et al. 2503.01840); DeepSeek-V3 (2412.19437), section 2.2.
+
+    Example:
+      >>> head = jaxspec.heads.eagle.init(target, key, draft_vocabulary=100)
+      >>> isinstance(head, jaxspec.heads.EagleHead), head.ids.shape
+      (True, (100,))
     """
 
     module: Any = dataclasses.field(metadata={"static": True})
@@ -59,21 +65,21 @@ class EagleHead(Network):
         return jnp.dtype(self.module.dtype)
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of its one layer."""
+        """Makes an empty cache of its one layer."""
         return self.empty_cache(1, batch, capacity)
 
     def features(self, target: Any, hidden: tuple[Float[Array, "b t d"], ...]) -> Float[Array, "b t f"]:
-        """The captured states side by side, as they are kept until the layer reads them."""
+        """Concatenates the captured states, as they wait until the layer reads them."""
         if self.normalized:
             hidden = tuple(target.normalize(x) for x in hidden)
         return jnp.concatenate(hidden, axis=-1).astype(self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
-        """The states as the layer takes them."""
+        """Projects them to the width of the layer."""
         return self._apply(features, method="fuse")
 
     def embed(self, target: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """Embeddings as the layer takes them."""
+        """Embeds tokens as the layer takes them."""
         if self.embedding is not None:
             return self.embedding[tokens]
         return target.embed(tokens).astype(self.dtype)
@@ -81,19 +87,19 @@ class EagleHead(Network):
     def __call__(
         self, embedded: Float[Array, "b t d"], states: Float[Array, "b t d"], cache: KVCache, **tree: Any
     ) -> tuple[Float[Array, "b t d"], Entries]:
-        """One pass; `tree` are the options of `Model.__call__`. Row `i` reads token `i + 1` and state `i`."""
+        """Runs one pass; `tree` are the options of `Model.__call__`. Row `i` reads token `i + 1` and state `i`."""
         return self._apply(embedded, states, cache, **tree)
 
     def guesses(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """The logits of the token that follows those that made `states`, over the draft vocabulary."""
+        """Returns the logits of the token after those of `states`, over the draft vocabulary."""
         return self.placement.logits(self._apply(states, method="logits"))
 
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
-        """The same logits over the target's vocabulary."""
+        """Expands logits to the target's vocabulary."""
         return logits if self.ids is None else self.placement.logits(expand(logits, self.ids, self.vocab_size))
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """The target's ids of tokens of the draft vocabulary."""
+        """Returns the target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
 
     def as_draft(self, k: int) -> Draft:
@@ -151,7 +157,7 @@ def init(
     module = layer_for(target, capture, len(ids), num_kv_heads, mlp_width)
     blank, width = EagleHead(module, {}, None, None, target.vocab_size, capture), module.config.width
     state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
-    params = module.init(rng, state, features, blank.init_cache(1, 1), method="everything")["params"]
+    params = untrained.initial(module, rng, state, features, blank.init_cache(1, 1), method="everything")
     # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is read as
     # the target's last is, but by far less sure.
     fuse = params["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))

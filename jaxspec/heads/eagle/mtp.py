@@ -1,13 +1,13 @@
-"""A multi-token prediction module: a whole decoder layer over a token and the state before it (DeepSeek-V3).
+"""Multi-token prediction modules: a decoder layer over a token and the state before it (DeepSeek-V3).
 
 DeepSeek-V3 (2412.19437, section 2.2), for the state `h` of a token and the embedding `e` of the token after it:
 
-    x         mix [norm(e), norm(h)]        the embedding first, whatever the paper's formula says
+    x         mix [norm(e), norm(h)]        the embedding first, unlike in the paper's formula
     made      layer(x)                      a usual decoder layer with keys and values of its own
     logits    head(norm(made))              of the token after the next; embedding and head are the target's
 
-`h` is the target's last state as its own head takes it, after the final norm; to draft on, the module reads what it
-made itself, before its norm, as in vLLM. There it also gets no embedding at a text's first place, and so it does here.
+`h` is the target's last state after the final norm, as its output head takes it; to draft on, the module reads its own
+output before its norm, as in vLLM. As there, the embedding at a text's first place is zero.
 """
 
 import dataclasses
@@ -16,10 +16,11 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.head import EagleHead
+from jaxspec.nn.cache import Entries, KVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Block, Dense, Norm, entries_of, of_chain
@@ -29,7 +30,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class MtpLayer(nn.Module):
-    """The module, for `jaxspec.heads.eagle.head.EagleHead`; `features` is the width of the target's last state.
+    """The layer of a multi-token prediction module, for `EagleHead`.
 
     Attributes:
       config: of one decoder layer.
@@ -48,11 +49,20 @@ class MtpLayer(nn.Module):
         self.final_norm = Norm(config)
         self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
 
-    def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
-        """The target's states as the layer takes them: as they are."""
+    def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t f"]:
+        """Returns the states as they are."""
         return features
 
-    def __call__(self, embedded, states, cache, *, mask=None, positions=None, pending=None):
+    def __call__(
+        self,
+        embedded: Float[Array, "b t d"],
+        states: Float[Array, "b t d"],
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        pending: Entries | None = None,
+    ) -> tuple[Float[Array, "b t d"], Entries]:
         mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
         at = positions[:, -embedded.shape[1] :, None]
         embedded = jnp.where(at == 0, jnp.zeros((), embedded.dtype), embedded)
@@ -61,11 +71,13 @@ class MtpLayer(nn.Module):
         return states, entries_of([entry], states)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Of the token after the next, float32."""
+        """Returns the logits of the token after the next, float32."""
         return project(self.final_norm(states), self.head).astype(jnp.float32)
 
-    def everything(self, embedded, features, cache):
-        """One pass through all parameters: `init` learns their shapes from it."""
+    def everything(
+        self, embedded: Float[Array, "b t d"], features: Float[Array, "b t f"], cache: KVCache
+    ) -> Float[Array, "b t n"]:
+        """Runs one pass through all parameters, so that Flax makes them all."""
         states, _ = self(embedded, features, cache)
         return self.logits(states)
 
@@ -97,7 +109,7 @@ def init_mtp(target: LanguageModel, rng: Array, *, mlp_width: int | None = None,
     module, capture = MtpLayer(layer, layer.width), (config.num_layers,)
     blank = EagleHead(module, {}, None, None, target.vocab_size, capture, normalized=True)
     state = jnp.zeros((1, 1, layer.width))
-    params = module.init(rng, state, state, blank.init_cache(1, 1), method="everything")["params"]
+    params = untrained.initial(module, rng, state, state, blank.init_cache(1, 1), method="everything")
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)
     every = jnp.arange(target.vocab_size, dtype=jnp.int32)
     params = untrained.in_dtype(params | {"head": target.head[every]}, dtype)

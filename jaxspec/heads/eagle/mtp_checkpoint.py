@@ -1,14 +1,16 @@
-"""Multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint behind its last one.
+"""Multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint after its last one.
 
-With `N` layers of the target and `num_nextn_predict_layers` modules, module `i` is layer `N + i`:
+`config.json` is the target's. With `N` layers of the target and `num_nextn_predict_layers` modules, module `i` is layer
+`N + i` (with or without `model.` before it), of the target's width `d`:
 
-    layers.N.{enorm, hnorm, eh_proj, shared_head.norm}.weight      what there is beside a decoder layer
-    layers.N.{input_layernorm, self_attn..., mlp...}               the decoder layer
-    layers.N.{embed_tokens, shared_head.head}.weight               copies of the target's, often left out
+    layers.N.{enorm, hnorm, shared_head.norm}.weight      [d]        norms of the embedding, the state and the output
+    layers.N.eh_proj.weight                               [d, 2d]    mixes embedding and state
+    layers.N.{input_layernorm, self_attn..., mlp...}                 the decoder layer, by Llama's names and shapes
+    layers.N.{embed_tokens, shared_head.head}.weight      [v, d]     copies of the target's, often left out
 
-The names are DeepSeek-V3's; the decoder layer must be one of ours, with keys and values a head and one feed-forward
-block, as dense models have it. The layout was read off public engines' code, and is tested on random weights against
-NumPy; no public checkpoint with such a layer was at hand.
+The decoder layer must be one that `jaxspec.nn` has, of grouped-query attention and one feed-forward block. The layout
+was read off public engines' code, and is tested on random weights against NumPy; no public checkpoint with such a layer
+was at hand.
 """
 
 import re
@@ -31,7 +33,7 @@ from jaxspec.sharding.placement import Placement
 
 _MODULE = re.compile(r"^(?:model\.)?layers\.(\d+)\.eh_proj\.weight$")
 _HEAD = "shared_head.head.weight"
-# Layers that we have not, by a part of their tensors' names.
+# Layers that jaxspec has not, by a part of their tensors' names.
 _OTHERS = {
     "multi-head latent attention": re.compile(r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\."),
     "a mixture of experts": re.compile(r"mlp\.(experts|shared_experts|gate)\."),
@@ -41,7 +43,7 @@ _OTHERS = {
 def read_mtp(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> EagleHead:
-    """The first module in a folder: the whole checkpoint's, or one with the module's tensors alone.
+    """Reads the first module in a folder: the target's checkpoint, or one with the module's tensors alone.
 
     Args:
       folder: where it lies.
@@ -83,7 +85,7 @@ def read_mtp(
 
 
 def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tuple[int, dict[str, LazyTensor]]:
-    """The number of the module's layer, and its tensors by their names behind that."""
+    """Returns the number of the module's layer, and its tensors by their names after that."""
     tensors = read_tensors(folder)
     numbers = sorted(int(found[1]) for name in tensors if (found := _MODULE.match(name)))
     if len(numbers) > 1:
@@ -103,7 +105,7 @@ def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tupl
 
 
 def mtp_mappings(config: TransformerConfig) -> Iterator[ParamMapping]:
-    """Every parameter of a multi-token prediction module, by their names in its layer."""
+    """Yields every parameter of a multi-token prediction module, by their names in its layer."""
     for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
         yield map_norm((ours, "scale"), f"{theirs}.weight", config.width)
     yield map_tensor(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))

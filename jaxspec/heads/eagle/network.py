@@ -1,4 +1,4 @@
-"""EAGLE's draft layers: one decoder layer that reads a token and the state before it.
+"""EAGLE's layers: one decoder layer that reads a token and the state before it.
 
 EAGLE-3 (Li et al. 2503.01840, section 3):
 
@@ -25,7 +25,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
-    """EAGLE-3's layer, with its head over a draft vocabulary of `config.vocab_size` tokens.
+    """EAGLE-3's layer, with its output head over a draft vocabulary of `config.vocab_size` tokens.
 
     Attributes:
       config: of one layer.
@@ -46,15 +46,15 @@ class EagleLayer(nn.Module):
         self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
-        """The target's states as the layer takes them."""
+        """Projects the target's captured states to the width of the layer."""
         return self.fuse_product(features)
 
     def inputs(self, embedded: Float[Array, "b t d"], states: Float[Array, "b t d"]) -> Float[Array, "b t two_d"]:
-        """What attention reads of a token and the state before it."""
+        """Returns what attention reads of a token and the state before it."""
         return jnp.concatenate([self.token_norm(embedded), self.state_norm(states)], axis=-1)
 
     def feed_forward(self, states: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """The second half of the layer."""
+        """Runs the second half of the layer."""
         return states + self.mlp(self.mlp_norm(states))
 
     def __call__(
@@ -73,17 +73,24 @@ class EagleLayer(nn.Module):
         return states, entries_of([entry], states)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Of the token after the next, float32."""
+        """Returns the logits of the token after the next, float32."""
         return project(self.final_norm(states), self.head).astype(jnp.float32)
 
-    def everything(self, embedded, features, cache):
-        """One pass through all parameters: `init` learns their shapes from it."""
+    def everything(
+        self, embedded: Float[Array, "b t d"], features: Float[Array, "b t f"], cache: KVCache
+    ) -> Float[Array, "b t n"]:
+        """Runs one pass through all parameters, so that Flax makes them all."""
         states, _ = self(embedded, self.fuse(features), cache)
         return self.logits(states)
 
 
 class FirstEagleLayer(nn.Module):
-    """EAGLE-1's layer: `features` are the target's last states as its head takes them, and the head is the target's."""
+    """EAGLE-1's layer, which reads the target's last states as its output head does; that head is the target's.
+
+    Attributes:
+      config: of one layer.
+      features: the target's width.
+    """
 
     config: TransformerConfig
     features: int
@@ -96,11 +103,20 @@ class FirstEagleLayer(nn.Module):
         self.mlp_norm, self.mlp = Norm(config, name="mlp_norm"), MLP(config, self.dtype)
         self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
 
-    def fuse(self, features):
-        """As they are."""
+    def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t f"]:
+        """Returns the states as they are."""
         return features
 
-    def __call__(self, embedded, states, cache, *, mask=None, positions=None, pending=None):
+    def __call__(
+        self,
+        embedded: Float[Array, "b t d"],
+        states: Float[Array, "b t d"],
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        pending: Entries | None = None,
+    ) -> tuple[Float[Array, "b t d"], Entries]:
         mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
         x = self.mix(jnp.concatenate([embedded, states], axis=-1))
         # Its attention has no norm before it.
@@ -109,11 +125,13 @@ class FirstEagleLayer(nn.Module):
         states = x + self.mlp(self.mlp_norm(x))
         return states, entries_of([entry], states)
 
-    def logits(self, states):
-        """Of the token after the next, float32."""
+    def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
+        """Returns the logits of the token after the next, float32."""
         return project(states, self.head).astype(jnp.float32)
 
-    def everything(self, embedded, features, cache):
-        """One pass through all parameters: `init` learns their shapes from it."""
+    def everything(
+        self, embedded: Float[Array, "b t d"], features: Float[Array, "b t f"], cache: KVCache
+    ) -> Float[Array, "b t n"]:
+        """Runs one pass through all parameters, so that Flax makes them all."""
         states, _ = self(embedded, features, cache)
         return self.logits(states)

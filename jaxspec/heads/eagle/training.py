@@ -1,4 +1,4 @@
-"""Training an EAGLE-3 head: training-time test (Li et al. 2503.01840, section 3.2).
+"""Trains an EAGLE-3 head: training-time test (Li et al. 2503.01840, section 3.2).
 
 Each chosen place of the text drafts a chain, as the head will: the first draft from the target's true states, the
 next ones from the head's own. Attention of step `k` at place `i`:
@@ -25,10 +25,10 @@ from jaxspec.heads.eagle.drafter import EagleDrafter
 from jaxspec.heads.eagle.head import EagleHead, default_capture, init, layer_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import apply_rope
+from jaxspec.ops.rope import Rope, apply_rope
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
-from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
+from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,14 @@ class EagleRecipe(Recipe):
 
     About `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
     target's pass.
+
+    References:
+      EAGLE-3 (Li et al. 2503.01840), sections 3.1 and 3.2.
+
+    Example:
+      >>> from jaxspec.heads.eagle import EagleRecipe
+      >>> EagleRecipe.of(target, steps=3).capture
+      (0, 1, 2)
     """
 
     capture: tuple[int, ...] = option("The target's states that it reads: low, middle and high (section 3.1).")
@@ -59,8 +67,9 @@ class EagleRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":
-        """The recipe with EAGLE-3's layers for this target: the second, the middle and the third from the end."""
-        return cls(**({"capture": default_capture(target)} | options))
+        """Returns the recipe with EAGLE-3's layers for this target (`default_capture`)."""
+        options.setdefault("capture", default_capture(target))
+        return cls(**options)
 
     def init(self, key, target, token_counts):
         sizes = {"num_kv_heads": self.num_kv_heads, "mlp_width": self.mlp_width, "dtype": jnp.float32}
@@ -74,7 +83,7 @@ class EagleRecipe(Recipe):
         places, chosen = choose_places(batch, min(self.places, max(5 * batch.tokens.shape[1] // 8, 1)), key)
         head = self.head(params, target)
         steps = _Steps.of(head, target, batch, features, places)
-        known = vocabulary.places(head.ids, target.vocab_size) >= 0
+        known = vocabulary.places(params["ids"], target.vocab_size) >= 0
         log_probs = project(target.normalize(features.last), head.params["head"]).astype(jnp.float32)
         log_probs = jax.nn.log_softmax(log_probs)
         total, weight, reported = jnp.zeros(()), 0.0, {}
@@ -84,12 +93,12 @@ class EagleRecipe(Recipe):
             guessed = at_places(batch.tokens, at)
             learns = chosen & (places + step + 2 < batch.length[:, None])
             learns &= at_places(batch.answer, at) & known[guessed]
-            wanted = at_places(log_probs, at - 1)
-            guess = jax.nn.log_softmax(logits.astype(jnp.float32))
-            total += self.decay**step * masked_mean(self.divergence(wanted, guess), learns)
+            target_log_probs = at_places(log_probs, at - 1)
+            draft_log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+            total += self.decay**step * masked_mean(self.divergence(target_log_probs, draft_log_probs), learns)
             weight += self.decay**step
             name = "acceptance" if step == 0 else f"acceptance_{step + 1}"
-            reported[name] = masked_mean(acceptance(wanted, guess), learns)
+            reported[name] = masked_mean(acceptance(target_log_probs, draft_log_probs), learns)
         return total / weight, reported | {"count": jnp.sum(chosen, dtype=jnp.float32)}
 
     def drafter(self, params, target, token_counts) -> Drafter:
@@ -99,7 +108,7 @@ class EagleRecipe(Recipe):
         write_eagle(self.head(params, target), path, with_head=False)
 
     def head(self, params: Any, target: LanguageModel) -> EagleHead:
-        """The head of these parameters, with its rows of the target's output head."""
+        """Returns the head of these parameters, with its rows of the target's output head."""
         dtype = jnp.result_type(params["layer"]["fuse"]["kernel"])
         layer = params["layer"] | {"head": target.head[params["ids"]].astype(dtype)}
         size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
@@ -109,7 +118,7 @@ class EagleRecipe(Recipe):
 
 
 def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """`count` places of each row, in rising order, whose next but one token is an answer's; all of them if they fit.
+    """Chooses `count` places of each row, rising, whose next but one token is an answer's; all of them if they fit.
 
     Returns:
       The places, and which of them are such; the others pad.
@@ -130,11 +139,11 @@ class _Steps:
       head: the head.
       embedded: the text's embeddings.
       places: the true pair that each chain begins with.
+      fused: the text's true states, fused.
       keys: of the text's true pairs.
       values: of them.
-      own: keys and values that each chain made itself.
-      states: what the head made of each chain's last pair; `None` before the first step.
-      fused: the text's true states, fused.
+      own: keys and values of each chain's own steps.
+      states: the head's output for each chain's last pair; `None` before the first step.
     """
 
     head: EagleHead
@@ -147,8 +156,10 @@ class _Steps:
     states: Float[Array, "b a d"] | None = None
 
     @classmethod
-    def of(cls, head, target, batch, features, places) -> "_Steps":
-        """Before the first step."""
+    def of(
+        cls, head: EagleHead, target: LanguageModel, batch: Batch, features: Features, places: Int[Array, "b a"]
+    ) -> "_Steps":
+        """Returns the chains before the first step."""
         fused = head.fuse(head.features(target, features.hidden))
         # Pair `i` has the embedding of token `i + 1`.
         embedded = jnp.pad(head.embed(target, batch.tokens)[:, 1:], ((0, 0), (0, 1), (0, 0)))
@@ -158,7 +169,7 @@ class _Steps:
         return dataclasses.replace(steps, keys=keys, values=values)
 
     def draft(self) -> tuple["_Steps", Float[Array, "b a n"]]:
-        """One step of every chain, and its logits."""
+        """Makes one step of every chain; returns its logits too."""
         step = len(self.own) + (self.states is not None)
         at = jnp.minimum(self.places + step, self.embedded.shape[1] - 1)
         states = at_places(self.fused, self.places) if self.states is None else self.states
@@ -173,23 +184,32 @@ class _Steps:
         logits = self.head.module.apply({"params": layer}, states, method="logits")
         return dataclasses.replace(self, own=own, states=states), logits
 
-    def _inputs(self, embedded, states):
+    def _inputs(self, embedded: Float[Array, "b s d"], states: Float[Array, "b s d"]) -> Any:
+        """Returns what attention reads."""
         return self.head.module.apply({"params": self.head.params}, embedded, states, method="inputs")
 
-    def _queries(self, inputs, positions):
+    def _queries(self, inputs: Float[Array, "b s w"], positions: Int[Array, "b s"]) -> Float[Array, "b s g r h"]:
+        """Returns the queries of some pairs."""
         queries = project(inputs, self.head.params["attention"]["query"]["kernel"])
         return apply_rope(queries, positions, self._rope)
 
-    def _keys_and_values(self, inputs, positions):
+    def _keys_and_values(
+        self, inputs: Float[Array, "b s w"], positions: Int[Array, "b s"]
+    ) -> tuple[Float[Array, "b s g h"], Float[Array, "b s g h"]]:
+        """Returns the keys and values of some pairs."""
         both = project(inputs, self.head.params["attention"]["key_value"]["kernel"])
         return apply_rope(both[..., 0, :], positions, self._rope), both[..., 1, :]
 
     @property
-    def _rope(self):
-        return self.head.module.config.ropes[0]
+    def _rope(self) -> Rope:
+        rope = self.head.module.config.ropes[0]
+        assert rope is not None  # `layer_for` gives it one
+        return rope
 
-    def _attend(self, queries: Float[Array, "b a g r h"], own) -> Float[Array, "b a m"]:
-        """Over the true pairs up to each place, and the chain's own: one key each a place."""
+    def _attend(
+        self, queries: Float[Array, "b a g r h"], own: tuple[tuple[Array, Array], ...]
+    ) -> Float[Array, "b a m"]:
+        """Attends to the true pairs up to each place, and to the chain's own: one key each a place."""
         scale = self.head.module.config.score_scale
         index = jnp.arange(self.keys.shape[1], dtype=jnp.int32)[None, None]
         seen = (index <= self.places[..., None])[:, :, None, None]

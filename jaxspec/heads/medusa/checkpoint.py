@@ -1,12 +1,25 @@
-"""Medusa's heads in files: the public layouts of the paper's heads, and our own of heads that share the target's.
+"""Medusa's heads in files: the public layouts of the paper's heads, and jaxspec's of heads that share the target's.
 
-The reference code stores head `i` with `n` blocks in `medusa_lm_head.safetensors`, by these names,
+A folder holds `config.json` and safetensors (`medusa_lm_head.safetensors` or `model.safetensors`). The configuration:
 
-    i.j.linear.weight   [width, width]      of block j          i.j.linear.bias   [width]
-    i.n.weight          [v, width]          the output matrix
+    medusa_num_heads, medusa_num_layers    the `k` heads, and the `n` blocks of each
+    medusa_mlp_width, medusa_shared_layers, rms_norm_eps    jaxspec's heads: inner width `m`, `s` shared blocks
+    medusa_accuracies                      optional, `[k][ranks]`: how often each rank of each head was right
+
+The reference code stores head `i` of a target of width `d` and `v` tokens by these names,
+
+    i.j.linear.weight   [d, d]   of block `j`          i.j.linear.bias   [d]
+    i.n.weight          [v, d]   the output matrix
 
 and vLLM as `blocks.i.layers.j.weight` and `lm_heads.i.weight`, with the ids of a draft vocabulary in `token_map`. A
-file without output matrices is of heads that share the target's own. Ours are stored by the names of our parameters.
+file without output matrices is of heads that share the target's own. jaxspec's are stored by the names of their
+parameters, in bfloat16,
+
+    embedding_norm.scale                                [d]
+    {shared_i,head_i_j}_norm.scale                      [d]
+    {shared_i,head_i_j}.gate_up.kernel                  [2, m, d], of shared_0 [2, m, 2d]: it reads the token too
+    {shared_i,head_i_j}.down.kernel                     [d, m]
+    token_map (with a draft vocabulary)                 int[n]
 """
 
 import os
@@ -30,7 +43,7 @@ from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
 _HEADS, _BLOCKS, _IDS = "medusa_num_heads", "medusa_num_layers", "token_map"
-# Our heads' other sizes, by the fields of their configuration.
+# The other sizes of jaxspec's heads, by the fields of their configuration.
 _SIZES = {"mlp_width": "medusa_mlp_width", "shared_blocks": "medusa_shared_layers", "norm_eps": "rms_norm_eps"}
 _ACCURACIES = "medusa_accuracies"
 # From vLLM's names, and those in a whole model, to the reference code's.
@@ -45,7 +58,7 @@ _BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(?:weight|bias)$")
 def read_medusa(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> MedusaHead:
-    """The heads in a folder with `config.json` and safetensors.
+    """Reads the heads in a folder with `config.json` and safetensors.
 
     Args:
       folder: where they lie.
@@ -60,9 +73,9 @@ def read_medusa(
     """
     tensors = read_tensors(folder)
     ids = _draft_vocabulary(folder, tensors, target)
-    ours = _SIZES["mlp_width"] in config
-    module, wanted = (_ours if ours else _papers)(config, tensors, target, dtype, ids)
-    params = build_params(list(wanted), tensors, str(folder), dtype, placement)
+    read = _conditioned if _SIZES["mlp_width"] in config else _papers
+    module, mappings = read(config, tensors, target, dtype, ids)
+    params = build_params(list(mappings), tensors, str(folder), dtype, placement)
     if not any(path.startswith("output") for path in params):
         params["output"] = {"head": _rows(target, ids, dtype, placement)}
     accuracies = config.get(_ACCURACIES)
@@ -77,7 +90,7 @@ def read_medusa(
 
 
 def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
-    """Writes heads in bfloat16, the paper's by the reference code's names; the folder appears whole or not at all.
+    """Writes heads in bfloat16, the paper's by the reference code's names; the folder appears complete or not at all.
 
     An output matrix that all heads share is left out: it must be the target's, and is taken from there again.
 
@@ -89,7 +102,7 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
       FileExistsError: the folder exists.
     """
     sizes = head.module.config
-    config = {
+    config: dict[str, Any] = {
         "model_type": "medusa",
         "hidden_size": sizes.width,
         _HEADS: sizes.num_heads,
@@ -98,18 +111,26 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
     }
     if isinstance(head.module, ConditionedHeads):
         config |= {theirs: getattr(sizes, ours) for ours, theirs in _SIZES.items()}
-        wanted = _our_tensors(head.module)
+        mappings = _conditioned_tensors(head.module)
     else:
-        wanted = _paper_tensors(sizes, None)
+        mappings = _paper_tensors(head.module.config, None)
     if head.accuracies is not None:
         config[_ACCURACIES] = [list(row) for row in head.accuracies]
-    tensors = {name: _at(head.params, one.path) for one in wanted for name, _ in one.sources}
+    tensors = {name: _at(head.params, one.path) for one in mappings for name, _ in one.sources}
     if head.ids is not None:
         tensors[_IDS] = np.asarray(head.ids)
     write_folder(folder, config, tensors)
 
 
-def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[ConditionedHeads, Iterator[ParamMapping]]:
+def _conditioned(
+    config: dict[str, Any],
+    tensors: dict[str, LazyTensor],
+    target: LanguageModel,
+    dtype: jnp.dtype,
+    ids: np.ndarray | None,
+) -> tuple[ConditionedHeads, Iterator[ParamMapping]]:
+    """Reads the network of jaxspec's heads."""
+    del tensors
     sizes = ConditionedConfig(
         width=target.module.config.width,
         vocab_size=target.vocab_size if ids is None else len(ids),
@@ -118,10 +139,17 @@ def _ours(config, tensors, target: LanguageModel, dtype, ids) -> tuple[Condition
         **{ours: config[theirs] for ours, theirs in _SIZES.items()},
     )
     module = ConditionedHeads(sizes, dtype)
-    return module, _our_tensors(module)
+    return module, _conditioned_tensors(module)
 
 
-def _papers(config, tensors, target: LanguageModel, dtype, ids) -> tuple[MedusaHeads, Iterator[ParamMapping]]:
+def _papers(
+    config: dict[str, Any],
+    tensors: dict[str, LazyTensor],
+    target: LanguageModel,
+    dtype: jnp.dtype,
+    ids: np.ndarray | None,
+) -> tuple[MedusaHeads, Iterator[ParamMapping]]:
+    """Reads the network of the paper's heads, whose tensors get the reference code's names."""
     blocks = config.get(_BLOCKS, config.get("num_hidden_layers", 1))
     _rename(tensors, blocks)
     found = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
@@ -167,7 +195,7 @@ def _complete(tensors: dict[str, LazyTensor], sizes: MedusaConfig) -> None:
 
 
 def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> Iterator[ParamMapping]:
-    """Every parameter of the paper's heads; `rows` are those of the output matrices to take, of how many."""
+    """Yields every parameter of the paper's heads; `rows` are those of the output matrices to take, of how many."""
     width, (select, held) = sizes.width, (slice(None), sizes.vocab_size) if rows is None else rows
     for head in range(sizes.num_heads):
         for block in range(sizes.num_blocks):
@@ -179,8 +207,8 @@ def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> 
             yield ParamMapping((f"output_{head}", "head"), (source,), lambda x: x[select])
 
 
-def _our_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
-    """Every parameter of our heads but the output matrix, by its path."""
+def _conditioned_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
+    """Yields every parameter of jaxspec's heads but the output matrix, by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state, state)["params"]
     del shapes["output"]
@@ -190,7 +218,7 @@ def _our_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
 
 
 def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: LanguageModel) -> np.ndarray | None:
-    """The ids, taken out of the tensors in their order: `int32[n]`."""
+    """Takes the ids of the draft vocabulary out of the tensors, in their order: `int32[n]`."""
     if tensors.pop(_IDS, None) is None:
         return None
     ids = read_integers(folder, [_IDS])[_IDS]
@@ -203,11 +231,13 @@ def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: Lang
 
 
 def _rows(target: LanguageModel, ids: np.ndarray | None, dtype: jnp.dtype, placement: Placement | None) -> Array:
+    """Takes the draft vocabulary's rows of the target's output head."""
     rows = (target.head if ids is None else target.head[jnp.asarray(np.sort(ids))]).astype(dtype)
     return rows if placement is None else placement.constrain(rows, parameter_axes(("output", "head"), 2))
 
 
 def _at(params: Any, path: tuple[str, ...]) -> np.ndarray:
+    """Returns the parameter at a path."""
     for key in path:
         params = params[key]
     return np.asarray(params)

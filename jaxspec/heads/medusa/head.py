@@ -27,9 +27,17 @@ class MedusaHead(Network):
       params: its `params` collection, with all that it takes from the target's output head.
       capture: which of the target's hidden states it reads: the last layer's output, `(num_layers,)`.
       ids: its draft vocabulary, rising; `None` is the target's own.
-      accuracies: how often the token of rank `r` of head `i` was the target's, `[i][r]`, if that was
-        measured; `jaxspec.core.tree.best_tree` makes a tree of it.
+      accuracies: how often the token of rank `r` of head `i` was the target's, `[i][r]`, if that was measured;
+        `jaxspec.core.tree.best_tree` makes a tree from it.
       placement: how its logits are laid out over a mesh; `jaxspec.shard` sets it.
+
+    References:
+      Medusa (Cai et al. 2401.10774), section 2.1.
+
+    Example:
+      >>> head = jaxspec.heads.medusa.init(target, key, num_heads=3)
+      >>> isinstance(head, jaxspec.heads.MedusaHead), head.num_heads
+      (True, 3)
     """
 
     module: MedusaHeads | ConditionedHeads = dataclasses.field(metadata={"static": True})
@@ -41,13 +49,13 @@ class MedusaHead(Network):
 
     @property
     def num_heads(self) -> int:
-        """How many tokens are guessed."""
+        """The number of tokens that are guessed."""
         return self.module.config.num_heads
 
     def __call__(
         self, target: Any, hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"]
     ) -> Float[Array, "b t k n"]:
-        """The logits of the guesses over the draft vocabulary, float32.
+        """Returns the logits of the guesses over the draft vocabulary, float32.
 
         Args:
           target: whose states these are; it normalizes them, and embeds the tokens.
@@ -56,18 +64,19 @@ class MedusaHead(Network):
         """
         dtype = self.module.dtype
         states = target.normalize(hidden).astype(dtype)
-        return self.module.apply({"params": self.params}, states, target.embed(tokens).astype(dtype))
+        logits: Any = self.module.apply({"params": self.params}, states, target.embed(tokens).astype(dtype))
+        return logits
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """The target's ids of tokens of the draft vocabulary."""
+        """Returns the target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
 
     def places(self, tokens: Int[Array, "*any"], vocab_size: int) -> Int[Array, "*any"]:
-        """Where the target's tokens stand in the draft vocabulary; -1 where they do not."""
+        """Returns where the target's tokens stand in the draft vocabulary; -1 where they do not."""
         return tokens if self.ids is None else places(self.ids, vocab_size)[tokens]
 
     def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
-        """The same logits over the target's vocabulary."""
+        """Expands logits to the target's vocabulary."""
         return logits if self.ids is None else expand(logits, self.ids, vocab_size)
 
 
@@ -115,7 +124,7 @@ def init(
     ids = untrained.draft_vocabulary(target, draft_vocabulary, token_counts)
     module = network_for(target, len(ids), num_heads, mlp_width, shared_blocks, num_blocks)
     state = jnp.zeros((1, 1, target.module.config.width))
-    params = module.init(rng, state, state)["params"]
+    params = untrained.initial(module, rng, state, state)
     silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
     params = jax.tree.map_with_path(silent, params) | {"output": {"head": target.head[jnp.asarray(ids)]}}
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)

@@ -1,4 +1,4 @@
-"""Medusa's heads: guesses of several tokens at once, from one hidden state (Cai et al. 2401.10774, section 2.1).
+"""Medusa's heads: they predict several tokens at once, from one hidden state (Cai et al. 2401.10774, section 2.1).
 
     text         a  b  c  d  e        e is committed and unfed: the newest state is that of d
     state                 d
@@ -7,13 +7,13 @@
     head 1                d -> . .    the one after that
 
 Heads do not see each other's guesses. There are two kinds. `MedusaHeads` are the paper's: residual blocks and an
-output matrix, a head each. `ConditionedHeads` are ours, for little data and small files: they also read the embedding
-of `e`, which is known when the draft is made; they have the target's output matrix, frozen, in place of their own; and
-their first blocks are shared, so that each answer token teaches them as often as there are heads.
+output matrix, a head each. `ConditionedHeads` are jaxspec's, for little data and small files: they also read the
+embedding of `e`, which is known when the draft is made; they have the target's output matrix, frozen, in place of their
+own; and their first blocks are shared, so that each answer token teaches them as often as there are heads.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Dense, Norm
 from jaxspec.ops.matmul import project
 
@@ -54,7 +55,7 @@ class MedusaHeads(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
-        """The logits of each head, float32.
+        """Returns the logits of each head, float32.
 
         Args:
           hidden: the target's last states, normalized as its own output head takes them.
@@ -96,11 +97,22 @@ class ConditionedConfig:
     num_blocks: int = 1
     norm_eps: float = 1e-5
 
-    # What the blocks have in common with a Llama's.
-    norm: ClassVar[str] = "rms"
-    activation: ClassVar[str] = "silu"
-    gated_mlp: ClassVar[bool] = True
-    mlp_bias: ClassVar[bool] = False
+    @property
+    def block(self) -> TransformerConfig:
+        """The sizes of one block, a Llama's without attention."""
+        return TransformerConfig(
+            vocab_size=self.vocab_size,
+            num_layers=1,
+            width=self.width,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=self.width,
+            mlp_width=self.mlp_width,
+            context_length=0,
+            ropes=(None,),
+            windows=(None,),
+            norm_eps=self.norm_eps,
+        )
 
 
 class ConditionedHeads(nn.Module):
@@ -111,14 +123,14 @@ class ConditionedHeads(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
-        """The logits of each head, float32.
+        """Returns the logits of each head, float32.
 
         Args:
           hidden: the target's last states, normalized as its own output head takes them.
           embedding: of the token after each.
         """
         config, x = self.config, hidden
-        token = Norm(config, name="embedding_norm")(embedding)
+        token = Norm(config.block, name="embedding_norm")(embedding)
         for i in range(config.shared_blocks):
             x = self._block(f"shared_{i}", x, *((token,) if i == 0 else ()))
         states = [self._head(number, x) for number in range(config.num_heads)]
@@ -130,8 +142,8 @@ class ConditionedHeads(nn.Module):
         return x
 
     def _block(self, name: str, x: States, *beside: States) -> States:
-        inputs = jnp.concatenate([Norm(self.config, name=f"{name}_norm")(x), *beside], axis=-1)
-        return x + MLP(self.config, self.dtype, name=name)(inputs)
+        inputs = jnp.concatenate([Norm(self.config.block, name=f"{name}_norm")(x), *beside], axis=-1)
+        return x + MLP(self.config.block, self.dtype, name=name)(inputs)
 
 
 class Output(nn.Module):
@@ -147,7 +159,7 @@ class Output(nn.Module):
 
 
 def _side_by_side(states: list[States], output: Output) -> Float[Array, "b t k n"]:
-    """What one matrix makes of all states: it is read once."""
+    """Multiplies all states by one matrix, which is read once."""
     batch, time, width = states[0].shape
     logits = output(jnp.stack(states, axis=2).reshape(batch, -1, width))
     return logits.reshape(batch, time, len(states), -1)

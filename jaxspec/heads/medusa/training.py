@@ -1,4 +1,4 @@
-"""Training Medusa's heads on a frozen target (Medusa-1, Cai et al. 2401.10774, section 2.2.1).
+"""Trains Medusa's heads on a frozen target (Medusa-1, Cai et al. 2401.10774, section 2.2.1).
 
 Guesses that begin at place `a` read the state of the token at `a - 2` and the token at `a - 1`; head `i` guesses the
 token at `a + i`. Its label is the target's whole distribution of that token, given the text before it:
@@ -7,10 +7,10 @@ token at `a + i`. Its label is the target's whole distribution of that token, gi
     place                    a
     reads            a-2 a-1
     guesses                  a a+1 a+2
-    distribution after           a-1 a a+1                 one row of logits each, shared by the guesses of several places
+    labels from              a-1 a a+1       the target's logits after these, shared by the guesses of several places
 
-In the mean over texts that is the distribution which a head that does not see the tokens between can learn, as from the paper's
-labels, the text's own tokens, but with less noise.
+In the mean over texts that is the distribution which a head that does not see the tokens between can learn, as from the
+paper's labels, the text's own tokens, but with less noise.
 """
 
 import dataclasses
@@ -46,6 +46,14 @@ class MedusaRecipe(Recipe):
     About `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen place,
     and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220 million
     for each token of the text.
+
+    References:
+      Medusa (Cai et al. 2401.10774), section 2.2.1.
+
+    Example:
+      >>> from jaxspec.heads.medusa import MedusaRecipe
+      >>> MedusaRecipe.of(target, num_heads=3).num_heads
+      3
     """
 
     num_heads: int = option("How many tokens are guessed.", default=4)
@@ -91,7 +99,7 @@ class MedusaRecipe(Recipe):
             guesses, known_here = chosen.guesses(i), chosen.of_head(known, i)
             next_log_probs, guess = chosen.of_head(log_probs, i), jax.nn.log_softmax(logits[:, :, i])
             total += self.decay**i * masked_mean(self.divergence(next_log_probs, guess), guesses & known_here)
-            # Distributions leave out the tokens that cannot be guessed; those come about as often as they stand in the text.
+            # The distributions leave out tokens that cannot be guessed; the text has those as often as the target does.
             accepted = jnp.where(known_here, acceptance(next_log_probs, guess), 0.0)
             reported["acceptance" if i == 0 else f"acceptance_{i + 1}"] = masked_mean(accepted, guesses)
             reach *= accepted
@@ -108,13 +116,13 @@ class MedusaRecipe(Recipe):
         write_medusa(self.head(params | {"blocks": blocks}, target), path)
 
     def measured(self, folder, target, batches, path) -> bool:
-        """The tokens' ranks, for `jaxspec.core.tree.best_tree`."""
+        """Writes the heads again with their accuracies by rank, for `jaxspec.core.tree.best_tree`."""
         head = read_medusa(Path(folder), read_json(Path(folder, "config.json")), target, target.dtype)
         write_medusa(dataclasses.replace(head, accuracies=measure_accuracies(head, target, batches)), path)
         return True
 
     def head(self, params: Any, target: LanguageModel) -> MedusaHead:
-        """The head of these parameters, with its rows of the target's output head."""
+        """Returns the head of these parameters, with its rows of the target's output head."""
         dtype = params["blocks"]["embedding_norm"]["scale"].dtype
         size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
         module = dataclasses.replace(network_for(target, size, **self._sizes), dtype=dtype)
@@ -124,6 +132,7 @@ class MedusaRecipe(Recipe):
 
     @property
     def _sizes(self) -> dict[str, Any]:
+        """The options of the network."""
         names = ("num_heads", "mlp_width", "shared_blocks", "num_blocks")
         return {name: getattr(self, name) for name in names}
 
@@ -131,10 +140,16 @@ class MedusaRecipe(Recipe):
 def measure_accuracies(
     head: MedusaHead, target: LanguageModel, batches: Iterable[Batch], ranks: int = 8
 ) -> tuple[tuple[float, ...], ...]:
-    """How often the token of rank `r` of head `i` is the one that the answers have, `[i][r]`.
+    """Measures how often the token of rank `r` of head `i` is the one that the answers have, `[i][r]`.
 
-    Put it into `MedusaHead.accuracies`, for `jaxspec.core.tree.best_tree`. Measure on texts that were not trained on, and
-    that the target wrote under the policy that the tree is for.
+    Put it into `MedusaHead.accuracies`, for `jaxspec.core.tree.best_tree`. Measure on texts that were not trained on,
+    and that the target wrote under the policy that the tree is for.
+
+    Args:
+      head: the heads.
+      target: the model that they draft for.
+      batches: of such texts.
+      ranks: how many to count.
 
     Raises:
       ValueError: the batches hold no answers.
@@ -150,7 +165,7 @@ def measure_accuracies(
 
 @functools.partial(jax.jit, static_argnames="ranks")
 def _rank_counts(head: MedusaHead, target: LanguageModel, batch: Batch, ranks: int) -> tuple[Array, Array]:
-    """How often each head's answer token had each rank, `[k, ranks]`, and how often there was one, `[k]`."""
+    """Counts how often each head's answer token had each rank, `[k, ranks]`, and how often there was one, `[k]`."""
     empty = target.init_cache(batch.tokens.shape[0], 1)
     (last,) = target(batch.tokens, empty, capture=head.capture).hidden
     chosen = Chosen.of(batch, batch.tokens.shape[1], head.num_heads, jax.random.key(0))
@@ -186,7 +201,7 @@ class Chosen:
 
     @classmethod
     def of(cls, batch: Batch, count: int, num_heads: int, key: Array) -> Self:
-        """At most `count` places of each row to begin at, in a row from a random one on; all of them if they fit."""
+        """Chooses at most `count` places of each row, consecutive from a random one on; all of them if they fit."""
         rows, width = batch.tokens.shape
         count = min(count + num_heads - 1, width)
         index = jnp.arange(width, dtype=jnp.int32)[None]
@@ -201,14 +216,14 @@ class Chosen:
         return cls(num_heads, places, there, at_places(batch.tokens, places), at_places(batch.tokens, places - 1))
 
     def logits(self, head: MedusaHead, target: LanguageModel, last: Float[Array, "b t d"]) -> Float[Array, "b a k n"]:
-        """What each head guesses from each place; `last` are the text's last states."""
+        """Returns each head's logits from each place; `last` are the text's last states."""
         return head(target, at_places(last, self.of_head(self.places, 0) - 2), self.of_head(self.before, 0))
 
     def of_head(self, x: Array, head: int) -> Array:
-        """What `x`, `[b, s, ...]`, has at the places that this head guesses."""
+        """Takes from `x`, `[b, s, ...]`, the places that this head guesses."""
         return x[:, head : head + x.shape[1] - self.num_heads + 1]
 
     def guesses(self, head: int) -> Bool[Array, "b a"]:
-        """Where this head guesses a token of the answer, which may have ended or been another before."""
+        """Returns where this head guesses a token of the same answer as its first place."""
         here = self.of_head(self.places, head) == self.of_head(self.places, 0) + head
         return here & self.of_head(self.there, head)

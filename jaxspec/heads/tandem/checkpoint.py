@@ -1,17 +1,34 @@
-"""Tandem decoders in files: a layout of our own, there being no public one.
+"""Tandem decoders in files: a layout of jaxspec's, as there is no public one.
 
-`config.json` has the decoder's sizes in Hugging Face's words and, beside them:
+A folder holds `config.json` and `model.safetensors`. The configuration has the decoder's sizes in Hugging Face's words
+(`hidden_size` is its width `w`) and, besides:
 
-    target_hidden_size    the target's width
-    captured_states       the target's states that are read: i enters layer i
-    vocab_size            the target's; `draft_vocab_size` is the draft vocabulary's
+    architectures         ["JaxspecTandemHead"]
+    target_hidden_size    the target's width `d`
+    captured_states       the `c` states of the target that are read: `i` enters layer `i`
+    vocab_size            the target's; `draft_vocab_size` is the draft vocabulary's, `n`
 
-The tensors are those of `tandem_mappings`, in bfloat16, and `draft_vocabulary`: ids. A decoder whose output head is the
-target's is written without it, and gets the target's rows again when it is read.
+Tensors, in bfloat16; `i` counts layers, each of `g` heads of `h` numbers with keys and values of their own and an inner
+width `m`:
+
+    state_norms.j.weight                        [d]       of captured state `j`
+    fc.weight                                   [w, c*d]  mixes the states
+    hidden_norm.weight                          [w]
+    embed_norm.weight, embed_proj.weight        [d], [w, d]   of the target's embedding
+    layers.i.target_attn.{k,v}_proj.weight      [g*h, w]  of the target's states
+    layers.i.self_attn.{q,k,v}_proj.weight      [g*h, w]
+    layers.i.self_attn.o_proj.weight            [w, g*h]
+    layers.i.{input,post_attention}_layernorm.weight  [w]
+    layers.i.mlp.{gate,up}_proj.weight          [m, w]
+    layers.i.mlp.down_proj.weight               [w, m]
+    lm_proj.weight, norm.weight                 [d, w], [d]
+    lm_head.weight (optional)                   [n, d]    without it, the target's rows
+    draft_vocabulary                            int[n]    rising ids
 """
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +62,7 @@ _LAYERS, _WIDTH, _VOCABULARY, _HEAD = "captured_states", "target_hidden_size", "
 def read_tandem(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> TandemHead:
-    """The tandem decoder in a folder with `config.json` and safetensors.
+    """Reads the tandem decoder in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
@@ -66,15 +83,15 @@ def read_tandem(
         raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
     shape, capture = _shape(folder, config, len(ids)), tuple(config[_LAYERS])
     own_head = _HEAD in tensors
-    wanted = [one for one in tandem_mappings(shape) if own_head or one.path != ("head",)]
-    params = build_params(wanted, tensors, str(folder), dtype, placement)
+    mappings = [one for one in tandem_mappings(shape) if own_head or one.path != ("head",)]
+    params = build_params(mappings, tensors, str(folder), dtype, placement)
     if not own_head:
         params["head"] = target.head[jnp.asarray(ids)].astype(dtype)
     return TandemHead(TandemNetwork(shape, dtype), params, jnp.asarray(ids), target.vocab_size, capture)
 
 
-def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> None:
-    """Writes a tandem decoder in bfloat16; the folder appears whole or not at all.
+def write_tandem(head: TandemHead, folder: str | os.PathLike[str], *, with_head: bool = True) -> None:
+    """Writes a tandem decoder in bfloat16; the folder appears complete or not at all.
 
     Args:
       head: the decoder.
@@ -84,8 +101,8 @@ def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> N
     Raises:
       FileExistsError: the folder exists.
     """
-    wanted = [one for one in tandem_mappings(head.config) if with_head or one.path != ("head",)]
-    tensors = {name: part for one in wanted for name, part in one.to_tensors(head.params).items()}
+    mappings = [one for one in tandem_mappings(head.config) if with_head or one.path != ("head",)]
+    tensors = {name: part for one in mappings for name, part in one.to_tensors(head.params).items()}
     tensors[_VOCABULARY] = np.asarray(head.ids)
     config = write_llama_config(head.config) | {
         "architectures": [_KIND],
@@ -98,6 +115,7 @@ def write_tandem(head: TandemHead, folder: Path, *, with_head: bool = True) -> N
 
 
 def _shape(folder: Path, config: dict[str, Any], vocab_size: int) -> TandemConfig:
+    """Reads the configuration of the network."""
     try:
         layers = read_config(config | {"vocab_size": vocab_size})
     except ValueError as error:
@@ -107,6 +125,7 @@ def _shape(folder: Path, config: dict[str, Any], vocab_size: int) -> TandemConfi
 
 
 def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], target: LanguageModel) -> None:
+    """Raises `ValueError` unless the folder is complete and for this target."""
     for name in (_WIDTH, _LAYERS):
         if not config.get(name):
             raise ValueError(f"{folder}: the configuration of this tandem decoder lacks {name!r}")
@@ -127,7 +146,7 @@ def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], tar
 
 
 def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
-    """Every parameter of a tandem decoder, by names of our own where Llama has none."""
+    """Yields every parameter of a tandem decoder, by jaxspec's names where Llama has none."""
     width, theirs = config.width, config.target_width
     rows = config.num_kv_heads * config.head_dim
     group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)

@@ -22,7 +22,7 @@ from jaxspec.nn.language_model import LanguageModel, Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TandemHead(Network):
-    """A small decoder that also attends to the target's states, made for one target (Tandem, 2402.08644).
+    """A small decoder that also attends to the target's states, made for one target.
 
     Attributes:
       module: the static network.
@@ -32,6 +32,14 @@ class TandemHead(Network):
       capture: the target's hidden states that it reads, in this order (`i` enters layer `i`).
       placement: how its cache and logits are laid out over a mesh; `jaxspec.shard` sets it.
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
+
+    References:
+      Tandem (Aishwarya et al. 2402.08644).
+
+    Example:
+      >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)
+      >>> isinstance(head, jaxspec.heads.TandemHead), head.config.num_layers
+      (True, 1)
     """
 
     module: TandemNetwork = dataclasses.field(metadata={"static": True})
@@ -53,35 +61,35 @@ class TandemHead(Network):
         return self.config.context_length
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache, with room for at least `capacity` tokens a row."""
+        """Makes an empty cache, with room for at least `capacity` tokens a row."""
         return self.empty_cache(self.config.num_layers, batch, capacity)
 
     def context(self, hidden: tuple[Float[Array, "b t f"], ...], start: Int[Array, "b"]) -> Entries:
-        """What the cache must store of the target's states of tokens that stand from `start` on."""
+        """Returns what the cache stores of the target's states of tokens that stand from `start` on."""
         positions = start[:, None] + jnp.arange(hidden[0].shape[1], dtype=jnp.int32)[None]
         return self._apply(hidden, positions, method="context")
 
     def __call__(
         self, embedded: Float[Array, "b t f"], cache: KVCache, **tree: Any
     ) -> tuple[Float[Array, "b t d"], Entries]:
-        """One pass over tokens behind those in the cache; `tree` are the options of `Model.__call__`.
+        """Runs one pass over tokens after those in the cache; `tree` are the options of `Model.__call__`.
 
         Args:
           embedded: the tokens' embeddings in the target.
-          cache: the context, and drafts behind it.
+          cache: the context, and drafts after it.
         """
         return self._apply(embedded, cache, **tree)
 
     def guesses(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """The logits of the token that follows those that made `states`, over the draft vocabulary."""
+        """Returns the logits of the token after those of `states`, over the draft vocabulary."""
         return self.placement.logits(self._apply(states, method="logits"))
 
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
-        """The same logits over the target's vocabulary."""
+        """Expands logits to the target's vocabulary."""
         return self.placement.logits(expand(logits, self.ids, self.vocab_size))
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """The target's ids of tokens of the draft vocabulary."""
+        """Returns the target's ids of tokens of the draft vocabulary."""
         return self.ids[places]
 
     def as_draft(self, k: int) -> Draft:
@@ -109,8 +117,8 @@ def init(
 ) -> TandemHead:
     """Makes an untrained tandem decoder, from which training begins.
 
-    It begins by reading and saying what differs most among tokens: the directions in which the target's embedding and
-    output head are longest.
+    It begins by reading and predicting what differs most among tokens: the directions in which the target's embedding
+    and output head are longest.
 
     Args:
       target: the model to draft for.
@@ -155,10 +163,10 @@ def init(
     scale = jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)
     rows = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32) * np.asarray(scale)
     embedding = np.asarray(target.embed(jnp.arange(target.vocab_size)[None])[0], np.float32)
-    said = _directions(rows, counts, width)
-    spread = np.sqrt(own * np.mean(((rows - rows.mean(axis=0)) @ np.asarray(said).T) ** 2))
+    lift = _directions(rows, counts, width)
+    spread = np.sqrt(own * np.mean(((rows - rows.mean(axis=0)) @ np.asarray(lift).T) ** 2))
     params["lower"] = {"kernel": _directions(embedding, counts, width)}
-    params["lift"], params["final_norm"] = {"kernel": said.T}, {"scale": scale / float(spread)}
+    params["lift"], params["final_norm"] = {"kernel": lift.T}, {"scale": scale / float(spread)}
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)
     params = untrained.in_dtype(params | {"head": target.head[ids]}, dtype)
     return TandemHead(dataclasses.replace(module, dtype=dtype), params, ids, target.vocab_size, capture)

@@ -1,4 +1,4 @@
-"""Tandem: a small decoder whose every layer also attends to what the target knew (Aishwarya et al. 2402.08644).
+"""Tandem: a small decoder whose every layer also attends to the target's states (Aishwarya et al. 2402.08644).
 
 Up to the last verified block a layer reads projections of the target's states in place of its own; from there on, its
 own keys and values, as any decoder does:
@@ -8,7 +8,7 @@ own keys and values, as any decoder does:
     decoder                 e  x  y   reads A B C D and its own tokens up to itself
     predicts                x  y  z
 
-So the decoder never runs over the text, and its cache holds what verification left behind, not what it made itself.
+So the decoder never runs over the text, and its cache holds what comes from the target's states alone.
 It is narrower than the target: it shares the target's embedding and output head through a projection of each.
 """
 
@@ -43,17 +43,20 @@ class TandemConfig(TransformerConfig):
 
 
 class Injection(nn.Module):
-    """What one layer reads of the target's states: keys at their positions, and values."""
+    """The keys, at their positions, and values that one layer reads of the target's states."""
 
     config: TandemConfig
     layer: int
     dtype: Any
 
     @nn.compact
-    def __call__(self, context: Float[Array, "b t d"], positions: Int[Array, "b t"]):
-        config = self.config
+    def __call__(
+        self, context: Float[Array, "b t d"], positions: Int[Array, "b t"]
+    ) -> tuple[Float[Array, "b g t h"], Float[Array, "b g t h"]]:
+        config, rope = self.config, self.config.ropes[self.layer]
+        assert rope is not None, "a tandem decoder has rotary embeddings"
         both = Dense((config.num_kv_heads, 2, config.head_dim), False, self.dtype, name="key_value")(context)
-        keys, values = apply_rope(both[..., 0, :], positions, config.ropes[self.layer]), both[..., 1, :]
+        keys, values = apply_rope(both[..., 0, :], positions, rope), both[..., 1, :]
         return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
 
 
@@ -75,7 +78,7 @@ class TandemNetwork(nn.Module):
         self.head = self.param("head", _init, (config.vocab_size, config.target_width), self.dtype)
 
     def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> Entries:
-        """The keys and values that all layers read of the target's states at these positions."""
+        """Returns the keys and values that all layers read of the target's states at these positions."""
         normed = [norm(x.astype(self.dtype)) for norm, x in zip(self.state_norm, hidden, strict=True)]
         context = self.context_norm(self.mix(jnp.concatenate(normed, axis=-1)))
         pairs = [inject(context, positions) for inject in self.inject]
@@ -90,7 +93,7 @@ class TandemNetwork(nn.Module):
         positions: Int[Array, "b u"] | None = None,
         pending: Entries | None = None,
     ) -> tuple[Float[Array, "b t d"], Entries]:
-        """One pass over tokens that the target has not seen, by their embeddings in the target."""
+        """Runs one pass over tokens that the target has not seen, given by their embeddings in the target."""
         mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
         x, entries = self.lower(self.token_norm(embedded.astype(self.dtype))), []
         for layer in self.layer:
@@ -99,11 +102,11 @@ class TandemNetwork(nn.Module):
         return x, entries_of(entries, x)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Of the next token, over the draft vocabulary, float32."""
+        """Returns the logits of the next token over the draft vocabulary, float32."""
         return project(self.final_norm(self.lift(states)), self.head).astype(jnp.float32)
 
-    def everything(self, cache: KVCache):
-        """One pass through all parameters: `init` learns their shapes from it."""
+    def everything(self, cache: KVCache) -> Float[Array, "b t n"]:
+        """Runs one pass through all parameters, so that Flax makes them all."""
         zeros = jnp.zeros((1, 1, self.config.target_width), self.dtype)
         self.context((zeros,) * self.config.num_features, jnp.zeros((1, 1), jnp.int32))
         states, _ = self(zeros, cache)

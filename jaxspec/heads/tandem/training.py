@@ -1,4 +1,4 @@
-"""Training a tandem decoder (Tandem, Aishwarya et al. 2402.08644).
+"""Trains a tandem decoder (Tandem, Aishwarya et al. 2402.08644).
 
 The text is cut into blocks, as if each had just been begun with a committed token; where they begin is drawn anew for
 each row of a batch. With blocks of three tokens:
@@ -8,8 +8,8 @@ each row of a batch. With blocks of three tokens:
     own                        e; e f; e f g      and the decoder's own of their block up to themselves
     learnt                     f  g  h            the target's distributions after e, f, g
 
-That is what drafting sees, whatever was accepted: no more than what the target knew when the block was begun. All
-blocks of a text run in one pass, and every token of it is learned from.
+So training sees what drafting sees, whatever was accepted: the target's states up to the start of the block. All blocks
+of a text run in one pass, and every token of it is learned from.
 """
 
 import dataclasses
@@ -41,6 +41,14 @@ class TandemRecipe(Recipe):
     It shares the target's embedding and, over a draft vocabulary, its output head, both frozen, through a projection of
     each. About `6 * (parameters) + 6 * (rows of the head) * (target's width)` flops a token of the text, and the
     target's pass. For SmolLM2-135M and the defaults it has 3.7 million parameters: 36 million flops a token.
+
+    References:
+      Tandem (Aishwarya et al. 2402.08644).
+
+    Example:
+      >>> from jaxspec.heads.tandem import TandemRecipe
+      >>> TandemRecipe.of(target, width=16).capture
+      (1, 2, 3)
     """
 
     capture: tuple[int, ...] = option("The target's states that it reads.")
@@ -71,8 +79,9 @@ class TandemRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "TandemRecipe":
-        """The recipe with states from low, middle and high in this target, the last layer's output among them."""
-        return cls(**({"capture": default_capture(target)} | options))
+        """Returns the recipe with states from low, middle and high in this target (`default_capture`)."""
+        options.setdefault("capture", default_capture(target))
+        return cls(**options)
 
     def init(self, key, target, token_counts):
         options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
@@ -81,15 +90,16 @@ class TandemRecipe(Recipe):
 
     def loss(self, params, target, batch, features, key):
         head = self.head(params, target)
-        starts = block_starts(batch.tokens.shape, self.block_size, key)
-        guess = jax.nn.log_softmax(guesses(head, target, batch.tokens, features, starts)[:, :-1])
+        rows, width = batch.tokens.shape
+        starts = block_starts(rows, width, self.block_size, key)
+        draft_log_probs = jax.nn.log_softmax(guesses(head, target, batch.tokens, features, starts)[:, :-1])
         log_probs = project(target.normalize(features.last[:, :-1]), head.params["head"]).astype(jnp.float32)
-        wanted = jax.nn.log_softmax(log_probs)
-        agreement = acceptance(wanted, guess)
+        target_log_probs = jax.nn.log_softmax(log_probs)
+        agreement = acceptance(target_log_probs, draft_log_probs)
         place = jnp.arange(batch.tokens.shape[1] - 1, dtype=jnp.int32)[None] - starts[:, :-1]
         learns = _learns(head, batch, starts)
         weights = jnp.where(learns, self.decay ** place.astype(jnp.float32), 0.0)
-        loss = jnp.sum(weights * jnp.where(learns, self.divergence(wanted, guess), 0.0))
+        loss = jnp.sum(weights * jnp.where(learns, self.divergence(target_log_probs, draft_log_probs), 0.0))
         loss /= jnp.maximum(jnp.sum(weights), 1e-6)
         means = [masked_mean(agreement, learns & (place == i)) for i in range(self.block_size)]
         reported = {"acceptance": means[0]} | {f"acceptance_{i + 1}": means[i] for i in range(1, self.block_size)}
@@ -102,7 +112,7 @@ class TandemRecipe(Recipe):
         write_tandem(self.head(params, target), Path(path), with_head=False)
 
     def head(self, params: Any, target: LanguageModel) -> TandemHead:
-        """The head of these parameters, with its rows of the target's output head."""
+        """Returns the head of these parameters, with its rows of the target's output head."""
         network, ids = params["network"], params["ids"]
         dtype = network["mix"]["kernel"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
@@ -112,20 +122,21 @@ class TandemRecipe(Recipe):
 
     @property
     def _sizes(self) -> dict[str, int]:
+        """The options of the network."""
         return {"width": self.width, "layers": self.layers, "heads": self.heads, "mlp_width": self.mlp_width}
 
 
-def block_starts(shape: tuple[int, int], size: int, key: Array) -> Int[Array, "b t"]:
-    """Where each token's block begins: blocks of `size` tokens, in each row from another place on."""
-    place = jnp.arange(shape[1], dtype=jnp.int32)[None]
-    first = jax.random.randint(key, (shape[0], 1), 0, size, jnp.int32)
+def block_starts(rows: int, width: int, size: int, key: Array) -> Int[Array, "b t"]:
+    """Draws where each token's block begins: blocks of `size` tokens, in each row from another place on."""
+    place = jnp.arange(width, dtype=jnp.int32)[None]
+    first = jax.random.randint(key, (rows, 1), 0, size, jnp.int32)
     return jnp.maximum(place - (place - first) % size, 0)
 
 
 def guesses(
     head: TandemHead, target: LanguageModel, tokens: Int[Array, "b t"], features: Features, starts: Int[Array, "b t"]
 ) -> Float[Array, "b t n"]:
-    """The decoder's logits after each token of the text, over the draft vocabulary.
+    """Returns the decoder's logits after each token of the text, over the draft vocabulary.
 
     Args:
       head: the decoder.
@@ -146,7 +157,7 @@ def guesses(
 
 
 def _learns(head: TandemHead, batch: Batch, starts: Int[Array, "b t"]) -> Bool[Array, "b s"]:
-    """After which tokens, all but the last, an answer's token follows, and all of the block could have been drafted."""
+    """Returns after which tokens, all but the last, an answer's follows and all of the block could be drafted."""
     follows = batch.answer[:, 1:] & (
         jnp.arange(1, batch.tokens.shape[1], dtype=jnp.int32)[None] < batch.length[:, None]
     )

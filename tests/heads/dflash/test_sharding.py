@@ -1,4 +1,4 @@
-"""A block drafter split over two devices drafts what it drafts on one, and no vocabulary moves."""
+"""A DFlash head split over two devices drafts what it drafts on one, and no vocabulary moves."""
 
 import jax
 import jax.numpy as jnp

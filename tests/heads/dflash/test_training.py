@@ -1,4 +1,4 @@
-"""Training a block drafter: its blocks are those that the drafter drafts from, and training helps."""
+"""Training a DFlash head: its blocks are those that the drafter drafts from, and training helps."""
 
 import functools
 

@@ -69,7 +69,7 @@ def test_one_masked_pass_is_the_drafter_step_by_step(seed):
     one, batch = recipe(), texts()
     head = one.head(shaken(one), TARGET)
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)
-    starts = block_starts(batch.tokens.shape, SIZE, jax.random.key(seed))
+    starts = block_starts(*batch.tokens.shape, SIZE, jax.random.key(seed))
     found = jax.nn.log_softmax(jax.jit(guesses)(head, TARGET, batch.tokens, features, starts))
     for row in range(3):
         np.testing.assert_allclose(found[row], all_drafted(head, batch.tokens[row], starts[row]), atol=1e-4)
@@ -81,7 +81,7 @@ def test_the_loss_is_over_the_drafts_of_all_blocks():
     params = shaken(one)
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)
     loss, reported = jax.jit(one.loss)(params, TARGET, batch, features, key)
-    head, starts = one.head(params, TARGET), block_starts(batch.tokens.shape, SIZE, key)
+    head, starts = one.head(params, TARGET), block_starts(*batch.tokens.shape, SIZE, key)
     after = jax.jit(lambda row: TARGET(row[None], TARGET.init_cache(1, WIDTH)).logits[0])
     ids, terms, weights, kept = np.asarray(head.ids), [], [], [[] for _ in range(SIZE)]
     for row, tokens in enumerate(np.asarray(batch.tokens)):
@@ -103,7 +103,7 @@ def test_the_loss_is_over_the_drafts_of_all_blocks():
 def test_blocks_begin_anywhere():
     firsts = set()
     for seed in range(8):
-        starts = np.asarray(block_starts((4, WIDTH), SIZE, jax.random.key(seed)))
+        starts = np.asarray(block_starts(4, WIDTH, SIZE, jax.random.key(seed)))
         for row in starts:
             begins = sorted(set(row.tolist()))
             assert begins[0] == 0 and set(np.diff(begins[1:]).tolist()) == {SIZE} and begins[1] <= SIZE
