@@ -28,11 +28,11 @@ class AnswerOptions:
 
     Attributes:
       max_new_tokens: the most tokens of one answer; 0 asks for none and keeps each first prompt alone, to be
-        learned from as a whole text.
+        learned from as a text.
       temperature: 0 is greedy decoding.
       seed: of sampling, in [0, 2^32).
       batch: rows that are decoded together.
-      max_length: tokens that a whole conversation may have; a turn that may exceed it is left out, and so are
+      max_length: tokens that a conversation may have in all; a turn that may exceed it is left out, and so are
         those after it.
     """
 
@@ -205,11 +205,11 @@ def _generate(
     generation = generate(
         target,
         None,
-        prompts,
-        prompt_length=lengths,
+        jnp.asarray(prompts),
+        prompt_length=jnp.asarray(lengths),
         key=conversation_keys(options.seed, indices),
         sampling=Greedy() if options.temperature == 0 else Sampling(options.temperature),
-        max_new_tokens=budgets,
+        max_new_tokens=jnp.asarray(budgets),
         stop_tokens=tokenizer.eos_token_ids,
     )
     generation.raise_for_status()
@@ -244,7 +244,7 @@ def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> 
     Args:
       draft: the model that writes.
       batch: conversations.
-      key: of the draws.
+      key: of sampling.
       ends: tokens that end an answer.
 
     Returns:

@@ -115,7 +115,7 @@ def _measure(target: Model, drafter: Drafter, prompts: Prompts, policy: Policy, 
             prompt_length=length,
             key=keys[indices],
             sampling=policy,
-            max_new_tokens=budget,
+            max_new_tokens=jnp.asarray(budget),
             stop_tokens=stop,
         )
         rounds += int(np.sum(result.stats.rounds))

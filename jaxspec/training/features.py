@@ -33,7 +33,7 @@ _AT_ONCE = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class KeptStates:
+class StoredStates:
     """States of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
 
     Several processes may fill one folder: they write the same.

@@ -27,7 +27,7 @@ from jaxspec.training.batching import Batch, BatchSchedule, Data, Schedule
 from jaxspec.training.checkpoints import Checkpoints, check_same_run, described, digest
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
-from jaxspec.training.features import KeptStates
+from jaxspec.training.features import StoredStates
 from jaxspec.training.files import exclusive, weights_digest
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.report import Curve, Progress, Window, plot, write_report
@@ -131,10 +131,10 @@ def train(
         # The kind of key that a user configures must not change what is learned.
         key = jax.random.key(options.seed, impl="threefry2x32")
         first = TrainState.initial(recipe.init(key, target, counts), options)
-        kept = None if states is None or texts is None else KeptStates(Path(states), target, texts)
+        stored = None if states is None or texts is None else StoredStates(Path(states), target, texts)
         # Only now: what cannot begin does not claim the folder.
         check_same_run(out, run)
-        task = _Task(recipe, target, counts, options, batches, key, validation, placement, kept)
+        task = _Task(recipe, target, counts, options, batches, key, validation, placement, stored)
         with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
             state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
         params = to_host(state.params)
@@ -159,7 +159,7 @@ class _Task:
     key: jax.Array
     validation: Prompts | None
     placement: Any
-    kept: KeptStates | None
+    stored: StoredStates | None
 
     def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """Makes one update; returns what it reported too."""
@@ -169,9 +169,9 @@ class _Task:
             batch = self.placement.rows(jax.tree.map(jnp.asarray, self.batches.batch(index)))
             prepared = self.recipe.prepare(params, self.target, batch, prepare_key)
             features = None
-            if self.kept is not None and prepared is batch:
+            if self.stored is not None and prepared is batch:
                 assert isinstance(self.batches, BatchSchedule)  # a `Dataset`'s
-                features = self.kept.features(self.recipe.capture, self.batches.indices(index), batch.tokens.shape)
+                features = self.stored.features(self.recipe.capture, self.batches.indices(index), batch.tokens.shape)
             batch = self.placement.rows(prepared)
             fresh = gradients(self.recipe, params, self.target, batch, loss_key, features)
             sums = fresh if sums is None else add(sums, fresh)

@@ -49,7 +49,7 @@ def option(help: str, **default: Any) -> Any:
 
 
 class Recipe(abc.ABC):
-    """How one kind of drafter is trained. Frozen and static.
+    """A recipe: a kind of drafter, its options, and how it is trained. Frozen and static.
 
     Attributes:
       capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).

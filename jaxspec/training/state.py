@@ -27,7 +27,7 @@ _COUNT = "count"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """How long and how fast to train, whatever the drafter.
+    """Options of a run: how long and how fast to train, whatever the drafter.
 
     Attributes:
       steps: updates of the parameters.
@@ -154,7 +154,7 @@ def gradients(
       params: its parameters.
       target: the model that is drafted for.
       batch: the texts.
-      key: of the loss's draws.
+      key: of the loss's random numbers.
       features: the target's pass over them; `None` runs it, with the target as it is now where it is trained itself.
     """
     if features is None:

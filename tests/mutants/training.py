@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "states of the data are read for what the drafter wrote",
         "training/loop.py",
-        "self.kept is not None and prepared is batch",
-        "self.kept is not None",
+        "self.stored is not None and prepared is batch",
+        "self.stored is not None",
         (f"{_STATES}::test_what_a_drafter_wrote_is_not_read_from_there",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from jaxspec.training import features as states
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.features import KeptStates
+from jaxspec.training.features import StoredStates
 from jaxspec.training.loop import train
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, target_features
@@ -45,7 +45,7 @@ def test_they_are_the_target_s(target, data, tmp_path, monkeypatch):
     batches = [schedule.batch(step) for step in range(schedule.steps_per_epoch)]
 
     def read():
-        kept = KeptStates(tmp_path, target, chosen)
+        kept = StoredStates(tmp_path, target, chosen)
         steps = enumerate(batches)
         return [kept.features((1,), schedule.indices(step), batch.tokens.shape) for step, batch in steps]
 
@@ -64,7 +64,7 @@ def test_they_are_the_target_s(target, data, tmp_path, monkeypatch):
 
 def test_only_what_is_computed_together_is_computed(target, data, tmp_path, monkeypatch):
     monkeypatch.setattr(states, "_AT_ONCE", 256)  # two sequences of width 128
-    kept = KeptStates(tmp_path, target, data)
+    kept = StoredStates(tmp_path, target, data)
     kept.features((0,), [2], (1, 128))
     (folder,) = tmp_path.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -123,9 +123,9 @@ def test_where_they_cannot_be_kept(what, message, target, data, tmp_path):
 
 
 def test_files_of_something_else(target, data, tmp_path):
-    KeptStates(tmp_path, target, data).features((1,), [0], (1, 128))
+    StoredStates(tmp_path, target, data).features((1,), [0], (1, 128))
     (folder,) = tmp_path.iterdir()
     with open(folder / "layer-01.bfloat16", "ab") as file:
         file.write(b"x")
     with pytest.raises(ValueError, match="remove it"):
-        KeptStates(tmp_path, target, data).features((1,), [0], (1, 128))
+        StoredStates(tmp_path, target, data).features((1,), [0], (1, 128))

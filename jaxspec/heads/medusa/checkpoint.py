@@ -46,7 +46,7 @@ _HEADS, _BLOCKS, _IDS = "medusa_num_heads", "medusa_num_layers", "token_map"
 # The other sizes of jaxspec's heads, by the fields of their configuration.
 _SIZES = {"mlp_width": "medusa_mlp_width", "shared_blocks": "medusa_shared_layers", "norm_eps": "rms_norm_eps"}
 _ACCURACIES = "medusa_accuracies"
-# From vLLM's names, and those in a whole model, to the reference code's.
+# From vLLM's names, and those in a complete model, to the reference code's.
 _NAMES = (
     (re.compile(r"^medusa_heads?\."), ""),
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"\1.\2.linear."),
