@@ -1,4 +1,4 @@
-"""What a compiled program does, read from its HLO: instructions, the loops they stand in, bytes and collectives.
+"""Reads what a compiled program does from its HLO: instructions, their loops, bytes and collectives.
 
 A while loop whose trip count is not known to the compiler runs as often as the caller says: by the
 name of the scope that it was traced in.
@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -35,7 +36,8 @@ class Array:
     @property
     def size(self) -> int:
         """Bytes."""
-        bits = _BITS[self.dtype] if self.dtype in _BITS else int(re.match(r"[a-z]+(\d+)", self.dtype)[1])
+        if (bits := _BITS.get(self.dtype)) is None:
+            bits = int(self.dtype.lstrip(string.ascii_lowercase).split("e")[0])  # such as bf16, f8e4m3fn
         return math.prod(self.shape) * bits // 8
 
     @property
@@ -56,10 +58,20 @@ class Instruction:
     text: str
     root: bool
 
-    def attribute(self, name: str) -> str | None:
-        """The computation that an attribute names."""
-        found = re.search(rf"\b{name}=%?([^\s,}}]+)", self.text)
-        return found and found.group(1)
+    def find(self, attribute: str) -> str | None:
+        """Returns the computation that an attribute names, if there is one."""
+        found = re.search(rf"\b{attribute}=%?([^\s,}}]+)", self.text)
+        return found.group(1) if found else None
+
+    def computation(self, attribute: str) -> str:
+        """Returns the computation that an attribute names.
+
+        Raises:
+          ValueError: there is no such attribute.
+        """
+        if (found := self.find(attribute)) is None:
+            raise ValueError(f"the instruction {self.name} has no attribute {attribute}: {self.text[:80]!r}")
+        return found
 
     @functools.cached_property
     def scope(self) -> str:
@@ -84,14 +96,16 @@ Computation = Mapping[str, Instruction]
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Every computation of a compiled program by name, and the name of the first that runs."""
-    computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = "", None
+    """Returns every computation of a compiled program by name, and the name of the first that runs."""
+    computations: dict[str, Computation] = {}
+    entry = ""
+    current: dict[str, Instruction] | None = None
     for line in text.splitlines():
         if line.startswith("}"):
             current = None
         elif line and not line.startswith(" ") and (match := _COMPUTATION.match(line)):
-            current = computations.setdefault(match.group(2), {})
+            current = {}
+            computations[match.group(2)] = current
             entry = match.group(2) if match.group(1) else entry
         elif current is not None and (match := _INSTRUCTION.match(line)):
             instruction = _instruction(*match.groups())
@@ -116,7 +130,7 @@ def _instruction(root: str | None, name: str, rest: str) -> Instruction:
 
 
 def _yielded(one: Instruction) -> tuple[Array, ...]:
-    """The results of an instruction, without what else the start of an asynchronous one names: its operands."""
+    """Returns the results of an instruction; the start of an asynchronous one names its operands besides."""
     if one.opcode in ("all-gather-start", "collective-permute-start"):
         return one.arrays[len(one.operands) : 2 * len(one.operands)]
     return one.arrays
@@ -149,40 +163,40 @@ class Step:
 
 
 class Program:
-    """A compiled program, and what runs in it."""
+    """A compiled program, and the instructions that run in it."""
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)
 
     def loops(self, computation: str) -> list[Instruction]:
-        """The while loops that stand directly in a computation."""
+        """Returns the while loops directly in a computation."""
         return [one for one in self.computations[computation].values() if one.opcode == "while"]
 
     def steps(self, computation: str, trips: Callable[[Instruction], int], times: int = 1) -> Iterator[Step]:
-        """Everything that runs when a computation does; of branches, the one that moves the most."""
+        """Yields all instructions that run when a computation does; of branches, the one that moves the most."""
         inside = self.computations[computation]
         for one in inside.values():
             if one.opcode == "while":
                 count = one.trips if one.trips is not None else trips(one)
-                yield from self.steps(one.attribute("body"), trips, times * count)
+                yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
                 branches = [name for found in _BRANCHES.finditer(one.text) for name in _NAMES.findall(found.group())]
                 every = [list(self.steps(name, trips, times)) for name in branches]
                 yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))
             elif one.opcode == "call":
-                yield from self.steps(one.attribute("to_apply"), trips, times)
+                yield from self.steps(one.computation("to_apply"), trips, times)
             elif one.opcode not in _FREE:
                 yield Step(one, times, self._moved(one, inside))
 
     def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
-        """The kinds of the collectives that an instruction is or contains, and what they yield."""
+        """Yields the kinds of the collectives that an instruction is or contains, and their results."""
         for one in (step.instruction, *self._called(step.instruction)):
             kind = one.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 yield kind, _yielded(one)
 
     def _called(self, one: Instruction) -> Iterator[Instruction]:
-        if (name := one.attribute("calls")) in self.computations:
+        if (name := one.find("calls")) in self.computations:
             for inner in self.computations[name].values():
                 yield inner
                 yield from self._called(inner)
@@ -198,7 +212,7 @@ class Program:
             return sum(2 * array.far for array in one.arrays) if not one.arrays[0].local else one.arrays[0].size
         if one.opcode == "dynamic-update-slice":
             return 2 * sum(array.far for array in operands[1])
-        if one.opcode == "fusion" and (name := one.attribute("calls")) in self.computations:
+        if one.opcode == "fusion" and (name := one.find("calls")) in self.computations:
             fused = self.computations[name]
             return sum(self._read(fused, index, arrays) for index, arrays in enumerate(operands)) + self._written(
                 one, fused
@@ -206,7 +220,7 @@ class Program:
         return sum(array.far for arrays in (*operands, _yielded(one)) for array in arrays)
 
     def _read(self, fused: Computation, index: int, arrays: tuple[Array, ...]) -> int:
-        """How much of a fusion's operand is read: slices of it, or all."""
+        """Returns the bytes of a fusion's operand that are read: slices of it, or all."""
         far = sum(array.far for array in arrays)
         parameter = next((x for x in fused.values() if x.opcode == "parameter" and x.inside == str(index)), None)
         if far == 0 or parameter is None:
@@ -223,7 +237,7 @@ class Program:
                     continue
                 elif self._passes_on(user):
                     total += self._used(fused, user) if not user.root else whole
-                elif user.opcode == "fusion" and (name := user.attribute("calls")) in self.computations:
+                elif user.opcode == "fusion" and (name := user.find("calls")) in self.computations:
                     inner = self.computations[name]
                     total += self._read(inner, place, tuple(dataclasses.replace(a, local=False) for a in value.arrays))
                 else:
@@ -231,14 +245,14 @@ class Program:
         return total
 
     def _passes_on(self, user: Instruction) -> bool:
-        """Whether it only looks at its operand in another way, as a fusion of nothing but a copy does."""
+        """Returns whether it is only a view of its operand, as a fusion of nothing but a copy is."""
         if user.opcode != "fusion":
             return user.opcode == "bitcast"
-        inner = self.computations.get(user.attribute("calls"), {})
+        inner = self.computations.get(user.find("calls") or "", {})
         return all(one.opcode in ("parameter", "bitcast", "copy") for one in inner.values())
 
     def _written(self, one: Instruction, fused: Computation) -> int:
-        """What a fusion writes; of a buffer that it updates in place, the update."""
+        """Returns the bytes that a fusion writes; of a buffer that it updates in place, the update."""
         root = next(x for x in fused.values() if x.root)
         parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
         total = 0

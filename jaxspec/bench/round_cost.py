@@ -1,4 +1,4 @@
-"""What one round of a compiled program costs on one device: bytes, cycles, collectives, copies."""
+"""Reads the costs of one round from a compiled program: bytes, cycles, collectives and copies on one device."""
 
 import dataclasses
 import math
@@ -14,18 +14,18 @@ _LARGE = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """One round, or one step of plain decoding, on one device.
+    """The costs of one round, or one step of plain decoding, on one device.
 
     Attributes:
-      bytes: what it moves from and to the main memory.
+      bytes: moved from and to the main memory.
       least_bytes: the weights it must read and the live cache, over the number of devices.
       cycles: the compiler's estimate, summed over instructions; collectives have none.
       seconds: cycles over the clock or bytes over the bandwidth, whichever is more.
       layer_collectives: how many of each kind a layer of the target has.
       layer_collective_bytes: how many bytes those of one layer yield.
       other_collectives: how many of each kind there are outside the target's layers.
-      gathered_bytes: what collectives yield that is as large as a weight.
-      copied_bytes: what copies of arrays as large as a weight move within the main memory.
+      gathered_bytes: results of collectives that are as large as a weight.
+      copied_bytes: moved within the main memory by copies of arrays as large as a weight.
     """
 
     bytes: int
@@ -40,12 +40,16 @@ class Costs:
 
 
 def costs(case: Case, compiled: Compiled) -> Costs:
-    """Reads them from a program that fits."""
+    """Reads the costs from a program that fits.
+
+    Raises:
+      ValueError: the program has not exactly one loop over rounds.
+    """
     program = Program(compiled.text)
     rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
     if len(rounds) != 1:
         raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
-    steps = list(program.steps(rounds[0].attribute("body"), lambda loop: trips(case, loop)))
+    steps = list(program.steps(rounds[0].computation("body"), lambda loop: trips(case, loop)))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
     layers = compiled.target.module.config.num_layers
@@ -73,7 +77,7 @@ def costs(case: Case, compiled: Compiled) -> Costs:
 
 
 def trips(case: Case, loop: Instruction) -> int:
-    """How often a loop of a round runs that the compiler cannot tell: by the scope it was traced in.
+    """Returns the trip count of a round's loop that the compiler does not know, by the scope it was traced in.
 
     Raises:
       ValueError: it is none of those that a round has.
@@ -89,10 +93,10 @@ def trips(case: Case, loop: Instruction) -> int:
 
 
 def least_bytes(case: Case, compiled: Compiled) -> float:
-    """Each weight once a pass and the live cache, split evenly over all devices."""
-    passes = case.k if compiled.draft is not None else 0
+    """Counts each weight once a pass and the live cache, split evenly over all devices."""
     total = pass_bytes(compiled.target, case.batch, case.context)
-    total += passes * pass_bytes(compiled.draft, case.batch, case.context) if passes else 0
+    if compiled.draft is not None:
+        total += case.k * pass_bytes(compiled.draft, case.batch, case.context)
     return total / compiled.devices
 
 

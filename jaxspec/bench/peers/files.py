@@ -1,4 +1,4 @@
-"""Our weights as the files that peers read: a Hugging Face folder, and GGUF."""
+"""Writes a model as the files that peers read: a Hugging Face folder, and GGUF."""
 
 import json
 from collections.abc import Iterator
@@ -68,10 +68,11 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[layout.architecture.upper()], config.num_layers)
     for name, x in _tensors(model, family):
         theirs = names.get_name(family.full_name(name), (".weight", ".bias"))
+        assert theirs is not None, f"GGUF has no name for {name}"
         stored = _TYPES["float32" if x.ndim == 1 else dtype]
         x = np.ascontiguousarray(layout.store(name, x, config), np.float32)
         writer.add_tensor(theirs, quantize(x, stored), raw_dtype=stored)
-    rope = config.ropes[0]
+    rope = _rope(config)
     if rope.scaling is not None:
         plain, scaled = (np.asarray(frequencies(config.head_dim, one)) for one in (Rope(rope.theta), rope))
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
@@ -96,6 +97,12 @@ def _layout(family: Family) -> GGUFLayout:
     return family.gguf
 
 
+def _rope(config: TransformerConfig) -> Rope:
+    rope = config.ropes[0]
+    assert rope is not None  # all families with a GGUF layout rotate
+    return rope
+
+
 def _tensors(model: LanguageModel, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     for mapping in family.map_params(model.module.config):
         yield from mapping.to_tensors(model.params).items()
@@ -112,7 +119,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.ropes[0].theta)
+    writer.add_rope_freq_base(_rope(config).theta)
     writer.add_vocab_size(config.vocab_size)
 
 

@@ -1,6 +1,6 @@
-"""llama.cpp by way of xllamacpp: plain, n-gram lookup, and a draft model."""
+"""Runs llama.cpp by way of xllamacpp: plain, n-gram lookup, and a draft model."""
 
-import xllamacpp
+import xllamacpp  # pyright: ignore[reportMissingImports] (an optional package)
 
 from jaxspec.bench.peers.worker import Answer, Loaded, Request
 
@@ -15,10 +15,10 @@ _CACHES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class LlamaCpp:
-    """A server a mode, which no request leaves; the GGUF file's tokens have their numbers as texts."""
+    """A server for each mode, inside this process; the GGUF file's tokens have their numbers as texts."""
 
     def __init__(self, loaded: Loaded):
-        """Loads the models."""
+        """Loads the models into a server for each mode."""
         self.modes = tuple(_MODES if loaded.draft is not None else list(_MODES)[:2])
         self._servers = {mode: xllamacpp.Server(_parameters(mode, loaded)) for mode in self.modes}
 

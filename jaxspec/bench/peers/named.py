@@ -1,4 +1,4 @@
-"""The peers by name, and what each needs."""
+"""Lists the peers by name, and what each needs."""
 
 import dataclasses
 import importlib.metadata
@@ -11,13 +11,13 @@ from jaxspec.nn.language_model import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Another program.
+    """Another program, and what it needs.
 
     Attributes:
       engine: `module:Class` of a `jaxspec.bench.peers.worker.Engine`.
       packages: what must be installed for it.
       install: how.
-      write: writes a model into a folder in a dtype, as it reads it, and says where.
+      write: writes a model into a folder in a dtype, as the peer reads it, and returns where.
     """
 
     engine: str
@@ -26,7 +26,7 @@ class Peer:
     write: Callable[[LanguageModel, Path, str], Path]
 
     def versions(self) -> dict[str, str] | None:
-        """Of its packages; `None` where one is not installed."""
+        """Returns the versions of its packages; `None` where one is not installed."""
         try:
             return {name: importlib.metadata.version(name) for name in self.packages}
         except importlib.metadata.PackageNotFoundError:

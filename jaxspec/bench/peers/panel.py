@@ -1,4 +1,4 @@
-"""The peers of one run: our weights written for each, and their processes."""
+"""Writes the target's weights for each peer of a run, and holds their processes."""
 
 import contextlib
 import dataclasses
@@ -6,19 +6,19 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from jaxspec.bench.peers.named import Peer
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
+from jaxspec.bench.records import PeerRepeat
 from jaxspec.nn.language_model import LanguageModel
 
 _WARM_UP = 8
 
 
-class Panel(contextlib.AbstractContextManager):
-    """Answers requests by any mode of any peer; to be left by `with`.
+class Panel(contextlib.AbstractContextManager["Panel"]):
+    """The processes of some peers, which answer by any of their modes; to be left by `with`.
 
     Attributes:
       labels: "peer mode" of each, in the order they take turns.
@@ -33,7 +33,7 @@ class Panel(contextlib.AbstractContextManager):
         dtype: str,
         context: int,
     ):
-        """Writes the weights into a folder that goes when this ends, and starts a process for each peer.
+        """Writes the weights into a temporary folder, and starts a process for each peer.
 
         Args:
           peers: those to ask, by name.
@@ -53,30 +53,27 @@ class Panel(contextlib.AbstractContextManager):
             raise ValueError(
                 f"the draft model has {draft.vocab_size} tokens, the target {target.vocab_size}; pass one with the same"
             )
-        self._stop = list(() if target.tokenizer is None else target.tokenizer.eos_token_ids)
+        self._stop = [] if target.tokenizer is None else list(target.tokenizer.eos_token_ids)
         self._workers: dict[str, tuple[Worker, str]] = {}
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-peers-")))
             for name, peer in peers.items():
-                paths = [
-                    _written(peer, model, folder / f"{name}-{i}", dtype) for i, model in enumerate((target, draft))
-                ]
-                loaded = Loaded(*paths, dtype, len(os.sched_getaffinity(0)), context)
-                worker = Worker(peer.engine, loaded)
+                model = _written(peer, target, folder / f"{name}-0", dtype)
+                second = None if draft is None else _written(peer, draft, folder / f"{name}-1", dtype)
+                worker = Worker(peer.engine, Loaded(model, second, dtype, len(os.sched_getaffinity(0)), context))
                 stack.callback(worker.close)
                 self._workers |= {f"{name} {mode}": (worker, mode) for mode in worker.modes}
             self._stack = stack.pop_all()
         self.labels = tuple(self._workers)
         self._cold = set(self.labels)
 
-    def __enter__(self) -> "Panel":
-        return self
-
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def ask(self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key) -> dict[str, Any]:
-        """One answer, timed, for JSON; what comes before the first of a label is not.
+    def ask(
+        self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key: jax.Array
+    ) -> PeerRepeat:
+        """Answers one prompt, timed, for JSON; before the first of a label comes an answer that does not count.
 
         Raises:
           RuntimeError: the peer failed.
@@ -97,8 +94,6 @@ class Panel(contextlib.AbstractContextManager):
         }
 
 
-def _written(peer: Peer, model: LanguageModel | None, folder: Path, dtype: str) -> str | None:
-    if model is None:
-        return None
+def _written(peer: Peer, model: LanguageModel, folder: Path, dtype: str) -> str:
     folder.mkdir()
     return str(peer.write(model, folder, dtype))

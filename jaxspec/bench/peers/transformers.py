@@ -1,6 +1,6 @@
-"""Hugging Face transformers: plain, prompt lookup, and assisted by a draft model."""
+"""Runs Hugging Face transformers: plain, prompt lookup, and assisted by a draft model."""
 
-import torch
+import torch  # pyright: ignore[reportMissingImports] (an optional package)
 from transformers import AutoModelForCausalLM
 
 from jaxspec.bench.peers.worker import Answer, Loaded, Request
@@ -9,7 +9,7 @@ LOOKUP = 10  # there is no default; this is Spec-Bench's
 
 
 class Transformers:
-    """`generate` of a Hugging Face folder, on the CPU."""
+    """The `generate` of a Hugging Face folder, on the CPU."""
 
     def __init__(self, loaded: Loaded):
         """Loads the models."""
@@ -25,9 +25,9 @@ class Transformers:
     def answer(self, mode: str, request: Request) -> Answer:
         torch.manual_seed(request.seed)
         prompt = torch.tensor([request.prompt])
-        log_probs = {"do_sample": False}
+        sampling = {"do_sample": False}
         if request.temperature > 0:
-            log_probs = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
         with torch.inference_mode():
             tokens = self._model.generate(
                 prompt,
@@ -35,7 +35,7 @@ class Transformers:
                 max_new_tokens=request.max_new_tokens,
                 eos_token_id=request.stop or None,
                 pad_token_id=0,
-                **log_probs,
+                **sampling,
                 **self._ways[mode],
             )
         return Answer(tokens[0, len(request.prompt) :].tolist())

@@ -1,4 +1,4 @@
-"""A peer in a process of its own; requests and answers are JSON lines.
+"""Runs a peer in a process of its own; requests and answers are JSON lines.
 
 Frameworks in one process share pools of threads, and a crash. Here each has the machine while it is asked, and sleeps
 while it is not.
@@ -14,20 +14,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import jaxspec
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a peer is to continue.
+    """A prompt to continue.
 
     Attributes:
       prompt: token ids.
       max_new_tokens: the most tokens of the answer.
-      temperature: 0 is greedy decoding; nothing else bends the distribution.
-      seed: of the draws.
+      temperature: 0 is greedy decoding; nothing else changes the distribution.
+      seed: of sampling.
       stop: token ids that end the answer, and belong to it.
     """
 
@@ -40,12 +40,12 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What it said.
+    """A peer's answer.
 
     Attributes:
       ids: the new tokens.
       drafted: how many tokens were drafted; `None` where it does not tell.
-      accepted: how many of them were kept.
+      accepted: how many of them were accepted.
       seconds: how long it took; the worker measures that.
     """
 
@@ -57,7 +57,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a peer runs on.
+    """The models and the resources of a peer.
 
     Attributes:
       model: the target's file or folder.
@@ -75,16 +75,16 @@ class Loaded:
 
 
 class Engine(Protocol):
-    """A peer: made of `Loaded`.
+    """A peer, made of `Loaded`."""
 
-    Attributes:
-      modes: its ways of decoding, by name.
-    """
-
-    modes: tuple[str, ...]
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Its ways of decoding, by name."""
+        ...
 
     def answer(self, mode: str, request: Request) -> Answer:
-        """One answer."""
+        """Answers one request."""
+        ...
 
 
 class Worker:
@@ -95,7 +95,7 @@ class Worker:
 
         Args:
           engine: `module:Class` of an `Engine`.
-          loaded: what it is made of.
+          loaded: the engine's argument.
 
         Raises:
           RuntimeError: it did not start; the message has its last words.
@@ -115,33 +115,38 @@ class Worker:
         self.modes = tuple(self._reply()["modes"])
 
     def answer(self, mode: str, request: Request) -> Answer:
-        """One answer, timed.
+        """Answers one request, timed.
 
         Raises:
           RuntimeError: it failed.
         """
         line = json.dumps({"mode": mode, "request": dataclasses.asdict(request)})
-        with contextlib.suppress(BrokenPipeError):  # what it said last says why
-            print(line, file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # its last words say why
+            print(line, file=_pipe(self._process.stdin), flush=True)
         return Answer(**self._reply())
 
     def close(self) -> None:
-        """Ends it, in the middle of an answer too: it has nothing to lose, and who was told to stop waits for it."""
+        """Ends it, in the middle of an answer too: it has nothing to lose, and an interrupted run waits for it."""
         self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # what it was not told yet
-            self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # a line that it did not read
+            _pipe(self._process.stdin).close()
         self._process.wait()
-        self._process.stdout.close()
+        _pipe(self._process.stdout).close()
         self._errors.close()
 
     def _reply(self) -> dict[str, Any]:
-        line = self._process.stdout.readline()
+        line = _pipe(self._process.stdout).readline()
         if line:
             return json.loads(line)
         self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
         raise RuntimeError(f"the peer {self._name} ended with {self._process.returncode} and said: {said[-1]}")
+
+
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None  # `PIPE` was asked for
+    return stream
 
 
 def serve(engine: str, loaded: Loaded) -> None:
