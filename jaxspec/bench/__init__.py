@@ -1,1 +1,1 @@
-"""What `jaxspec bench`, `jaxspec plan` and `jaxspec compile-report` run."""
+"""Measures speculative decoding, for `jaxspec bench`, `jaxspec plan` and `jaxspec compile-report`."""

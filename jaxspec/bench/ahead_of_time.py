@@ -1,4 +1,4 @@
-"""The real `generate`, compiled for TPUs that are not here.
+"""Compiles the real `generate` for TPUs that need not be here.
 
 The TPU compiler comes with `jax[tpu]` and runs on any machine: it is given shapes and the
 description of a topology, and returns the program that the TPUs would run.
@@ -30,7 +30,7 @@ from jaxspec.sharding.rules import Rules
 
 _TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# What the compiler says where a program does not fit: all that it needs, or already its temporaries.
+# The compiler's error where a program does not fit: all that it needs, or already its temporaries.
 _OUT_OF_MEMORY = re.compile(r"(?:Used |temporaries \()([\d.]+)([BKMGT])(?: of|\) exceeds)")
 # Keeps the compiler from asking a machine that is no TPU about itself.
 _ENVIRONMENT = {
@@ -44,7 +44,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is compiled, for what.
+    """A program to compile, and the devices it is for.
 
     Attributes:
       model: the target, a name of `SHAPES` or a `config.json`.
@@ -127,7 +127,7 @@ def compile_case(case: Case) -> Compiled:
         if (used := _OUT_OF_MEMORY.search(str(error))) is None:
             raise
         return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(devices), target, draft)
-    return Compiled(program.as_text(), _needed(program.memory_analysis()), chip, len(devices), target, draft)
+    return Compiled(program.as_text() or "", _needed(program.memory_analysis()), chip, len(devices), target, draft)
 
 
 def _needed(memory) -> int:
@@ -162,7 +162,7 @@ def _devices(case: Case) -> tuple[list, Chip]:
 
 
 def _mesh(devices: list) -> Mesh:
-    """As many axes as the number of devices has prime factors, so that any part of them can split an array."""
+    """Returns a mesh with an axis for each prime factor of their number, so that any part can split an array."""
     sizes, rest = [], len(devices)
     for factor in range(2, rest + 1):
         while rest % factor == 0:
@@ -174,7 +174,7 @@ def _mesh(devices: list) -> Mesh:
 def _placed(name: str, mesh: Mesh) -> LanguageModel:
     config = shape(name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not split shows in the bytes
+        warnings.simplefilter("ignore")  # arrays that are not split show in the bytes
         return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
 
 

@@ -1,4 +1,4 @@
-"""What is timed: plain decoding, and each drafter at each number of drafts."""
+"""Loads the cases of a run: plain decoding, and each drafter at each number of drafts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class Case:
     """One way of decoding.
 
     Attributes:
-      label: what tables call it.
+      label: its name in tables.
       name: the drafter's name.
-      drafter: what guesses; `NoDrafter` for plain decoding.
-      verifier: what decides; `None` is the drafter's default.
+      drafter: `NoDrafter` for plain decoding.
+      verifier: `None` is the drafter's default.
     """
 
     label: str
@@ -37,18 +37,18 @@ class Case:
     verifier: Verifier | None = None
 
     def is_exact(self, temperature: float) -> bool:
-        """Whether it must write the tokens of plain decoding with the same key."""
+        """Returns whether it must write the tokens of plain decoding with the same key."""
         verifier = self.verifier or default_verifier(self.drafter)
         return verifier.lossless and (temperature == 0 or isinstance(verifier, CoupledVerifier))
 
     @property
     def k(self) -> int | None:
-        """Drafted tokens a round; `None` where each row finds its own number."""
+        """The drafted tokens of a round; `None` where each row finds its own number."""
         return None if _adapts(self.drafter) else self.drafter.max_drafts
 
 
 def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
-    """Plain decoding first, then each drafter, loaded once, at each `k`.
+    """Loads each drafter once, and returns plain decoding, then the drafters at each `k`.
 
     Raises:
       ValueError: a drafter does not fit the target or a `k`.
@@ -66,7 +66,7 @@ def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
 
 
 def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageModel) -> Drafter:
-    """The same weights at another length."""
+    """Returns the drafter with another number of drafts."""
     wish = Wish.parse(k)
     if wish.adaptive:
         return adapt(loaded, target, wish.most)
@@ -76,13 +76,13 @@ def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageM
 
 
 def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
-    """The same, those that adapt with what rounds of so many rows cost."""
+    """Returns the cases for batches of so many rows: those that adapt count with the costs of these."""
     at = lambda drafter: adapt(drafter, target, drafter.max_drafts, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
     return [dataclasses.replace(case, drafter=at(case.drafter)) for case in cases]
 
 
 def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:
-    """The same, and each drafter that drafts several tokens also at half as many, before it."""
+    """Adds each drafter that drafts several tokens at half as many, before it."""
     found = []
     for case in cases:
         if case.drafter.max_drafts > 1:
@@ -107,7 +107,7 @@ def _adapts(drafter: Drafter) -> bool:
 
 
 def _in_full(setting: Setting) -> list[str]:
-    """The drafters' names, "auto" looked up."""
+    """Returns the drafters' names, "auto" looked up."""
     names = [str(zoo.draft_name(name, setting.model)) for name in setting.drafters]
     if len(set(names)) < len(names):
         given, found = ", ".join(setting.drafters), ", ".join(names)
@@ -116,7 +116,7 @@ def _in_full(setting: Setting) -> list[str]:
 
 
 def _short(name: str, model: str) -> str:
-    """Of a folder or a file its own name; of what ships with the model, without the model's."""
+    """Shortens a drafter's name: a path to its last part; what ships with the model, without the model's name."""
     copying, plus, other = name.partition("+")
     if plus and copying in zoo.COPYING:
         return f"{copying}+{_short(other, model)}"
@@ -124,12 +124,12 @@ def _short(name: str, model: str) -> str:
 
 
 def longest_text(target: LanguageModel, cases: Sequence[Case]) -> int | None:
-    """The most tokens that all models have room for; `None` if there is no bound."""
+    """Returns the most tokens that all models have room for; `None` if there is no bound."""
     contexts = (target.context_length, *(case.drafter.context_length for case in cases))
     return min((length for length in contexts if length is not None), default=None)
 
 
 def widest_prompt(target: LanguageModel, cases: Sequence[Case], new_tokens: int) -> int | None:
-    """The most tokens of a prompt that leaves room for `new_tokens` in all models; `None` if there is no bound."""
+    """Returns the most tokens of a prompt with room for `new_tokens` in all models; `None` if there is no bound."""
     longest = longest_text(target, cases)
     return None if longest is None else longest - new_tokens

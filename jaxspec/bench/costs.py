@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def measure_costs(
 
     Args:
       target: the target.
-      drafter: one that takes a schedule as `k`; its own `k` does not matter.
+      drafter: one that takes a `DraftLength` as `k`; its own `k` does not matter.
       lengths: numbers of drafts, rising.
       batch: rows.
       text: tokens of each row.
@@ -71,7 +72,7 @@ def measure_costs(
       One cost for each length: `ModelDrafter(model, k=Adaptive(costs, lengths))`.
 
     Raises:
-      TypeError: for a drafter that takes none.
+      TypeError: for a drafter that takes no `DraftLength`.
     """
     lengths = validate.draft_lengths(lengths)
     if drafter.draft_length is None:
@@ -81,7 +82,7 @@ def measure_costs(
     options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (lengths[-1] + 1)}
 
     def rounds(drafter: Drafter | None):
-        state = jaxspec.init(target, drafter, prompt, **options)
+        state = jaxspec.init(target, drafter, jnp.asarray(prompt), **options)
         return lambda: repeat_round(target, drafter, verifier, state, count=ROUNDS).length
 
     cases = {"plain": rounds(None)}
@@ -133,19 +134,14 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
       The file.
     """
     _, target = load_target(setting)
+    policy = policy_at(setting.temperatures[0])
     for name in setting.drafters:
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="adaptive")
-        for drafter in _with_lengths(loaded):
-            for batch in setting.batches:
-                tell(f"what rounds of {name} cost at {drafter.lengths}, batch {batch}")
+        parts = (loaded.copying, loaded.model) if isinstance(loaded, HybridDrafter) else (loaded,)
+        for drafter, batch in itertools.product(parts, setting.batches):
+            if (length := drafter.draft_length) is not None:
+                tell(f"what rounds of {name} cost at {length.lengths}, batch {batch}")
                 jax.clear_caches()
-                lengths = drafter.draft_length.lengths
-                policy = policy_at(setting.temperatures[0])
-                costs = measure_costs(target, drafter, lengths, batch=batch, text=_TEXT, sampling=policy)
-                save_costs(target, drafter, dict(zip(lengths, costs, strict=True)), batch=batch)
+                costs = measure_costs(target, drafter, length.lengths, batch=batch, text=_TEXT, sampling=policy)
+                save_costs(target, drafter, dict(zip(length.lengths, costs, strict=True)), batch=batch)
     return cost_file()
-
-
-def _with_lengths(drafter: Drafter) -> tuple[Drafter, ...]:
-    """Returns the drafters that have a length of their own."""
-    return (drafter.copying, drafter.model) if isinstance(drafter, HybridDrafter) else (drafter,)

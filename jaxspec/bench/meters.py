@@ -1,4 +1,4 @@
-"""Peak memory and energy, where the platform counts them."""
+"""Reads peak memory and energy, where the platform counts them."""
 
 import ctypes
 import dataclasses
@@ -14,7 +14,7 @@ _POWER_CAPPING = Path("/sys/class/powercap")
 
 
 def peak_memory() -> tuple[int, str]:
-    """The most bytes in use since the process began, and whose: the "device" or, where it does not tell, "process".
+    """Returns the most bytes in use since the process began, of the "device" or, where it does not tell, "process".
 
     It never falls, so it is that of all cases together.
     """
@@ -33,7 +33,7 @@ class EnergyMeter:
     They count what the whole chip draws, other processes' share included.
 
     Attributes:
-      source: what counts.
+      source: the name of what counts.
       read: the counters now, in joules.
       ranges: where each begins anew, in joules; infinite if it never does.
     """
@@ -43,20 +43,20 @@ class EnergyMeter:
     ranges: tuple[float, ...]
 
     def joules(self, before: tuple[float, ...], after: tuple[float, ...]) -> float:
-        """Between two readings, of all counters together."""
+        """Returns the energy between two readings, of all counters together."""
         rows = zip(before, after, self.ranges, strict=True)
         return sum(last - first if last >= first else last - first + span for first, last, span in rows)
 
 
 def energy_meter(platform: str) -> EnergyMeter | None:
-    """What counts the energy of this platform's chips; `None` where nothing does, or it may not be read."""
+    """Returns a meter of this platform's chips; `None` where nothing counts, or it may not be read."""
     if platform == "cpu":
         return processor_meter(_POWER_CAPPING)
     return _nvidia_meter() if platform in ("gpu", "cuda") else None
 
 
 def processor_meter(root: Path) -> EnergyMeter | None:
-    """Of the processor's packages, by Linux's power capping; most systems let only root read it.
+    """Returns a meter of the processor's packages, by Linux's power capping; most systems let only root read it.
 
     Args:
       root: the folder that the system shows them in.
@@ -77,7 +77,7 @@ def _microjoules(path: Path) -> float:
 
 
 def _nvidia_meter() -> EnergyMeter | None:
-    """Of the first NVIDIA GPU that this process may use, by the driver's own library."""
+    """Returns a meter of the first NVIDIA GPU that this process may use, by the driver's own library."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")

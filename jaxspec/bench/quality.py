@@ -152,7 +152,8 @@ class Agreement:
         ]
         diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
         wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
-        first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
+        names = ("question", "turn", "place", "distance")
+        first: dict[str, Any] | None = dict(zip(names, wrong[0], strict=True)) if wrong else None
         return cls(len(answers), len(answers) - len(diverged), len(diverged) - len(wrong), len(wrong), first)
 
 

@@ -56,7 +56,9 @@ def split_rounds(
     tokens, length = padded([prompt[:room] for prompt in prompts], len(prompts), room)
     calls: Calls = {}
     for case in cases:
-        state = _start(target, case.drafter, tokens, temperature, rounds * (case.drafter.max_drafts + 1), prompt_length=length)
+        state = _start(
+            target, case.drafter, tokens, temperature, rounds * (case.drafter.max_drafts + 1), prompt_length=length
+        )
         for part, call in _split(target, case, state, rounds).items():
             calls[f"{part} {case.label}"] = call
     found: dict[str, dict[str, list[float]]] = {}
@@ -83,7 +85,7 @@ def _start(
     target: Model, drafter: Drafter, tokens: np.ndarray, temperature: float, new_tokens: int, **options: Any
 ) -> GenerationState:
     options |= {"key": jax.random.key(0), "sampling": policy_at(temperature), "max_new_tokens": new_tokens}
-    return jaxspec.init(target, drafter, tokens, **options)
+    return jaxspec.init(target, drafter, jnp.asarray(tokens), **options)
 
 
 @functools.partial(jax.jit, static_argnames="count")

@@ -1,4 +1,4 @@
-"""Models by their sizes alone, to be compiled and not run, and the devices they are compiled for."""
+"""Lists models by their sizes alone, to be compiled and not run, and the devices they are compiled for."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ def _llama_3(layers: int, width: int, heads: int, inner: int, factor: float, **o
     return _LLAMA_3 | sizes | {"intermediate_size": inner, "rope_scaling": rope} | options
 
 
-# What the models' own config.json files say.
+# From the models' own config.json files.
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
         "model_type": "llama",
@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def shape(name: str) -> TransformerConfig:
-    """The configuration of a model of `SHAPES`, or of a `config.json`.
+    """Returns the configuration of a model of `SHAPES`, or of a `config.json`.
 
     Raises:
       ValueError: no shape has this name, and there is no such file.
@@ -60,7 +60,7 @@ def shape(name: str) -> TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What one chip of a TPU generation has, or one device, where a chip is several.
+    """The sizes of one chip of a TPU generation, or of one device, where a chip is several.
 
     Attributes:
       memory: bytes of main memory.
@@ -73,7 +73,7 @@ class Chip:
     clock: float
 
     def part(self, count: int) -> Self:
-        """One of the `count` devices of a chip."""
+        """Returns one of the `count` devices of a chip."""
         return dataclasses.replace(self, memory=self.memory // count, bandwidth=self.bandwidth / count)
 
 

@@ -163,12 +163,13 @@ def _against(temperature: float, task: str, peer: str, turns: list[Turn]) -> Aga
 
 def _summary(batch: int, temperature: float, task: str, own: "_Figures", plain: "_Figures") -> Summary:
     speeds, plain_speeds, speculates = own.decode_speeds, plain.decode_speeds, own.case != PLAIN
-    timed = speeds is not None and plain_speeds is not None
+    decode_speedup = None if speeds is None or plain_speeds is None else Spread.of_ratios(speeds, plain_speeds)
     # Each row waits for its batch.
     latencies = [repeat["seconds"] for repeat in own.flat for _ in repeat["tokens"]]
     joules = [repeat["joules"] for repeat in own.flat if repeat["joules"] is not None]
     hundred = [one for turn in own.turns if (one := turn["cases"][own.case]["hundred_tokens_seconds"]) is not None]
     tokens, rounds = own.total("tokens"), max(own.total("rounds"), 1)
+    accepted_at = np.sum([repeat["accepted_at"] for repeat in own.flat], axis=0)
     return Summary(
         batch=batch,
         temperature=temperature,
@@ -179,13 +180,11 @@ def _summary(batch: int, temperature: float, task: str, own: "_Figures", plain: 
         tokens_per_second=Spread.of(own.speeds),
         decode_tokens_per_second=None if speeds is None else Spread.of(speeds),
         speedup=Spread.of_ratios(own.speeds, plain.speeds) if speculates else None,
-        decode_speedup=Spread.of_ratios(speeds, plain_speeds) if timed and speculates else None,
+        decode_speedup=decode_speedup if speculates else None,
         mean_acceptance_length=tokens / rounds,
         acceptance_rate=own.total("accepted") / max(own.total("drafted"), 1),
-        acceptance_by_position=tuple(
-            (sum(np.asarray(repeat["accepted_at"]) for repeat in own.flat) / rounds).tolist(),
-        ),
-        round_cost=own.step_seconds / plain.step_seconds if timed else None,
+        acceptance_by_position=tuple((accepted_at / rounds).tolist()),
+        round_cost=None if decode_speedup is None else own.step_seconds / plain.step_seconds,
         round_gain=own.step_tokens / plain.step_tokens,
         prefill_seconds=statistics.median(repeat["prefill_seconds"] for repeat in own.flat),
         first_token_seconds=statistics.median(repeat["first_token_seconds"] for repeat in own.flat),

@@ -70,9 +70,7 @@ class Panel(contextlib.AbstractContextManager["Panel"]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def ask(
-        self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key: jax.Array
-    ) -> PeerRepeat:
+    def ask(self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key: jax.Array) -> PeerRepeat:
         """Answers one prompt, timed, for JSON; before the first of a label comes an answer that does not count.
 
         Raises:

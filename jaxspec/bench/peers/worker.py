@@ -14,9 +14,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jaxspec
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Worker:
         raise RuntimeError(f"the peer {self._name} ended with {self._process.returncode} and said: {said[-1]}")
 
 
-def _pipe(stream: IO[str] | None) -> IO[str]:
+def _pipe(stream: T | None) -> T:
     assert stream is not None  # `PIPE` was asked for
     return stream
 

@@ -46,7 +46,7 @@ def command(plan: Plan, one: Recommendation) -> str:
 
 def as_record(plan: Plan, typed: str) -> dict[str, Any]:
     """Returns all of a plan for JSON, with the command that made it."""
-    record = dataclasses.asdict(plan) | {"command": typed}
+    record: dict[str, Any] = dataclasses.asdict(plan) | {"command": typed}
     record["rooflines"] = [dataclasses.asdict(one) | {"share": one.share} for one in plan.rooflines]
     record["predictions"] = [dataclasses.asdict(one) | {"speedup": one.speedup} for one in plan.predictions]
     for row, one in zip(record["recommendations"], plan.recommendations, strict=True):

@@ -1,6 +1,8 @@
-"""How fast a decoding step could be at most: its bytes and operations, and what the device was seen to do a second.
+"""Bounds the speed of a decoding step by its bytes and operations, and the device's measured bandwidth and peak.
 
-The roofline model: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
+References:
+  Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures",
+  Communications of the ACM 52(4), 2009.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ _LONG_ENOUGH = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What one device was seen to do, by programs that do nothing else.
+    """The measured rates of a device, by programs that do nothing else.
 
     Attributes:
       bandwidth: bytes read in a second, by vector-matrix products over half a GiB.
@@ -38,11 +40,11 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """One step of plain decoding against what its device could do.
+    """One step of plain decoding beside the bounds of its device.
 
     Attributes:
       batch: rows.
-      bytes: what the step must read: each weight once, and each row's cached text.
+      bytes: those that the step must read: each weight once, and each row's cached text.
       operations: its floating-point operations.
       least_seconds: the time that the slower of the two needs at least.
       seconds: the time it took.
@@ -77,7 +79,7 @@ def measure_device(dtype: Any, *, repeats: int = 3, clock: Callable[[], float] =
 
 
 def bandwidth_probe(passes: int = 1):
-    """A case that reads half a GiB, as a vector-matrix product: what decoding could reach.
+    """Returns a case that reads half a GiB, as a vector-matrix product: the rate that decoding could reach.
 
     Where a call takes longer to begin than half a GiB to read, pass how often one call is to read it.
     """
@@ -94,7 +96,7 @@ def bandwidth_probe(passes: int = 1):
 
 
 def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
-    """The best rate over sizes that grow until one takes long."""
+    """Returns the best rate over sizes that grow until one takes long."""
     product = jax.jit(lambda matrix: matrix @ matrix)
     best = 0.0
     for size in _SIZES:
@@ -108,14 +110,14 @@ def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
 
 
 def roofline(model: LanguageModel, device: Device, *, batch: int, text: int, seconds: float) -> Roofline:
-    """Sets a measured step of plain decoding against its device.
+    """Compares a measured step of plain decoding with the bounds of its device.
 
     Args:
       model: the target.
       device: as measured.
       batch: rows.
       text: cached tokens of each row.
-      seconds: what the step took.
+      seconds: the time it took.
     """
     size, operations = pass_bytes(model, batch, text), pass_operations(model, batch, text)
     reading, computing = size / device.bandwidth, operations / device.peak
@@ -123,7 +125,7 @@ def roofline(model: LanguageModel, device: Device, *, batch: int, text: int, sec
 
 
 def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
-    """Floating-point operations of a pass over one token of each row: its matrices, and attention to `text` tokens."""
+    """Counts floating-point operations of a pass over one token a row: matrices, and attention to `text` tokens."""
     config = model.module.config
     matrices = sum(x.size for x in jax.tree.leaves(model.params) if x.ndim > 1)
     if not config.tied_head:  # an embedding that is no head too is only looked up
@@ -133,14 +135,14 @@ def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
 
 
 def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
+    """Counts the bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
     size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731 (parameters may be shapes alone)
     unread = 0 if model.module.config.tied_head else size(model.params["embedding"])
     return sum(map(size, jax.tree.leaves(model.params))) - unread
 
 
 def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
-    """Bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
+    """Counts the bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
     config = model.module.config
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
     return weight_bytes(model) + batch * context * slot
