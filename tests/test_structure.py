@@ -250,7 +250,7 @@ def _identifiers(tree: ast.Module) -> set[str]:
 SAMPLES = {
     "a drafter without weights": (r"Suffix\w*Drafter|suffix", {"drafters/suffix.py"}),
     "a verifier": (r"Traversal\w*|traversal", {"verifiers/traversal.py"}),
-    "a model family": (r"(?i:gpt_?2)\w*", {"families/gpt2.py"}),
+    "a model family": (r"(?i:gemma_?3?)(_text)?", {"families/gemma.py"}),
     "a weight format": (r"Int8(Kernel|Weight)\w*", {"ops/int8.py"}),
     "a head": (r"Medusa\w*|medusa", {"heads/medusa/"}),
 }
@@ -276,7 +276,7 @@ def _names(path: pathlib.Path, pattern: str) -> bool:
             found.append(node.value)
         elif isinstance(node, ast.Name):
             found.append(node.id)
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and node.attr != "suffix":  # a path's
             found.append(node.attr)
         elif isinstance(node, ast.alias):
             found += node.name.split(".")

@@ -1,4 +1,4 @@
-"""Where weights are read from and written to: the zoo, the model hub, safetensors, GGUF and orbax."""
+"""Reads and writes models: the zoo, the model hub, safetensors, GGUF and orbax."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its metadata as a Hugging Face configuration, its tensors renamed."""
+"""Reads a GGUF file as a checkpoint: metadata becomes a Hugging Face configuration, tensors get its names."""
 
 import re
 from collections.abc import Mapping
@@ -69,8 +69,8 @@ def _settings(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _hugging_face_name(name: str, layout: GGUFLayout) -> str:
     block = _BLOCK.match(name)
-    base, _, suffix = (block[2] if block else name).rpartition(".")
+    base, _, kind = (block[2] if block else name).rpartition(".")
     if base not in layout.tensors:
         return name
-    theirs = f"{layout.tensors[base]}.{suffix}"
+    theirs = f"{layout.tensors[base]}.{kind}"
     return f"{layout.blocks}.{block[1]}.{theirs}" if block else theirs

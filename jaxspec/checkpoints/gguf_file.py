@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and a table of tensors, every read checked against the file's size.
+"""Reads the GGUF container: metadata and a table of tensors, every read checked against the file's size.
 
 `gguf.GGUFReader` reads the same format, but it takes seconds for a vocabulary of 100,000 strings
 and can loop for ever on a damaged count; tables of types and the dequantization come from it.
@@ -40,6 +40,9 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Opens a GGUF file (version 2 or 3, little-endian).
 
+    Args:
+      path: the file, which stays mapped into memory while its tensors are unread.
+
     Raises:
       ValueError: it is no GGUF file, is truncated or corrupted, or is of an unsupported kind.
     """
@@ -58,7 +61,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Damaged(Exception):
-    """Says what of the file's own description cannot be."""
+    """Signals that what the file says about itself is impossible."""
 
 
 class _Cursor:

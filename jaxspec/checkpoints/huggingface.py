@@ -1,4 +1,4 @@
-"""Hugging Face folders, read and written: configuration, safetensors, tokenizer; and the model hub."""
+"""Reads and writes Hugging Face folders: configuration, safetensors, tokenizer; and asks the model hub for them."""
 
 import functools
 import json

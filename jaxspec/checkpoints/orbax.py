@@ -1,4 +1,4 @@
-"""jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files."""
+"""Reads and writes jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""From a checkpoint to a `LanguageModel`: one tensor at a time, so that no second copy is held."""
+"""Builds a `LanguageModel` from a checkpoint: one tensor at a time, so that no second copy is held."""
 
 import dataclasses
 import re
@@ -99,7 +99,7 @@ def build_params(
     return params
 
 
-def _put(mapping: ParamMapping, values: np.ndarray, dtype, placement: Placement | None) -> jax.Array:
+def _put(mapping: ParamMapping, values: np.ndarray, dtype: Any, placement: Placement | None) -> jax.Array:
     if placement is None:
         return jnp.array(values, dtype=dtype)
     sharding = placement.sharding(values.shape, parameter_axes(mapping.path, values.ndim))

@@ -161,7 +161,7 @@ class Tokenizer:
         """Returns the exact bytes that a token contributes to a text, for decoding one token at a time.
 
         `decode` of a sequence is the UTF-8 decoding of its tokens' bytes joined, less the one space in front that
-        SentencePiece tokenizers strip from a whole text.
+        SentencePiece tokenizers strip from a text.
 
         Args:
           index: a token id; an id beyond `vocab_size` contributes nothing.

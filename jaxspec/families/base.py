@@ -1,4 +1,4 @@
-"""What a model family states about itself: a row of the table of families."""
+"""The description of a model family: a row of the table of families."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping

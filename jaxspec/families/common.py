@@ -1,4 +1,4 @@
-"""What several families share: settings of `config.json`, and the mappings of Llama's parameters."""
+"""Reads settings of `config.json` and maps parameters, for all families that resemble Llama."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

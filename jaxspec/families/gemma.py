@@ -1,4 +1,4 @@
-"""Gemma 3, its models of text."""
+"""The family of Gemma 3, its models of text."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence

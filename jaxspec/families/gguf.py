@@ -1,4 +1,4 @@
-"""What Llama and its descendants share in GGUF files: settings, names of tensors, and the rotary embedding."""
+"""Reads from GGUF files what Llama and its descendants share: settings, names of tensors, the rotary embedding."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""GPT-2."""
+"""The family of GPT-2."""
 
 import functools
 from collections.abc import Iterator, Mapping
