@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.training.dataset import Dataset as Dataset
     from jaxspec.training.evaluate import Prompts as Prompts
     from jaxspec.training.evaluate import evaluate as evaluate
     from jaxspec.training.loop import Trained as Trained
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "dataset": ("Dataset",),
         "evaluate": ("Prompts", "evaluate"),
         "loop": ("Trained", "train"),
         "state": ("TrainingOptions",),

@@ -14,8 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.training.files import differences, read_json, write_text
-from jaxspec.training.state import TrainState, join
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.training.batching import Schedule
+from jaxspec.training.files import differences, read_json, weights_digest, write_text
+from jaxspec.training.recipe import Recipe
+from jaxspec.training.state import TrainingOptions, TrainState, join
 
 _RUN = "run.json"
 
@@ -89,6 +92,28 @@ def check_same_run(folder: Path, run: dict[str, Any]) -> None:
         write_text(path, json.dumps(run, indent=2) + "\n")
     elif told := differences(read_json(path), run):
         raise ValueError(f"{folder} holds another run: {told}. Pass the same, or another --out")
+
+
+def identity(
+    recipe: Recipe,
+    target: LanguageModel,
+    options: TrainingOptions,
+    counts: np.ndarray,
+    batches: Schedule,
+    devices: int,
+    *,
+    stored: bool,
+) -> dict[str, Any]:
+    """Returns what makes two runs the same, for `run.json`."""
+    return {
+        "recipe": described(recipe),
+        "options": described(options),
+        # Of all answers, and of the order of batches.
+        "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
+        "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": weights_digest(target)},
+        "devices": devices,
+        "states": "read in bfloat16" if stored else "computed",
+    }
 
 
 def described(value: Any) -> Any:

@@ -25,6 +25,11 @@ class Dataset:
       shards: for each, its sha256, sequences and tokens; in the order of `sequences`.
       chosen: `[n]`, which of the sequences are in this set.
       whole_texts: whether every token but a text's first counts as one to learn, as if the target had written it.
+
+    Example:
+      >>> jaxspec.training.Dataset.open(folder)
+      Traceback (most recent call last):
+      ValueError: ... holds no training set; pass a folder that `jaxspec data` wrote
     """
 
     vocab_size: int

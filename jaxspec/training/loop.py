@@ -24,11 +24,11 @@ from jaxspec.sharding.params import shard
 from jaxspec.sharding.placement import Placement, to_host
 from jaxspec.sharding.rules import Rules, as_tuple, pieces
 from jaxspec.training.batching import Batch, BatchSchedule, Data, Schedule
-from jaxspec.training.checkpoints import Checkpoints, check_same_run, described, digest
+from jaxspec.training.checkpoints import Checkpoints, check_same_run, described, identity
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.evaluate import Prompts, evaluate
 from jaxspec.training.features import StoredStates
-from jaxspec.training.files import exclusive, weights_digest
+from jaxspec.training.files import exclusive
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.report import Curve, Progress, Window, plot, write_report
 from jaxspec.training.state import TrainingOptions, TrainState, add, gradients, laid_out, learning_rate, rounded, update
@@ -99,9 +99,10 @@ def train(
 
     Example:
       >>> from jaxspec.heads.medusa import MedusaRecipe
-      >>> options = jaxspec.training.TrainingOptions(steps=10)
-      >>> trained = jaxspec.training.train(
-      ...     MedusaRecipe.of(target), target, data, options, folder / "run")  # doctest: +SKIP
+      >>> recipe, options = MedusaRecipe.of(target), jaxspec.training.TrainingOptions(steps=2000)
+      >>> data = jaxspec.training.Dataset.open("data")  # doctest: +SKIP
+      >>> trained = jaxspec.training.train(recipe, target, data, options, "run")  # doctest: +SKIP
+      >>> jaxspec.load_head(trained.folder, target)  # doctest: +SKIP
     """
     _check_target(target)
     _check_capture(recipe, target)
@@ -118,15 +119,7 @@ def train(
         )
     devices = row_devices(placement)
     batches = data.batches(batch_tokens=options.batch_tokens, seed=options.seed, devices=devices)
-    run = {
-        "recipe": described(recipe),
-        "options": described(options),
-        # Of all answers, and of the order of batches.
-        "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
-        "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": weights_digest(target)},
-        "devices": devices,
-        "states": "read in bfloat16" if states is not None else "computed",
-    }
+    run = identity(recipe, target, options, counts, batches, devices, stored=states is not None)
     with exclusive(out):
         # The kind of key that a user configures must not change what is learned.
         key = jax.random.key(options.seed, impl="threefry2x32")

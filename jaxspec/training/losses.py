@@ -149,7 +149,7 @@ def name_of(divergence: Divergence) -> str:
 def _expected(
     log_probs: Float[Array, "*rows n"], first: Float[Array, "*rows n"], second: Float[Array, "*rows n"]
 ) -> Float[Array, "*rows"]:
-    """Returns the mean of `first - second` under a distribution, over tokens that all three give; no gradient is NaN."""
+    """Returns the mean of `first - second` over the tokens that all three distributions give; gradients are finite."""
     alive = (log_probs > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
     first, second = (jnp.where(alive, x, 0.0) for x in (first, second))
     return jnp.sum(jnp.exp(jnp.where(alive, log_probs, -jnp.inf)) * (first - second), axis=-1)

@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is reported is of the model before training",
-        "training/gradients.py",
+        "training/state.py",
         "target_features(recipe, recipe.target(rounded(params, target), target), batch)",
         "target_features(recipe, target, batch)",
         (_TRAINED,),

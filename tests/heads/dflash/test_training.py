@@ -59,7 +59,7 @@ def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
     terms, weights, lengths = [], [], []
     kept, first = [[] for _ in range(SIZE)], []
     for row, tokens in enumerate(np.asarray(batch.tokens)):
-        probs, answered = np.asarray(after(batch.tokens[row]), np.float64), np.asarray(batch.answer[row])
+        all_probs, answered = np.asarray(after(batch.tokens[row]), np.float64), np.asarray(batch.answer[row])
         for anchor in range(1, WIDTH - 1):
             if not answered[anchor + 1]:
                 continue
@@ -69,12 +69,12 @@ def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
                 at = anchor + 1 + i  # the place of the drafted token
                 if at >= WIDTH or not answered[at] or any(token not in numpy.ids for token in tokens[anchor + 1 : at]):
                     break
-                probs = probs[at - 1][numpy.ids]
-                guess, wanted = numpy.log_probs(known[i], tokens[at - 1]), probs / probs.sum()
-                agreement, trust = np.minimum(guess, wanted).sum(), numpy.trust(known[i], tokens[at - 1])
-                divergence = (wanted * np.log(wanted / guess)).sum()
+                probs = all_probs[at - 1][numpy.ids]
+                guess, label = numpy.probs(known[i], tokens[at - 1]), probs / probs.sum()
+                agreement, trust = np.minimum(guess, label).sum(), numpy.trust(known[i], tokens[at - 1])
+                divergence = (label * np.log(label / guess)).sum()
                 surprise = -agreement * np.log(trust) - (1 - agreement) * np.log(1 - trust)
-                terms.append(0.1 * divergence + 0.9 * np.abs(guess - wanted).sum() + surprise)
+                terms.append(0.1 * divergence + 0.9 * np.abs(guess - label).sum() + surprise)
                 weights.append(np.exp(-i / 4))
                 kept[i].append(agreement)
                 if i == 0:
