@@ -26,9 +26,9 @@ def plain():
 @pytest.mark.parametrize(
     "drafter",
     [
-        jaxspec.NGramDrafter(k=1),
+        pytest.param(jaxspec.NGramDrafter(k=1), marks=pytest.mark.slow),
         jaxspec.NGramDrafter(k=5, min_ngram=1),
-        jaxspec.ModelDrafter(tiny.transformer(5), k=2),
+        pytest.param(jaxspec.ModelDrafter(tiny.transformer(5), k=2), marks=pytest.mark.slow),
         jaxspec.ModelDrafter(tiny.transformer(6, layers=2), k=5),
     ],
     ids=["ngram 1", "ngram 5", "model 2", "model 5"],

@@ -178,6 +178,7 @@ def test_a_mesh_can_be_passed(kind):
     assert result.tokens.sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_a_mesh_can_be_passed_inside_the_callers_jit():
     mesh = make_mesh()
     ours = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
