@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
     from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
-    from jaxspec.heads.files import load_head as load_head
     from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
     from jaxspec.heads.tandem.drafter import TandemDrafter as TandemDrafter
     from jaxspec.named import load_drafter as load_drafter
+    from jaxspec.named import load_head as load_head
     from jaxspec.nn.adapters import from_function as from_function
     from jaxspec.nn.adapters import from_nnx as from_nnx
     from jaxspec.nn.convert import native_kernels as native_kernels
@@ -141,7 +141,6 @@ __getattr__, __dir__ = lazy(
         "heads.eagle.drafter": ("EagleDrafter",),
         "heads.medusa.drafter": ("MedusaDrafter",),
         "heads.tandem.drafter": ("TandemDrafter",),
-        "heads.files": ("load_head",),
         "contrib.cascade": ("CascadeDrafter",),
         "contrib.lantern": ("Neighbourhood",),
         "contrib.parallel": ("ParallelDrafter",),
@@ -149,7 +148,7 @@ __getattr__, __dir__ = lazy(
         "contrib.string_match": ("StringMatch",),
         "contrib.union": ("UnionDrafter",),
         "decoding.generate": ("finish", "generate", "init", "jit_step", "step", "stream"),
-        "named": ("load_drafter",),
+        "named": ("load_drafter", "load_head"),
         "text.decoder": ("SpeculativeDecoder",),
         "text.request": ("TextOptions",),
         "text.result": ("TextResult",),

@@ -1,8 +1,12 @@
-"""Drafters by name: those that ship with a model, folders of heads and of models, and those that need neither."""
+"""Names to drafters and verifiers: those that ship with a model, folders of heads and of models, and those without weights.
 
-import functools
+Each table has one row a thing: a new drafter, head or verifier is one file and one row here.
+"""
+
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from jax.sharding import Mesh
@@ -10,41 +14,91 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.contrib.exit_head.head import EarlyExitHead
+from jaxspec.contrib import exit_head
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.adapting import Wish, adapt, spare
-from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.drafters.adapt import LengthOption, adapt, spare
+from jaxspec.drafters.base import AdjustableDrafter, Drafter, NoDrafter
 from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
+from jaxspec.drafters.lookup import LookupDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.token_map import TokenMap
-from jaxspec.heads.dflash.drafter import DFlashDrafter
-from jaxspec.heads.dflash.head import DFlashHead
-from jaxspec.heads.eagle.drafter import EagleDrafter
-from jaxspec.heads.eagle.head import EagleHead
-from jaxspec.heads.files import is_head, load_head
-from jaxspec.heads.medusa.drafter import MedusaDrafter
-from jaxspec.heads.medusa.head import MedusaHead
-from jaxspec.heads.tandem.drafter import TandemDrafter
-from jaxspec.heads.tandem.head import TandemHead
+from jaxspec.heads import dflash, eagle, medusa, tandem
+from jaxspec.heads.base import HeadKind
+from jaxspec.heads.files import kind_in, read_head
 from jaxspec.nn.convert import native_like
-from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.language_model import LanguageModel, Network
 from jaxspec.sharding.rules import Rules
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.block import BlockVerifier
+from jaxspec.verifiers.coupled import CoupledVerifier
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier
+from jaxspec.verifiers.rejection import TokenVerifier
+from jaxspec.verifiers.traversal import TraversalVerifier
+from jaxspec.verifiers.tree import TreeVerifier
 
-DEFAULT_K = 4
-# What each kind of head is drafted from by.
-_OF_HEADS = {
-    EagleHead: EagleDrafter,
-    DFlashHead: DFlashDrafter,
-    MedusaHead: MedusaDrafter,
-    TandemHead: TandemDrafter,
-    EarlyExitHead: lambda head, **options: EarlyExitDrafter(head.layers, head=head, **options),
-}
+# Drafters that need no weights of their own; each states its name.
+DRAFTERS: Mapping[str, type[AdjustableDrafter]] = MappingProxyType(
+    {kind.name: kind for kind in (NGramDrafter, SuffixDrafter, EarlyExitDrafter, SparseCacheDrafter)}
+)
+# Kinds of trained heads, in the order in which a folder is tried.
+HEADS: tuple[HeadKind, ...] = (tandem.KIND, exit_head.KIND, dflash.KIND, eagle.KIND, medusa.KIND, eagle.MTP)
+VERIFIERS: Mapping[str, type[Verifier]] = MappingProxyType(
+    {
+        "token": TokenVerifier,
+        "block": BlockVerifier,
+        "coupled": CoupledVerifier,
+        "multi-draft": MultiDraftVerifier,
+        "traversal": TraversalVerifier,
+        "tree": TreeVerifier,
+    }
+)
+
+
+def load_head(
+    name_or_path: str | os.PathLike[str],
+    target: LanguageModel,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Network:
+    """Loads a head over a target's hidden states, to draft from.
+
+    Args:
+      name_or_path: one of, tried in this order,
+        * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
+        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, tandem
+          decoders and early exits; or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
+        * a repository on the model hub, `organization/name`.
+      target: the model that it was trained for; it lends what the folder has not.
+      dtype: of weights and activations; `None` is the target's.
+      mesh: splits the head over devices; `None` is as `target` lies, replicated on each of its devices.
+      rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
+
+    Returns:
+      An `EagleHead`, `DFlashHead`, `MedusaHead`, `TandemHead` or `EarlyExitHead`.
+
+    Raises:
+      TypeError: `target` is no `LanguageModel`.
+      ValueError: the folder is of no known kind, damaged, or for another target.
+      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
+      OSError: a download failed.
+
+    Example:
+      >>> from jaxspec.heads.eagle import EagleRecipe
+      >>> recipe = EagleRecipe.of(target)
+      >>> counts = np.ones(target.vocab_size, int)
+      >>> recipe.save(recipe.init(key, target, counts), target, counts, folder / "head")
+      >>> jaxspec.load_head(folder / "head", target).vocab_size
+      310
+    """
+    return read_head(name_or_path, target, HEADS, dtype=dtype, mesh=mesh, rules=rules)
 
 
 def drafter_of(
@@ -56,11 +110,11 @@ def drafter_of(
     tokenizer: Tokenizer | None = None,
     batch: int = 1,
 ) -> Drafter:
-    """A chain of drafts from a model or a head.
+    """Makes a drafter of one chain from a model or a head.
 
     Args:
-      draft: a `Model`, or what `jaxspec.load_head` gives.
-      k: drafted tokens a round, a `DraftLength`, or a word as of `load_drafter`; `None` is the default of the kind.
+      draft: a `Model`, or what `jaxspec.load_head` returns.
+      k: drafted tokens a round, a `DraftLength`, or a word as of `load_drafter`; `None` is the default of the drafter.
       num_drafts: how many chains of a draft model compete in each round.
       target: the model to draft for; "adaptive" needs it. A draft model of another tokenizer drafts the tokens that
         both have; `None` takes it to have the target's.
@@ -71,44 +125,48 @@ def drafter_of(
       TypeError: it is neither.
       ValueError: `k` or `num_drafts` does not fit.
     """
-    wish = Wish.parse(k)
-    if wish.adaptive:
-        _check_adaptive(k, num_drafts)
-        if target is None:
-            raise ValueError(f"k is {k!r}, which depends on the target; pass target too, or a number")
-        return adapt(drafter_of(draft, target=target, tokenizer=tokenizer), target, wish.most, batch=batch)
-    k = wish.k
-    for kind, drafter in _OF_HEADS.items():
-        if isinstance(draft, kind):
-            if num_drafts != 1:
-                raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts")
-            return drafter(draft) if k is None else drafter(draft, k=k)
+    option = LengthOption.parse(k)
+    if not option.adaptive:
+        return _of_network(draft, option.k, num_drafts, target, tokenizer)
+    _check_one_draft(k, num_drafts)
+    if target is None:
+        raise ValueError(f"k is {k!r}, which depends on the target; pass target too, or a number")
+    return adapt(_of_network(draft, None, 1, target, tokenizer), target, option.longest, batch=batch)
+
+
+def _of_network(
+    draft: Any, k: int | DraftLength | None, num_drafts: int, target: Any, tokenizer: Tokenizer | None
+) -> Drafter:
+    """Makes the drafter of a model or a head; `k=None` is its default."""
+    options: dict[str, Any] = {} if k is None else {"k": k}
+    for kind in HEADS:
+        if isinstance(draft, kind.head):
+            _check_draws_one(num_drafts)
+            return kind.drafter(draft, **options)
     if isinstance(draft, type) or not isinstance(draft, Model):
         raise TypeError(
             f"draft must be a model, a head or the name of one, got {type(draft).__name__}; jaxspec.load, "
             "jaxspec.load_head, jaxspec.from_function and jaxspec.from_nnx make one"
         )
-    k = DEFAULT_K if k is None else k
     token_map = _token_map(draft, target, tokenizer or getattr(target, "tokenizer", None))
     if token_map is None:
-        return ModelDrafter(draft, k=k, num_drafts=num_drafts)
+        return ModelDrafter(draft, num_drafts=num_drafts, **options)
     if num_drafts != 1:
         raise ValueError(
             f"num_drafts is {num_drafts}, but this draft model has another tokenizer than its target, and then draws "
             "one draft a round; leave num_drafts out"
         )
-    return CrossVocabularyDrafter(draft, token_map, k=k)
+    return CrossVocabularyDrafter(draft, token_map, **options)
 
 
-def _token_map(draft: Model, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
-    """How a draft model reads the target's tokens, if its vocabulary is another; as far as tokenizers tell."""
+def _token_map(draft: Any, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
+    """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell."""
     other = getattr(draft, "tokenizer", None)
     if tokenizer is None or other is None:
         return None
-    sizes = {"target_size": target.vocab_size, "draft_size": draft.vocab_size}
     if target.vocab_size == draft.vocab_size and tokenizer.has_tokens_of(other):
         return None
-    token_map = TokenMap.between(tokenizer, other, **sizes)
+    token_map = TokenMap.between(tokenizer, other, target_size=target.vocab_size, draft_size=draft.vocab_size)
     return None if token_map.keeps_ids() else token_map
 
 
@@ -125,7 +183,7 @@ def load_drafter(
     rules: Rules | None = None,
     batch: int = 1,
 ) -> Drafter:
-    """A drafter by its name, ready for `jaxspec.generate`.
+    """Loads a drafter by its name, ready for `jaxspec.generate`.
 
     Args:
       name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
@@ -139,8 +197,8 @@ def load_drafter(
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a `DraftLength`, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
-        "adaptive:16" at most as many; "fixed", the number of the kind. `None` is "adaptive", and "fixed" where drafts
-        compete.
+        "adaptive:16" at most as many; "fixed", the number of the drafter. `None` is "adaptive", and "fixed" where
+        drafts compete.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations; `None` is what `load` chooses.
@@ -152,89 +210,76 @@ def load_drafter(
     Raises:
       TypeError, ValueError: for arguments that do not fit each other.
       OSError: it cannot be read or downloaded.
+
+    Example:
+      >>> drafter = jaxspec.load_drafter("ngram", target)
+      >>> type(drafter).__name__, drafter.lengths
+      ('NGramDrafter', (0, 2, 4, 8))
     """
     name = zoo.draft_name(name_or_path, target_name)
-    wish = Wish.parse("adaptive" if k is None and num_drafts == 1 and name != "none" else k)
-    options = {"target_name": target_name, "num_drafts": num_drafts, "tokenizer": tokenizer}
-    options |= {"dtype": dtype, "mesh": mesh, "rules": rules}
-    if not wish.adaptive:
-        return _by_name(name, target, k=wish.k, **options)
-    if name == "none":
+    option = LengthOption.parse("adaptive" if k is None and num_drafts == 1 and name != NoDrafter.name else k)
+    loader = _Loader(target, target_name, tokenizer, dtype, mesh, rules)
+    if not option.adaptive:
+        return loader.load(name, option.k, num_drafts)
+    if name == NoDrafter.name:
         raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
-    _check_adaptive(k, num_drafts)
-    drafter = _by_name(name, target, k=None, **options)
+    _check_one_draft(k, num_drafts)
+    drafter = loader.load(name, None, 1)
     if name_or_path == "auto":
-        drafter = spare(drafter, target, wish.most, batch=batch)
-    return adapt(drafter, target, wish.most, batch=batch)
+        drafter = spare(drafter, target, option.longest, batch=batch)
+    return adapt(drafter, target, option.longest, batch=batch)
 
 
-def _check_adaptive(k: Any, num_drafts: int) -> None:
+def split_hybrid(name: str | os.PathLike[str]) -> tuple[type[LookupDrafter], str] | None:
+    """Splits "ngram+eagle" into the drafter that copies and the name of the other; `None` for other names."""
+    lookup, plus, other = os.fspath(name).partition("+")
+    kind = DRAFTERS.get(lookup)
+    return (kind, other) if plus and kind is not None and issubclass(kind, LookupDrafter) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loader:
+    """Loads drafters for one target; attributes as the arguments of `load_drafter`."""
+
+    target: LanguageModel
+    target_name: str | None
+    tokenizer: Tokenizer | None
+    dtype: Any
+    mesh: Mesh | None
+    rules: Rules | None
+
+    def load(self, name: str | os.PathLike[str], k: int | DraftLength | None, num_drafts: int) -> Drafter:
+        """Loads the drafter of a name in full; `k=None` is its default."""
+        if name == NoDrafter.name:
+            _check_draws_one(num_drafts)
+            if k:
+                raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
+            return NoDrafter()
+        word, _, argument = os.fspath(name).partition(":")
+        if word in DRAFTERS and isinstance(name, str):
+            _check_draws_one(num_drafts)
+            return DRAFTERS[word].by_name(self.target, argument, k)
+        if (hybrid := split_hybrid(name)) is not None:
+            if num_drafts != 1:
+                raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
+            lookup, other = hybrid
+            model = self.load(zoo.draft_name(other, self.target_name), k, 1)
+            return HybridDrafter(lookup.by_name(self.target, k=model.max_drafts), model)
+        placed = {"dtype": self.dtype, "mesh": self.mesh, "rules": self.rules}
+        if kind_in(name, HEADS) is not None:
+            network = load_head(name, self.target, **placed)
+        else:
+            network = load(name, **placed)
+        return _of_network(native_like(self.target, network), k, num_drafts, self.target, self.tokenizer)
+
+
+def _check_one_draft(k: Any, num_drafts: int) -> None:
+    """Raises if drafts compete under a `k` that adapts."""
     if num_drafts != 1:
         raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
 
 
-def _by_name(
-    name: str | os.PathLike[str],
-    target: LanguageModel,
-    *,
-    target_name: str | None,
-    k: int | DraftLength | None,
-    num_drafts: int,
-    **options: Any,
-) -> Drafter:
-    """Loads it; `k=None` is the default of the kind."""
-    alone = _alone(name)
-    if alone is not None or name == "none":
-        if num_drafts != 1:
-            raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
-        if alone is not None:
-            return alone(target, k)
-        if k:
-            raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
-        return NoDrafter()
-    copying, plus, other = str(name).partition("+")
-    if plus and copying in zoo.COPYING:
-        if num_drafts != 1:
-            raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
-        other = zoo.draft_name(other, target_name)
-        drafter = _by_name(other, target, target_name=target_name, k=k, num_drafts=1, **options)
-        return HybridDrafter(_ALONE[copying](target, drafter.max_drafts), drafter)
-    tokenizer = options.pop("tokenizer")
-    if is_head(name):
-        return drafter_of(native_like(target, load_head(name, target, **options)), k, num_drafts)
-    draft = native_like(target, load(name, **options))
-    return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
-
-
-def _alone(name: str | os.PathLike[str]) -> Callable[[Model, int | DraftLength | None], Drafter] | None:
-    """What makes the drafter of this name, if that needs no weights of its own."""
-    word, colon, layers = str(name).partition(":")
-    if word != "early-exit" or not colon:
-        return _ALONE.get(name)
-    if not layers.isdecimal():
-        raise ValueError(f"{name!r} says no number of layers; pass such as 'early-exit:4'")
-    return functools.partial(_early_exit, layers=int(layers))
-
-
-def _ngram(target: Model, k: int | DraftLength | None) -> Drafter:
-    return NGramDrafter(k=DEFAULT_K if k is None else k)
-
-
-def _suffix(target: Model, k: int | DraftLength | None) -> Drafter:
-    return SuffixDrafter() if k is None else SuffixDrafter(k=k)
-
-
-def _early_exit(target: Model, k: int | DraftLength | None, *, layers: int | None = None) -> Drafter:
-    EarlyExitDrafter(1).check(target)  # it has layers to count
-    layers = max(1, target.module.config.num_layers // 4) if layers is None else layers
-    drafter = EarlyExitDrafter(layers, k=DEFAULT_K if k is None else k)
-    drafter.check(target)
-    return drafter
-
-
-def _sparse_cache(target: Model, k: int | DraftLength | None) -> Drafter:
-    return SparseCacheDrafter(k=DEFAULT_K if k is None else k)
-
-
-# Drafters that need no weights of their own.
-_ALONE = {"ngram": _ngram, "suffix": _suffix, "early-exit": _early_exit, "sparse-cache": _sparse_cache}
+def _check_draws_one(num_drafts: int) -> None:
+    """Raises if several drafts are asked of what draws one."""
+    if num_drafts != 1:
+        raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")

@@ -93,7 +93,7 @@ def test_one_beside_n_grams(shipped, monkeypatch):
     (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
     zoo._entries.cache_clear()
     costs = lambda *_, batch: ((1.0, batch + 0.5, 9.0, 9.0), 0.0)  # noqa: E731
-    monkeypatch.setattr("jaxspec.drafters.adapting.estimate_costs", costs)
+    monkeypatch.setattr("jaxspec.drafters.adapt.estimate_costs", costs)
     assert isinstance(load("auto"), jaxspec.HybridDrafter)
     alone = load("auto", batch=8)
     assert isinstance(alone, jaxspec.NGramDrafter) and alone.draft_length.advance == jaxspec.Adaptive.advance

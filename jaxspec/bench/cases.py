@@ -8,11 +8,9 @@ from jaxspec.bench.setting import Setting
 from jaxspec.checkpoints import zoo
 from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.drafters.adapting import Wish, adapt
+from jaxspec.drafters.adapt import LengthOption, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
-from jaxspec.drafters.hybrid import HybridDrafter
-from jaxspec.named import load_drafter
-from jaxspec.named_verifiers import VERIFIERS
+from jaxspec.named import VERIFIERS, load_drafter, split_hybrid
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.coupled import CoupledVerifier
@@ -67,12 +65,10 @@ def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
 
 def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageModel) -> Drafter:
     """Returns the drafter with another number of drafts."""
-    wish = Wish.parse(k)
-    if wish.adaptive:
-        return adapt(loaded, target, wish.most)
-    if wish.k is None:
-        return loaded
-    return loaded.with_length(wish.k)
+    option = LengthOption.parse(k)
+    if option.adaptive:
+        return adapt(loaded, target, option.longest)
+    return loaded if option.k is None else loaded.with_length(option.k)
 
 
 def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
@@ -102,8 +98,7 @@ def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) 
 
 
 def _adapts(drafter: Drafter) -> bool:
-    model = drafter.model if isinstance(drafter, HybridDrafter) else drafter
-    return isinstance(model.draft_length, Adaptive)
+    return isinstance(drafter.model_part.draft_length, Adaptive)
 
 
 def _in_full(setting: Setting) -> list[str]:
@@ -117,9 +112,9 @@ def _in_full(setting: Setting) -> list[str]:
 
 def _short(name: str, model: str) -> str:
     """Shortens a drafter's name: a path to its last part; what ships with the model, without the model's name."""
-    copying, plus, other = name.partition("+")
-    if plus and copying in zoo.COPYING:
-        return f"{copying}+{_short(other, model)}"
+    if (hybrid := split_hybrid(name)) is not None:
+        lookup, other = hybrid
+        return f"{lookup.name}+{_short(other, model)}"
     return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
 
 

@@ -20,7 +20,6 @@ from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
-from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.named import load_drafter
 from jaxspec.verifiers.base import Verifier
 
@@ -137,9 +136,8 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
     policy = policy_at(setting.temperatures[0])
     for name in setting.drafters:
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="adaptive")
-        parts = (loaded.copying, loaded.model) if isinstance(loaded, HybridDrafter) else (loaded,)
-        for drafter, batch in itertools.product(parts, setting.batches):
-            if (length := drafter.draft_length) is not None:
+        for drafter, batch in itertools.product((loaded.lookup_part, loaded.model_part), setting.batches):
+            if drafter is not None and (length := drafter.draft_length) is not None:
                 tell(f"what rounds of {name} cost at {length.lengths}, batch {batch}")
                 jax.clear_caches()
                 costs = measure_costs(target, drafter, length.lengths, batch=batch, text=_TEXT, sampling=policy)

@@ -10,8 +10,8 @@ from typing import Any
 from jaxspec.bench.peers.named import PEERS
 from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
-from jaxspec.drafters.adapting import Wish
-from jaxspec.named_verifiers import VERIFIERS
+from jaxspec.drafters.adapt import LengthOption
+from jaxspec.named import VERIFIERS
 from jaxspec.nn.convert import PRODUCTS
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
@@ -36,7 +36,7 @@ class Setting:
       dtype: of weights and activations; `None` is the default of `load`.
       kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.PRODUCTS`.
       split_rounds: whether a round's draft and verification are timed by themselves, too.
-      verifier: a name of `jaxspec.named_verifiers.VERIFIERS`; `None` is each drafter's default.
+      verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
       against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
     """
@@ -71,7 +71,7 @@ class Setting:
                 raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
         self._check_peers()
         words = [k for k in self.lengths if isinstance(k, str)]
-        if not all(Wish.parse(word).adaptive for word in words) or len(words) > 1:
+        if not all(LengthOption.parse(word).adaptive for word in words) or len(words) > 1:
             raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
         counts = {"k": [k for k in self.lengths if isinstance(k, int)], "batch": self.batches}
         counts |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}

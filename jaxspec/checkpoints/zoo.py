@@ -131,9 +131,6 @@ def unknown_name(name: str) -> str:
     )
 
 
-# Drafters that copy from the text itself; "ngram+eagle" is one of them beside another drafter.
-COPYING = ("ngram", "suffix")
-
 
 def find_drafter(name: str) -> Path | None:
     """Returns the folder of a drafter of the zoo.
@@ -172,9 +169,9 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
         if entry is None or entry.drafter is None:
             return "ngram"
         return draft_name(entry.drafter, entry.name)
-    copying, plus, other = name.partition("+")
-    if plus and copying in COPYING:
-        return f"{copying}+{draft_name(other, model)}"
+    first, plus, other = name.partition("+")
+    if plus and not Path(name).exists():
+        return f"{first}+{draft_name(other, model)}"
     own = f"{model}/{name}"
     return own if own in _drafters() or own in _trained() else name
 

@@ -10,7 +10,7 @@ it draws itself. So the drafts and their distributions are those of the model al
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ class CascadeDrafter(Drafter):
       TypeError, ValueError: `cheap` does not copy, or `k` is no integer of at least 1.
     """
 
+    name: ClassVar[str] = "cascade"
     model: Model
     cheap: LookupDrafter
     k: int = dataclasses.field(default=8, metadata={"static": True})

@@ -1,7 +1,7 @@
 """Several draft models of one architecture, which draft at the same time on a mesh."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ class ParallelDrafter(Drafter):
         of at least 1.
     """
 
+    name: ClassVar[str] = "parallel"
     models: ModelStack
     k: int = dataclasses.field(default=4, metadata={"static": True})
     num_drafts: int | None = dataclasses.field(default=None, metadata={"static": True})

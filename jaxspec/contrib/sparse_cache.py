@@ -9,7 +9,7 @@ and many rows. Keys of drafts are made from less than the target sees, so verifi
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -75,6 +75,7 @@ class SparseCacheDrafter(ChainDrafter):
         own, row by row.
     """
 
+    name: ClassVar[str] = "sparse-cache"
     sinks: int = dataclasses.field(default=4, metadata={"static": True})
     window: int = dataclasses.field(default=508, metadata={"static": True})
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)

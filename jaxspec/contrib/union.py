@@ -1,7 +1,7 @@
 """Several drafters at once, whose drafts compete."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -54,6 +54,7 @@ class UnionDrafter(Drafter):
       drafters: those of one chain each, with a fixed `k`.
     """
 
+    name: ClassVar[str] = "union"
     drafters: tuple[Drafter, ...]
 
     def __post_init__(self):

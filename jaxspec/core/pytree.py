@@ -6,7 +6,7 @@ compare structures, so that now and then `generate` with one verifier would run 
 """
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax.tree_util import GetAttrKey

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,6 +13,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
+from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 
 
 class Drafter(abc.ABC):
@@ -26,6 +27,10 @@ class Drafter(abc.ABC):
       drawn with `rng`, and `log_probs` `[b, k, v]` is the distribution that each was drawn from.
     * `observe` takes in how many drafts were accepted. A drafter that keeps nothing between rounds leaves it out.
     * `lengths` with a 0 in front lets rounds in which no row drafts cost what plain decoding costs.
+
+    Attributes:
+      name: what the command line calls it; empty if it cannot be made by name.
+      bounded_by_heads: whether it has a head for each draft, and so drafts no more than by default.
 
     Example:
       >>> import dataclasses
@@ -43,6 +48,9 @@ class Drafter(abc.ABC):
       >>> jaxspec.generate(target, RepeatDrafter(), prompt, max_new_tokens=6).tokens.shape
       (2, 6)
     """
+
+    name: ClassVar[str] = ""
+    bounded_by_heads: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -88,16 +96,50 @@ class Drafter(abc.ABC):
         """What decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
         return None
 
-    def with_length(self, k: int | DraftLength) -> "Drafter":
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "Drafter":
         """Returns the same drafter with another `k`.
+
+        Args:
+          k: the number of drafts, or what decides it.
+          lookup: that of `lookup_part`, if there is one; `None` is `k`.
 
         Raises:
           TypeError: it takes none.
         """
-        del k
+        del k, lookup
         raise TypeError(
-            f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength"
+            f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength as k"
         )
+
+    @property
+    def model_part(self) -> "Drafter":
+        """The model half of a hybrid; any other drafter itself."""
+        return self
+
+    @property
+    def lookup_part(self) -> "Drafter | None":
+        """The half of a hybrid that copies; `None` for any other drafter."""
+        return None
+
+    @property
+    def network(self) -> Any:
+        """The model or the head that it drafts with, if there is one."""
+        return None
+
+    @property
+    def cost_key(self) -> str:
+        """What tells it from drafters that cost something else with the same network."""
+        return self.name or type(self).__name__
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        """Predicts the time that drafting takes, for the choice of a length. By default each draft is a pass of the target.
+
+        Args:
+          model: predicts the time of passes for a target and a batch.
+          k: the most drafts a round.
+        """
+        del model, k
+        return DraftCosts(0.0, 1.0 + PASS)
 
     def check(self, target: Model) -> None:  # noqa: B027 (nothing to check is the common case)
         """Raises `ValueError` or `TypeError` if this drafter cannot draft for `target`."""
@@ -157,8 +199,25 @@ class AdjustableDrafter(Drafter):
     def lengths(self) -> tuple[int, ...]:
         return self.draft_length.lengths
 
-    def with_length(self, k: int | DraftLength) -> Self:
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         return dataclasses.replace(cast(Any, self), k=k)
+
+    @classmethod
+    def by_name(cls, target: Model, argument: str = "", k: int | DraftLength | None = None) -> Self:
+        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
+
+        Args:
+          target: the model to draft for.
+          argument: what follows the colon.
+          k: its `k`; `None` is the default.
+
+        Raises:
+          ValueError: the argument, or `k`, does not fit.
+        """
+        if argument:
+            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
+        make = cast(Any, cls)
+        return make() if k is None else make(k=k)
 
 
 @register_dataclass
@@ -171,6 +230,8 @@ class NoDrafter(Drafter):
       >>> bool((plain.tokens == jaxspec.generate(target, None, prompt, max_new_tokens=4).tokens).all())
       True
     """
+
+    name: ClassVar[str] = "none"
 
     @property
     def max_drafts(self) -> int:

@@ -1,4 +1,4 @@
-"""Costs of rounds that were measured on this machine, kept for later: one small JSON file."""
+"""Saves the costs of rounds that were measured on this machine, in one small JSON file."""
 
 import hashlib
 import json
@@ -16,26 +16,25 @@ from jaxspec.nn.language_model import LanguageModel
 
 
 def cost_file() -> Path:
-    """Where they are kept: `costs.json` in `$JAXSPEC_CACHE`, or in the user's cache folder."""
+    """Returns where costs are saved: `costs.json` in `$JAXSPEC_CACHE`, or in the user's cache folder."""
     return zoo.cache_folder().parent / "costs.json"
 
 
 def setting_of(target: Model, drafter: Drafter, batch: int) -> dict[str, Any]:
-    """What a round's costs depend on, for JSON. Models are told by their shapes: other weights take no other time."""
+    """Returns what a round's costs depend on, for JSON. Models are told by shapes: other weights take no other time."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {os.cpu_count()} processors",
         "jax": jax.__version__,
         "target": f"{type(target).__name__} {_shapes(target)}",
         "products": kernels_of(target) if isinstance(target, LanguageModel) else "xla",
-        "drafter": f"{type(drafter).__name__} {_shapes([getattr(drafter, name, None) for name in ('model', 'head')])}",
-        "layers": getattr(drafter, "layers", None),
+        "drafter": f"{drafter.cost_key} {_shapes(drafter.network)}",
         "batch": batch,
     }
 
 
 def save_costs(target: Model, drafter: Drafter, costs: dict[int, float], *, batch: int = 1) -> Path:
-    """Keeps `costs[n]`, a round's time with `n` drafts over that of plain decoding; earlier ones give way.
+    """Saves `costs[n]`, a round's time with `n` drafts over that of plain decoding; earlier ones are replaced.
 
     Raises:
       OSError: the file cannot be written.
@@ -50,10 +49,12 @@ def save_costs(target: Model, drafter: Drafter, costs: dict[int, float], *, batc
     return path
 
 
-def saved_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1) -> tuple | None:
-    """What was kept for these lengths, of the same setting; `None` where there is nothing of the kind.
+def saved_costs(
+    target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1
+) -> tuple[float, ...] | None:
+    """Returns what was saved for these lengths in the same setting; `None` if nothing was.
 
-    Nor is there anything for one of several processes: all must decide alike, and each has files of its own.
+    `None` too for one of several processes: all must decide alike, and each has files of its own.
     """
     if jax.process_count() > 1:
         return None
@@ -65,7 +66,7 @@ def saved_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, ba
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """All that is kept. A file that is damaged, or of another form, holds nothing: it is only a cache."""
+    """Reads all that is saved. A file that is damaged, or of another form, holds nothing: it is only a cache."""
     try:
         found = json.loads(path.read_text("utf-8"))
         return [one for one in found if isinstance(one["costs"], dict) and isinstance(one["setting"], dict)]

@@ -17,7 +17,7 @@ draft's text in place of the target's.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft, check_is_model
 from jaxspec.drafters.token_map import TokenMap
@@ -154,6 +155,7 @@ class CrossVocabularyDrafter(ChainDrafter):
         more, or more than the draft model's context, is decoded on without drafts.
     """
 
+    name: ClassVar[str] = "cross-vocabulary"
     model: Model
     token_map: TokenMap
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
@@ -163,6 +165,13 @@ class CrossVocabularyDrafter(ChainDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.in_range("CrossVocabularyDrafter", room=(self.room, 1, math.inf))
+
+    @property
+    def network(self) -> Model:
+        return self.model
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.draft_model(self.model)
 
     @property
     def context_length(self) -> int | None:

@@ -8,7 +8,7 @@ parents have lower numbers than their children.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ class DynamicTreeDrafter(Drafter):
         own distribution, as in the paper. A temperature of 0 leaves one chain.
     """
 
+    name: ClassVar[str] = "dynamic-tree"
     model: Model | DraftSource
     top_k: int = dataclasses.field(default=8, metadata={"static": True})
     depth: int = dataclasses.field(default=5, metadata={"static": True})
@@ -89,6 +90,10 @@ class DynamicTreeDrafter(Drafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         return (self.nodes,)
+
+    @property
+    def network(self) -> Model | DraftSource:
+        return self.model
 
     @property
     def context_length(self) -> int | None:

@@ -7,7 +7,7 @@ verify     [e x y z]                 the other layers alone
 """
 
 import dataclasses
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Hidden, SelfDraft, Window
+from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.partial import Partial
 
@@ -163,6 +165,7 @@ class EarlyExitDrafter(ChainDrafter):
         target's final norm and head.
     """
 
+    name: ClassVar[str] = "early-exit"
     layers: int = dataclasses.field(metadata={"static": True})
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -176,6 +179,28 @@ class EarlyExitDrafter(ChainDrafter):
             raise ValueError(
                 f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
             )
+
+    @property
+    def network(self) -> ExitHead | None:
+        return self.head
+
+    @property
+    def cost_key(self) -> str:
+        return f"{self.name}:{self.layers}"
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.first_layers(self.layers)
+
+    @classmethod
+    def by_name(cls, target: Model, argument: str = "", k: int | DraftLength | None = None) -> Self:
+        """Makes the drafter of "early-exit", a quarter of the target's layers, or of "early-exit:5", five of them."""
+        if argument and not argument.isdecimal():
+            raise ValueError(f"'{cls.name}:{argument}' says no number of layers; pass such as '{cls.name}:4'")
+        cls(1).check(target)  # it has layers to count
+        layers = int(argument) if argument else max(1, _config(target).num_layers // 4)
+        drafter = cls(layers) if k is None else cls(layers, k=k)
+        drafter.check(target)
+        return drafter
 
     def draft(self, target: Model) -> EarlyExitDraft:
         return EarlyExitDraft(target, self.layers, self.max_drafts, self.head)
@@ -194,3 +219,7 @@ class EarlyExitDrafter(ChainDrafter):
         with jax.named_scope("last_draft"):
             fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)
         return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, kept=())
+
+
+def _config(target: Any) -> TransformerConfig:
+    return target.module.config

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -101,6 +101,7 @@ class HybridDrafter(Drafter):
       TypeError, ValueError: the drafters are of other kinds.
     """
 
+    name: ClassVar[str] = "hybrid"
     copying: LookupDrafter
     model: Drafter
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
@@ -139,8 +140,21 @@ class HybridDrafter(Drafter):
         self.copying.check(target)
         self.model.check(target)
 
-    def with_length(self, k: int | DraftLength) -> "HybridDrafter":
-        return dataclasses.replace(self, copying=self.copying.with_length(k), model=self.model.with_length(k))
+    @property
+    def model_part(self) -> Drafter:
+        return self.model
+
+    @property
+    def lookup_part(self) -> LookupDrafter:
+        return self.copying
+
+    @property
+    def network(self) -> Any:
+        return self.model.network
+
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "HybridDrafter":
+        copying = self.copying.with_length(k if lookup is None else lookup)
+        return dataclasses.replace(self, copying=copying, model=self.model.with_length(k))
 
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
         batch = context.tokens.shape[0]

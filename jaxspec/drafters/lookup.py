@@ -15,6 +15,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
+from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 from jaxspec.drafters.base import AdjustableDrafter
 
 
@@ -78,6 +79,9 @@ class LookupDrafter(AdjustableDrafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         return tuple(sorted({0, *self.draft_length.lengths}))
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return DraftCosts(PASS, 0.0)
 
     @abc.abstractmethod
     def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:

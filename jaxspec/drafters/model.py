@@ -1,7 +1,7 @@
 """A smaller language model as drafter."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
@@ -11,6 +11,7 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import Tree, positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.chain import Chain, ChainDrafter
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft
@@ -45,6 +46,7 @@ class ModelDrafter(ChainDrafter):
         accepted more; if not, the chains are independent, as `KSequence` needs them.
     """
 
+    name: ClassVar[str] = "model"
     model: Model
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -70,6 +72,13 @@ class ModelDrafter(ChainDrafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         return (self.num_drafts * self.max_drafts,) if self.tree else self.draft_length.lengths
+
+    @property
+    def network(self) -> Model:
+        return self.model
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.draft_model(self.model)
 
     @property
     def context_length(self) -> int | None:

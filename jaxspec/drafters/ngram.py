@@ -1,6 +1,7 @@
 """Prompt lookup: drafts what followed the last time the text ended like this."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -27,6 +28,7 @@ class NGramDrafter(LookupDrafter):
       min_ngram: the shortest; raise it for fewer and better guesses.
     """
 
+    name: ClassVar[str] = "ngram"
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     max_ngram: int = dataclasses.field(default=4, metadata={"static": True})
     min_ngram: int = dataclasses.field(default=2, metadata={"static": True})

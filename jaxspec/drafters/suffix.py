@@ -7,7 +7,7 @@ probability   2/3
 
 import dataclasses
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,7 @@ class SuffixDrafter(LookupDrafter):
       store: earlier outputs, or other text to copy from; `None` is the text alone.
     """
 
+    name: ClassVar[str] = "suffix"
     k: int | DraftLength = dataclasses.field(default=8, metadata=NUMBER_IS_STATIC)
     max_match: int = dataclasses.field(default=64, metadata={"static": True})
     candidates: int = dataclasses.field(default=32, metadata={"static": True})

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,7 @@ class TreeDrafter(Drafter):
         own, row by row.
     """
 
+    name: ClassVar[str] = "tree"
     model: Model | DraftSource
     topology: Tree = dataclasses.field(metadata={"static": True})
     draw: Draw = dataclasses.field(default=MostLikely(), metadata={"static": True})
@@ -77,6 +78,10 @@ class TreeDrafter(Drafter):
         tree = self.topology
         chains = tree == Tree.chains(tree.widths[0], tree.depth)
         return chains and isinstance(self.draw, WithReplacement)
+
+    @property
+    def network(self) -> Model | DraftSource:
+        return self.model
 
     @property
     def context_length(self) -> int | None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jaxspec.heads.dflash.head import DFlashHead as DFlashHead
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
     from jaxspec.heads.eagle.head import EagleHead as EagleHead
-    from jaxspec.heads.files import load_head as load_head
     from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
     from jaxspec.heads.medusa.head import MedusaHead as MedusaHead
     from jaxspec.heads.tandem.drafter import TandemDrafter as TandemDrafter
@@ -32,7 +31,6 @@ __getattr__, __dir__ = lazy(
         "tandem.drafter": ("TandemDrafter",),
         "tandem.head": ("TandemHead",),
         "base": ("HeadKind",),
-        "files": ("load_head",),
         "": ("dflash", "eagle", "medusa", "tandem"),
     },
 )

@@ -1,6 +1,5 @@
 """Heads in folders: where one lies, of which kind it is, and reading it."""
 
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,59 +15,6 @@ from jaxspec.heads.base import HeadKind
 from jaxspec.nn.language_model import LanguageModel, Network
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.rules import Rules
-
-_PACKAGES = ("heads.tandem", "contrib.exit_head", "heads.dflash", "heads.eagle", "heads.medusa")
-
-
-def load_head(
-    name_or_path: str | os.PathLike[str],
-    target: LanguageModel,
-    *,
-    dtype: Any = None,
-    mesh: Mesh | None = None,
-    rules: Rules | None = None,
-) -> Network:
-    """Loads a head over a target's hidden states, to draft from.
-
-    Args:
-      name_or_path: one of, tried in this order,
-        * a model of the zoo and one of its drafters: "smollm2-135m-instruct/eagle";
-        * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, tandem
-          decoders and early exits; or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
-        * a repository on the model hub, `organization/name`.
-      target: the model that it was trained for; it lends what the folder has not.
-      dtype: of weights and activations; `None` is the target's.
-      mesh: splits the head over devices; `None` is as `target` lies, replicated on each of its devices.
-      rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
-
-    Returns:
-      An `EagleHead`, `DFlashHead`, `MedusaHead`, `TandemHead` or `EarlyExitHead`.
-
-    Raises:
-      TypeError: `target` is no `LanguageModel`.
-      ValueError: the folder is of no known kind, damaged, or for another target.
-      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
-      OSError: a download failed.
-
-    Example:
-      >>> from jaxspec.heads.eagle import EagleRecipe
-      >>> recipe = EagleRecipe.of(target)
-      >>> counts = np.ones(target.vocab_size, int)
-      >>> recipe.save(recipe.init(key, target, counts), target, counts, folder / "head")
-      >>> jaxspec.load_head(folder / "head", target).vocab_size
-      310
-    """
-    return read_head(name_or_path, target, _kinds(), dtype=dtype, mesh=mesh, rules=rules)
-
-
-def is_head(name_or_path: str | os.PathLike[str]) -> bool:
-    """Returns whether there is a folder of that name with a head in it; the model hub is not asked."""
-    return kind_in(name_or_path, _kinds()) is not None
-
-
-def _kinds() -> list[HeadKind]:
-    modules = [importlib.import_module(f"jaxspec.{package}") for package in _PACKAGES]
-    return [module.KIND for module in modules] + [modules[3].MTP]
 
 
 def read_head(

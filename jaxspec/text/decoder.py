@@ -14,7 +14,7 @@ from jaxspec.core.model import Model
 from jaxspec.decoding.arguments import default_verifier
 from jaxspec.decoding.generate import generate
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.adapting import Wish
+from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
 from jaxspec.nn.language_model import Network
@@ -213,6 +213,6 @@ def _as_drafter(
     if not isinstance(draft, str | os.PathLike):
         k = "adaptive" if k is None and num_drafts == 1 else k
         return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
-    Wish.parse(k)  # what is wrong with it is said before anything is loaded
+    LengthOption.parse(k)  # what is wrong with it is said before anything is loaded
     name = target_name if isinstance(target_name, str) else None
     return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

@@ -12,9 +12,8 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.heads.files import load_head
 from jaxspec.heads.medusa.drafter import MedusaDrafter
-from jaxspec.named import drafter_of, load_drafter
+from jaxspec.named import drafter_of, load_drafter, load_head
 from jaxspec.nn.convert import native_like
 from jaxspec.nn.language_model import LanguageModel
 

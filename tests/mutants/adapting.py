@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _ADAPTIVE = "draft_length/adaptive.py"
 _ACCOUNT = "tests/draft_length/test_account.py"
-_ADAPTING = "tests/drafters/test_adapting.py"
+_ADAPTING = "tests/drafters/test_adapt.py"
 _SHARED, _TOGETHER = "draft_length/shared_account.py", "tests/draft_length/test_shared_account.py"
 _USELESS = f"{_ACCOUNT}::test_a_useless_draft_costs_less_than_three_hundredths"
 
@@ -39,9 +39,9 @@ MUTANTS = (
     ),
     Mutant(
         "two drafters may lose as much as each alone",
-        "drafters/adapting.py",
-        "copying = _adapt(drafter.copying, target, model.max_drafts, batch, Adaptive.allowance / 2)",
-        "copying = _adapt(drafter.copying, target, model.max_drafts, batch, Adaptive.allowance)",
+        "drafters/adapt.py",
+        "copied = _adaptive(lookup, target, length.lengths[-1], batch, Adaptive.allowance / 2)",
+        "copied = _adaptive(lookup, target, length.lengths[-1], batch, Adaptive.allowance)",
         (f"{_ADAPTING}::test_two_drafters_share_what_may_be_lost",),
     ),
     Mutant(
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "measured costs are kept and not looked at",
-        "drafters/adapting.py",
+        "drafters/adapt.py",
         "rising(saved_costs(target, drafter, lengths, batch=batch) or costs)",
         "rising(costs)",
         (f"{_ADAPTING}::test_measured_costs_come_before_estimates",),

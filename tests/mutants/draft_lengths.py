@@ -110,10 +110,10 @@ MUTANTS = (
     ),
     Mutant(
         "drafts are compared with a head that rests",
-        "drafters/adapting.py",
+        "drafters/adapt.py",
         "max(count / cost for count",
         "max(count * costs[0] / cost for count",
-        ("tests/drafters/test_adapting.py::test_a_head_is_spared_where_it_would_save_less_than_a_tenth",),
+        ("tests/drafters/test_adapt.py::test_a_head_is_spared_where_it_would_save_less_than_a_tenth",),
     ),
     Mutant(
         "n-grams do not ask the draft length",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, as_draft_length
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
@@ -66,6 +67,9 @@ class DFlashDrafter(AdjustableDrafter):
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
     """
 
+    name: ClassVar[str] = "dflash"
+    bounded_by_heads: ClassVar[bool] = True
+
     head: DFlashHead
     k: int | DraftLength | None = dataclasses.field(default=None, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -89,6 +93,13 @@ class DFlashDrafter(AdjustableDrafter):
     def capture(self) -> tuple[int, ...]:
         """The target's states that the head reads."""
         return self.head.capture
+
+    @property
+    def network(self) -> DFlashHead:
+        return self.head
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.one_pass(self.head, k)
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:

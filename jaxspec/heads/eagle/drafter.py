@@ -9,7 +9,7 @@ What the head made of its own states goes: verification brings the true ones of 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden, Window
@@ -212,6 +213,7 @@ class EagleDrafter(ChainDrafter):
         own, row by row.
     """
 
+    name: ClassVar[str] = "eagle"
     head: EagleHead
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -224,6 +226,13 @@ class EagleDrafter(ChainDrafter):
     @property
     def context_length(self) -> int | None:
         return self.head.context_length
+
+    @property
+    def network(self) -> EagleHead:
+        return self.head
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.layer(self.head, k)
 
     def draft(self, target: Model) -> Draft:
         return EagleDraft(self.head, self.max_drafts)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed, as_draft_length
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import likeliest
@@ -69,6 +70,9 @@ class MedusaDrafter(AdjustableDrafter):
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
     """
 
+    name: ClassVar[str] = "medusa"
+    bounded_by_heads: ClassVar[bool] = True
+
     head: MedusaHead
     k: int | DraftLength | None = dataclasses.field(default=None, metadata=NUMBER_IS_STATIC)
     topology: Tree | None = dataclasses.field(default=None, metadata={"static": True})
@@ -112,6 +116,13 @@ class MedusaDrafter(AdjustableDrafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         return (self.topology.size,) if self.tree else self.draft_length.lengths
+
+    @property
+    def network(self) -> MedusaHead:
+        return self.head
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.one_pass(self.head, k)
 
     def check(self, target: Model) -> None:
         _check_kind(self.head)

@@ -9,7 +9,7 @@ states, whoever drafted. So the decoder is never behind the text, and a pause co
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -22,6 +22,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden, Window
@@ -106,6 +107,7 @@ class TandemDrafter(ChainDrafter):
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
     """
 
+    name: ClassVar[str] = "tandem"
     head: TandemHead
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -118,6 +120,13 @@ class TandemDrafter(ChainDrafter):
     @property
     def context_length(self) -> int | None:
         return self.head.context_length
+
+    @property
+    def network(self) -> TandemHead:
+        return self.head
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        return model.layer(self.head, k)
 
     def draft(self, target: Model) -> Draft:
         return TandemDraft(self.head)

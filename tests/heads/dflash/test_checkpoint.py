@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.heads.dflash.checkpoint import write_dflash
 from jaxspec.heads.dflash.head import DFlashHead
-from jaxspec.heads.files import load_head
+from jaxspec.named import load_head
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, random_head
 

@@ -10,11 +10,10 @@ import pytest
 
 import jaxspec
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.drafters import adapting
-from jaxspec.drafters import costs as estimates
-from jaxspec.drafters.adapting import Wish, adapt, describe, spare
+from jaxspec.draft_length.costs import read_bytes, rising
+from jaxspec.drafters import adapt as adapting
+from jaxspec.drafters.adapt import LengthOption, adapt, describe, estimate_costs, spare
 from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
-from jaxspec.drafters.costs import estimate_costs, rising
 from tests._fixtures import medusa, tiny
 from tests.heads.eagle.test_drafter import HEAD, TARGET
 
@@ -27,16 +26,16 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
 
 
-def test_a_wish_is_a_number_a_draft_length_or_a_word():
+def test_an_option_is_a_number_a_draft_length_or_a_word():
     length = jaxspec.EntropyStop(4)
-    assert Wish.parse(3) == Wish.parse("3") == Wish(k=3) and Wish.parse(length).k is length
-    assert Wish.parse(None) == Wish.parse("fixed") == Wish()
-    assert Wish.parse("adaptive") == Wish(adaptive=True) and Wish.parse("adaptive:5").most == 5
+    assert LengthOption.parse(3) == LengthOption.parse("3") == LengthOption(k=3) and LengthOption.parse(length).k is length
+    assert LengthOption.parse(None) == LengthOption.parse("fixed") == LengthOption()
+    assert LengthOption.parse("adaptive") == LengthOption(adaptive=True) and LengthOption.parse("adaptive:5").longest == 5
     for word in ("adaptive:", "adaptive:0", "adaptive:-2", "fixed:3", "some", "", "2.5"):
         with pytest.raises(ValueError, match="a number, 'fixed', 'adaptive' or 'adaptive:8', got"):
-            Wish.parse(word)
+            LengthOption.parse(word)
     with pytest.raises(ValueError, match="k must be at least 0, got -1"):
-        Wish.parse("-1")
+        LengthOption.parse("-1")
 
 
 def test_costs_by_what_is_read(monkeypatch):
@@ -45,7 +44,7 @@ def test_costs_by_what_is_read(monkeypatch):
     draft = tiny.transformer(1, layers=1)
     ngram, lag = estimate_costs(target, jaxspec.NGramDrafter(), LENGTHS)
     assert lag == 0 and ngram == (1.0, 1.46, 1.67, round(1.75 + 0.11 / 3 + 0.03, 4))
-    share = estimates._read_bytes(draft) / estimates._read_bytes(target)
+    share = read_bytes(draft) / read_bytes(target)
     assert 0 < share < 1
     costs, lag = estimate_costs(target, jaxspec.ModelDrafter(draft), (0, 2))
     share = 0.75 * share + 0.25 / 3

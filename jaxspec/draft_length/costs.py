@@ -1,0 +1,136 @@
+"""Predicts what rounds cost, by the bytes that models read: the table of `Adaptive` where none was measured.
+
+Meant to be too dear rather than too cheap: what is too dear may draft too little, and what is too cheap loses time.
+"""
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.core.model import Model
+from jaxspec.core.prefill import CATCH_UP_CHUNK
+
+# The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
+# with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
+_PASSES = {
+    "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
+    "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),
+    "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
+    "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
+}
+# What a round that drafts takes besides passes, and drafting besides reading weights where its layers are not counted.
+_ROUND, PASS = 0.02, 0.01
+# The share of a pass that goes with its layers, whatever they read.
+_LAYERS = 0.25
+
+
+class DraftCosts(NamedTuple):
+    """The time that drafting takes, in rounds of plain decoding.
+
+    Attributes:
+      first: once in a round that drafts.
+      each: for each draft.
+      missed: for each token of the text that the drafter missed while it drafted nothing.
+    """
+
+    first: float
+    each: float
+    missed: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """Predicts the time of passes relative to a round of plain decoding; nothing is run.
+
+    A drafter states in `draft_costs` what its drafting takes, by the methods of this.
+
+    Attributes:
+      target: the target.
+      batch: how many rows are decoded together.
+    """
+
+    target: Model
+    batch: int = 1
+
+    def rounds(self, drafting: DraftCosts, lengths: tuple[int, ...]) -> tuple[float, ...]:
+        """Returns the time of a round of each length, verification included: the `costs` of `Adaptive`."""
+        times = (
+            self.widened(self.target, n + 1) + (n > 0) * (drafting.first + _ROUND) + n * drafting.each for n in lengths
+        )
+        return tuple(round(time, 4) for time in times)
+
+    def widened(self, network: Any, tokens: int) -> float:
+        """Returns the time of a pass of `network` over `tokens` tokens of each row, over that of a pass over one."""
+        kind = _kernels(network)
+        return _pass(kind, tokens * self.batch) / _pass(kind, self.batch)
+
+    def share(self, read: int, layers: int | None) -> float:
+        """Returns the time of a pass that reads `read` bytes in so many layers, over that of the target's."""
+        share, own = read / read_bytes(self.target), _layers(self.target)
+        if layers is None or own is None:
+            return share + PASS
+        return (1 - _LAYERS) * share + _LAYERS * layers / own
+
+    def draft_model(self, model: Model) -> DraftCosts:
+        """Returns what a draft model takes: a pass a draft, the first of them over two tokens."""
+        share = self.share(read_bytes(model), _layers(model))
+        missed = share * self.widened(model, CATCH_UP_CHUNK) / CATCH_UP_CHUNK
+        return DraftCosts(share * (self.widened(model, 2) - 1), share, missed)
+
+    def layer(self, head: Any, k: int) -> DraftCosts:
+        """Returns what a head of one layer takes: a pass a draft, the first over all that was accepted of `k`."""
+        share = self.share(_bytes(head.params), 1)
+        return DraftCosts(share * (self.widened(head, k + 1) - 1), share)
+
+    def one_pass(self, head: Any, k: int) -> DraftCosts:
+        """Returns what a head takes that makes all of `k` drafts in one pass."""
+        return DraftCosts(_bytes(head.params) / read_bytes(self.target) * self.widened(head, k) + PASS, 0.0)
+
+    def first_layers(self, layers: int) -> DraftCosts:
+        """Returns what the target's first layers take, with its output head, a pass a draft."""
+        target: Any = self.target
+        config = target.module.config
+        table = _bytes(target.params["embedding" if config.tied_head else "head"]) / read_bytes(target)
+        return DraftCosts(0.0, table + (1 - table) * layers / config.num_layers + PASS)
+
+
+def rising(costs: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns the same costs, with what noise made to fall held level."""
+    return tuple(itertools.accumulate(costs, max))
+
+
+def read_bytes(model: Any) -> int:
+    """Returns the bytes of weights that a pass reads; of an untied embedding it reads one row a token."""
+    from jaxspec.nn.language_model import LanguageModel  # loads Flax, which the loop does not
+
+    if not isinstance(model, LanguageModel):
+        return _bytes(model)
+    tied = getattr(getattr(model.module, "config", None), "tied_head", True)
+    return _bytes(model.params) - (0 if tied else _bytes(model.params["embedding"]))
+
+
+def _kernels(network: Any) -> str:
+    from jaxspec.nn.convert import kernels_of  # loads Flax, which the loop does not
+    from jaxspec.nn.language_model import Network
+
+    if jax.default_backend() != "cpu":
+        return "accelerator"
+    kernels = kernels_of(network) if isinstance(network, Network) else "xla"
+    return kernels if kernels in _PASSES else "cpu"
+
+
+def _pass(kind: str, tokens: int) -> float:
+    counts, times = zip(*_PASSES[kind], strict=True)
+    slope = (times[-1] - times[-2]) / (counts[-1] - counts[-2])
+    return float(np.interp(tokens, counts, times)) + slope * max(0, tokens - counts[-1])
+
+
+def _layers(model: Any) -> int | None:
+    return getattr(getattr(getattr(model, "module", None), "config", None), "num_layers", None)
+
+
+def _bytes(params: Any) -> int:
+    return max(1, sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))
