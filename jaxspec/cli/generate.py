@@ -129,8 +129,7 @@ class Options:
     def decoder(self, mesh: "Mesh | None", *, batch: int) -> "SpeculativeDecoder":
         """Loads the models for so many prompts, split over the mesh if there is one."""
         from jaxspec.checkpoints.load import load
-        from jaxspec.named import load_drafter
-        from jaxspec.named_verifiers import VERIFIERS
+        from jaxspec.named import VERIFIERS, load_drafter
         from jaxspec.nn.convert import PRODUCTS
         from jaxspec.nn.quantize import quantize_cache, quantize_weights
         from jaxspec.text.decoder import SpeculativeDecoder
@@ -180,7 +179,7 @@ def _run(options: Options, texts: list[str]) -> None:
     from rich.console import Console
 
     from jaxspec.cli import report
-    from jaxspec.drafters.adapting import describe
+    from jaxspec.drafters.adapt import describe
 
     console = Console(stderr=True, highlight=False)
     decoder = options.decoder(options.processes.make_mesh(), batch=len(texts))

@@ -37,7 +37,7 @@ def _dtypes() -> Iterable[str]:
 
 
 def _verifiers() -> Iterable[str]:
-    from jaxspec.named_verifiers import VERIFIERS
+    from jaxspec.named import VERIFIERS
 
     return VERIFIERS
 

@@ -1,13 +1,13 @@
 """What `jaxspec bench` decodes with: a drafter at numbers of drafts, and at its own finding."""
 
 import pytest
-from jaxspec.drafters.adapting import adapt
 
 import jaxspec
 from jaxspec.bench.cases import for_rows, load_cases, with_halves
 from jaxspec.bench.setting import Setting
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import Fixed
+from jaxspec.drafters.adapt import adapt
 from tests._fixtures import tiny
 
 TARGET = tiny.transformer()
