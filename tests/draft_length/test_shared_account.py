@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, Verdict
 from jaxspec.draft_length.adaptive import Adaptive
@@ -240,7 +241,7 @@ def test_ended_rows_of_a_compose_spend_nothing():
     drafter = HybridDrafter(copying, jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2))), cost=1e6)
     for ended, left in ((False, 2.0 - 2.0), (True, 2.0)):
         here = dataclasses.replace(_context(), done=jnp.array([ended, False]))
-        state = drafter.init(here, None, 400)
+        state = drafter.init(here, Prefilled(None, ()), 400)
         rich = _states(state, balance=2.0)
         state = dataclasses.replace(
             state,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.state import Context, Verdict
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
@@ -124,6 +125,9 @@ def test_with_shared_noise_the_text_is_that_of_plain_sampling():
     assert (found.stats.accepted > 0).all()
 
 
+NOT_READ = Prefilled(None, ())  # these drafters read no states
+
+
 def context(texts, width=24, sampling=None):
     tokens = jnp.asarray([text + [0] * (width - len(text)) for text in texts], jnp.int32)
     length = jnp.array([len(text) for text in texts], jnp.int32)
@@ -142,7 +146,7 @@ def test_a_model_that_no_row_needs_does_not_run(monkeypatch):
     drafter = HybridDrafter(jaxspec.NGramDrafter(k=3), MODEL, cost=DEAR)
     for texts, expected in (([[0, 1, 0, 1], [1, 2, 1, 2]], []), ([[0, 1, 0, 1], [0, 1, 2, 2]], [2, 1])):
         at = context(texts)
-        state = drafter.init(at, None, 30)
+        state = drafter.init(at, NOT_READ, 30)
         rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 2), at.length)
         jax.effects_barrier()
         widths.clear()
@@ -187,7 +191,7 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
     drafter = HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2), rate=0.2, cost=1.1)
     rows, at = [PlainRecord(0.2, 0.7, 2) for _ in range(6)], context([[0, 1]] * 6)
     at = dataclasses.replace(at, done=jnp.arange(6) == 5)
-    state, step = drafter.init(at, None, 30), jax.jit(drafter.observe)
+    state, step = drafter.init(at, NOT_READ, 30), jax.jit(drafter.observe)
     choices = set()
     for _ in range(12):
         tokens, guess = rng.integers(0, 2, size=(6, 3)), rng.integers(0, 2, size=(6, 3))
@@ -236,7 +240,7 @@ def test_a_row_that_copied_nothing_pays_for_waiting():
     """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
     copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
     drafter, at = HybridDrafter(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
-    state = drafter.init(at, None, 30)
+    state = drafter.init(at, NOT_READ, 30)
     guess = dataclasses.replace(state.copying.guess, count=jnp.array([2, 2], jnp.int32))
     state = dataclasses.replace(
         state, copying=dataclasses.replace(state.copying, guess=guess), copied=jnp.array([True, False])

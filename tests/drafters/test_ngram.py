@@ -1,10 +1,12 @@
 """`NGramDrafter`: against a search that a person would write, and what a round without a guess costs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core.random import RoundKeys
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
 from tests._fixtures import tiny
@@ -72,8 +74,10 @@ def propose(text, **options):
     drafter = jaxspec.NGramDrafter(**options)
     tokens = jnp.asarray([text + [9, 9, 9]], jnp.int32)
     done = jnp.zeros(1, jnp.bool_)
-    context = jaxspec.core.state.Context(None, None, tokens, jnp.array([len(text)], jnp.int32), done, None)
-    proposal, _ = drafter.propose(None, drafter.init(context, None, None), context)
+    length = jnp.array([len(text)], jnp.int32)
+    context = jaxspec.core.state.Context(None, None, tokens, length, done, None)
+    rng = RoundKeys(jax.random.key(0)[None], length)
+    proposal, _ = drafter.propose(rng, drafter.init(context, None, 24), context)
     return proposal.tokens[0].tolist(), proposal.valid[0].tolist()
 
 
