@@ -106,7 +106,7 @@ def test_one_beside_n_grams(shipped, monkeypatch):
 def test_the_target_itself(shipped):
     deep = tiny.transformer(layers=9)
     drafter = jaxspec.load_drafter("early-exit", deep)
-    assert drafter.layers == 2 and drafter.k == 8
+    assert drafter.layers == 2 and drafter.max_drafts == 8
     assert jaxspec.load_drafter("early-exit:5", deep, k=3) == jaxspec.EarlyExitDrafter(5, k=3)
     assert jaxspec.load_drafter("ngram+early-exit:5", deep, k=3).model.layers == 5
     for name, said in (("early-exit:", "says no number"), ("early-exit:0", "layers"), ("early-exit:9", "got layers=9")):

@@ -294,5 +294,5 @@ def test_bad_input(drafters, error, text):
 
 
 def test_shares_must_be_shares():
-    with pytest.raises(ValueError, match="Compose needs cost at least 1, got 0.5"):
+    with pytest.raises(ValueError, match="HybridDrafter needs cost at least 1, got 0.5"):
         HybridDrafter(SUFFIX, MODEL, cost=0.5)

@@ -23,6 +23,7 @@ import numpy as np
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.state import Context, Verdict
 from tests._fixtures import tiny
 from tests.oracle.drafting import Drafts, chain
@@ -60,7 +61,7 @@ def deviation(target, drafter, rule: Rule, prompt: Text, *, rounds: int, length:
     `saw(proposal, state)` is shown every round's proposals.
     """
     start = _context(target, [prompt])
-    histories = Histories([prompt], [1.0], jax.jit(drafter.init, static_argnums=2)(start, None, SLOTS))
+    histories = Histories([prompt], [1.0], jax.jit(drafter.init, static_argnums=2)(start, Prefilled(None, ()), SLOTS))
     for _ in range(rounds):
         histories = _one_round(target, drafter, rule, histories, saw)
     probs: dict[Text, float] = {}
