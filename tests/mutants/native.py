@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _ATTENTION = "tests/ops/test_native.py::test_attention_is_that_of_the_cache"
 _NAN = "tests/ops/test_native.py::test_attention_hides_no_nan"
-_SOURCE, _BLOCK = "nn/native/attention.cpp", "nn/native/block.h"
+_SOURCE, _BLOCK = "ops/native/attention.cpp", "ops/native/block.h"
 
 MUTANTS = (
     Mutant(
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "of many rows the last few are those before them",
-        "nn/native/product.cpp",
+        "ops/native/product.cpp",
         "for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in,",
         "for (; r < rows; ++r) Tile<1, kOutputs>(x + (r - 1) * in,",
         ("tests/ops/test_native.py::test_products_are_those_of_the_weights",),
