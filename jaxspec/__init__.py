@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxspec.checkpoints.zoo import list_models as list_models
     from jaxspec.contrib.cascade import CascadeDrafter as CascadeDrafter
     from jaxspec.contrib.lantern import Neighbourhood as Neighbourhood
-    from jaxspec.contrib.parallel import ParallelDrafter as ParallelDrafter
+    from jaxspec.contrib.parallel.drafter import ParallelDrafter as ParallelDrafter
     from jaxspec.contrib.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
     from jaxspec.contrib.string_match import StringMatch as StringMatch
     from jaxspec.contrib.union import UnionDrafter as UnionDrafter
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from jaxspec.nn.adapters import from_function as from_function
     from jaxspec.nn.adapters import from_nnx as from_nnx
     from jaxspec.nn.convert import native_kernels as native_kernels
+    from jaxspec.nn.convert import quantize_cache as quantize_cache
+    from jaxspec.nn.convert import quantize_weights as quantize_weights
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
-    from jaxspec.nn.quantize import quantize_cache as quantize_cache
-    from jaxspec.nn.quantize import quantize_weights as quantize_weights
     from jaxspec.sharding.params import shard as shard
     from jaxspec.text.decoder import SpeculativeDecoder as SpeculativeDecoder
     from jaxspec.text.request import TextOptions as TextOptions
@@ -105,8 +105,7 @@ __getattr__, __dir__ = lazy(
         "core.tree": ("Tree",),
         "nn.language_model": ("LanguageModel",),
         "nn.adapters": ("from_function", "from_nnx"),
-        "nn.convert": ("native_kernels",),
-        "nn.quantize": ("quantize_cache", "quantize_weights"),
+        "nn.convert": ("native_kernels", "quantize_cache", "quantize_weights"),
         "checkpoints.load": ("load",),
         "checkpoints.orbax": ("save",),
         "checkpoints.zoo": ("list_models",),
@@ -143,7 +142,7 @@ __getattr__, __dir__ = lazy(
         "heads.tandem.drafter": ("TandemDrafter",),
         "contrib.cascade": ("CascadeDrafter",),
         "contrib.lantern": ("Neighbourhood",),
-        "contrib.parallel": ("ParallelDrafter",),
+        "contrib.parallel.drafter": ("ParallelDrafter",),
         "contrib.sparse_cache": ("SparseCacheDrafter",),
         "contrib.string_match": ("StringMatch",),
         "contrib.union": ("UnionDrafter",),

@@ -32,7 +32,8 @@ from jaxspec.heads import dflash, eagle, medusa, tandem
 from jaxspec.heads.base import HeadKind
 from jaxspec.heads.files import kind_in, read_head
 from jaxspec.nn.convert import native_like
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 from jaxspec.sharding.rules import Rules
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.block import BlockVerifier

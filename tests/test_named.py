@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.checkpoints import zoo
 from jaxspec.heads.eagle.checkpoint import write_eagle
 from jaxspec.named import drafter_of
-from jaxspec.nn.packed import packed_weights
+from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError
 from tests._fixtures import text_models, tiny
 from tests.heads.eagle.test_drafter import HEAD, TARGET

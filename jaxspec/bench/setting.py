@@ -12,7 +12,7 @@ from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.named import VERIFIERS
-from jaxspec.nn.convert import PRODUCTS
+from jaxspec.nn.convert import KERNELS
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
@@ -34,7 +34,7 @@ class Setting:
       repeats: how often each answer is timed.
       seed: of sampling.
       dtype: of weights and activations; `None` is the default of `load`.
-      kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.PRODUCTS`.
+      kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.KERNELS`.
       split_rounds: whether a round's draft and verification are timed by themselves, too.
       verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
       against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
@@ -61,8 +61,8 @@ class Setting:
             raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
         if "none" in self.drafters:
             raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
-        if self.kernels not in PRODUCTS:
-            raise ValueError(f"kernels must be one of {', '.join(PRODUCTS)}, got {self.kernels!r}")
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
         if self.verifier is not None and self.verifier not in VERIFIERS:
             raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
         for name in ("drafters", "lengths", "batches", "temperatures", "against"):
@@ -105,7 +105,7 @@ class Setting:
 def load_target(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
     """Loads the target: with plain arrays as weights, and with the setting's kernels."""
     loaded = load(setting.model, dtype=setting.dtype)
-    return loaded, PRODUCTS[setting.kernels](loaded)
+    return loaded, KERNELS[setting.kernels](loaded)
 
 
 def policy_at(temperature: float) -> Policy:

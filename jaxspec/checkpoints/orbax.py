@@ -17,11 +17,11 @@ from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.packed import packed_weights
+from jaxspec.nn.network import packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.rope import Rope, RopeScaling
 from jaxspec.sharding.multihost import by_first
-from jaxspec.sharding.params import parameter_sharding, placed
+from jaxspec.sharding.params import parameter_shardings, placed
 from jaxspec.sharding.placement import Placement, put
 
 MANIFEST = "jaxspec.json"
@@ -133,7 +133,7 @@ def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
     """Returns shapes, dtypes and shardings of a module's parameters; on the default device without a placement."""
     shapes = abstract_params(module)
     if placement is not None:
-        return jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), shapes)
+        return jax.tree.map(put, shapes, parameter_shardings(placement, shapes))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
 

@@ -131,7 +131,6 @@ def unknown_name(name: str) -> str:
     )
 
 
-
 def find_drafter(name: str) -> Path | None:
     """Returns the folder of a drafter of the zoo.
 

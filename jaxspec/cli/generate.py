@@ -130,14 +130,13 @@ class Options:
         """Loads the models for so many prompts, split over the mesh if there is one."""
         from jaxspec.checkpoints.load import load
         from jaxspec.named import VERIFIERS, load_drafter
-        from jaxspec.nn.convert import PRODUCTS
-        from jaxspec.nn.quantize import quantize_cache, quantize_weights
+        from jaxspec.nn.convert import KERNELS, quantize_cache, quantize_weights
         from jaxspec.text.decoder import SpeculativeDecoder
 
         target = load(self.model, dtype=self.dtype, mesh=mesh)
         for part in dict.fromkeys(self.int8 or ()):
             target = {"weights": quantize_weights, "cache": quantize_cache}[part](target)
-        target = PRODUCTS[self.kernels](target)
+        target = KERNELS[self.kernels](target)
         draft = load_drafter(
             self.draft,
             target,

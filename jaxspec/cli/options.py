@@ -43,9 +43,9 @@ def _verifiers() -> Iterable[str]:
 
 
 def _kernels() -> Iterable[str]:
-    from jaxspec.nn.convert import PRODUCTS
+    from jaxspec.nn.convert import KERNELS
 
-    return PRODUCTS
+    return KERNELS
 
 
 def _peers() -> Iterable[str]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jaxspec.contrib.exit_head.head import EarlyExitHead as EarlyExitHead
     from jaxspec.contrib.lantern import Neighbourhood as Neighbourhood
     from jaxspec.contrib.lantern import nearest_neighbours as nearest_neighbours
-    from jaxspec.contrib.parallel import ParallelDrafter as ParallelDrafter
+    from jaxspec.contrib.parallel.drafter import ParallelDrafter as ParallelDrafter
     from jaxspec.contrib.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
     from jaxspec.contrib.string_match import StringMatch as StringMatch
     from jaxspec.contrib.union import UnionDrafter as UnionDrafter
@@ -19,7 +19,7 @@ __getattr__, __dir__ = lazy(
     {
         "cascade": ("CascadeDrafter",),
         "union": ("UnionDrafter",),
-        "parallel": ("ParallelDrafter",),
+        "parallel.drafter": ("ParallelDrafter",),
         "sparse_cache": ("SparseCacheDrafter",),
         "string_match": ("StringMatch",),
         "lantern": ("Neighbourhood", "nearest_neighbours"),

@@ -114,7 +114,7 @@ def read_bytes(model: Any) -> int:
 
 def _kernels(network: Any) -> str:
     from jaxspec.nn.convert import kernels_of  # loads Flax, which the loop does not
-    from jaxspec.nn.language_model import Network
+    from jaxspec.nn.network import Network
 
     if jax.default_backend() != "cpu":
         return "accelerator"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec.drafters.base import Drafter
-    from jaxspec.nn.language_model import Network
+    from jaxspec.nn.network import Network
     from jaxspec.training.recipe import Recipe
 else:  # types of annotations alone, whose modules load JAX
     Drafter = Network = Recipe = Any

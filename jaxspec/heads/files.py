@@ -12,7 +12,8 @@ from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_json, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
 from jaxspec.heads.base import HeadKind
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.rules import Rules
 

@@ -1,7 +1,7 @@
-"""Models that come from elsewhere: a plain function, or a Flax NNX module.
+"""Adapters for foreign models: a plain function, or a Flax NNX module.
 
-A model whose own cache has one index for the whole batch cannot roll rows back one by one. Such
-a model is run without a cache: the whole text goes in on every call. That is exact and **slow**
+A model whose own cache has one index for the entire batch cannot roll rows back one by one. Such
+a model is run without a cache: the complete text is fed on every call. That is exact and **slow**
 (a call costs a pass over the cache's whole capacity); an NNX module that speaks the `Model`
 protocol itself runs at full speed.
 """
@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.model import Cache, ModelOutput
 from jaxspec.core.pytree import register_dataclass
@@ -26,17 +27,23 @@ def from_function(
     vocab_size: int,
     context_length: int | None = None,
 ) -> "HistoryModel":
-    """A `Model` from a causal function of the whole text.
+    """Makes a `Model` of a causal function of the complete text.
 
     Args:
       function: `function(params, tokens) -> logits`; row `i` of the logits may depend on
         `tokens[:, : i + 1]` only. It is static: pass the same object to reuse a compiled program.
       params: its pytree of arrays.
-      vocab_size: how many token ids there are.
+      vocab_size: the number of token ids.
       context_length: the longest text it takes; `None` if it has no bound.
 
     Raises:
       TypeError: if `function` cannot be called.
+
+    Example:
+        >>> bigrams = jax.random.normal(key, (310, 310))
+        >>> model = jaxspec.from_function(lambda table, tokens: table[tokens], bigrams, vocab_size=310)
+        >>> jaxspec.generate(model, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
     if not callable(function):
         raise TypeError(f"function must be callable as function(params, tokens), got {type(function).__name__}")
@@ -46,18 +53,25 @@ def from_function(
 def from_nnx(
     module: nnx.Module, *, vocab_size: int | None = None, context_length: int | None = None
 ) -> "HistoryModel | NNXModel":
-    """A `Model` from a Flax NNX module.
+    """Makes a `Model` of a Flax NNX module.
 
     A module with `init_cache` that is called as `jaxspec.Model` says is used as it is. Any other
-    is called as `module(tokens) -> logits` on the whole text, without a cache, which is slow.
+    is called as `module(tokens) -> logits` on the complete text, without a cache, which is slow.
 
     Args:
       module: the NNX module; its state is copied out of it.
-      vocab_size: how many token ids there are; `None` takes the module's own attribute.
+      vocab_size: the number of token ids; `None` takes the module's own attribute.
       context_length: the longest text it takes; `None` takes the module's own attribute.
 
     Raises:
       ValueError: if `vocab_size` is neither passed nor an attribute of the module.
+
+    Example:
+        >>> from flax import nnx
+        >>> module = nnx.Sequential(nnx.Embed(310, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 310, rngs=nnx.Rngs(1)))
+        >>> model = jaxspec.from_nnx(module, vocab_size=310)
+        >>> jaxspec.generate(model, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
     vocab_size = getattr(module, "vocab_size", None) if vocab_size is None else vocab_size
     context_length = getattr(module, "context_length", None) if context_length is None else context_length
@@ -75,7 +89,7 @@ class _CallNNX:
 
     graph: nnx.GraphDef
 
-    def __call__(self, state, tokens):
+    def __call__(self, state: Any, tokens: Int[Array, "b s"]) -> Float[Array, "b s v"]:
         return nnx.merge(self.graph, state)(tokens)
 
 
@@ -92,8 +106,17 @@ class NNXModel:
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return nnx.merge(self.graph, self.state).init_cache(batch, capacity)
 
-    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
-        options = {"mask": mask, "positions": positions, "capture": capture}
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        cache: Any,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        capture: tuple[int, ...] = (),
+        pending: Any = None,
+    ) -> ModelOutput:
+        options: dict[str, Any] = {"mask": mask, "positions": positions, "capture": capture}
         if pending is not None:
             options["pending"] = pending
         return nnx.merge(self.graph, self.state)(tokens, cache, **options)
@@ -107,14 +130,20 @@ class TokenEntries:
     tokens: Int[Array, "b t"]
 
     def pad(self, count: int) -> Self:
-        """The same tokens followed by stale ones, `count` in all."""
-        return TokenEntries(jnp.pad(self.tokens, ((0, 0), (0, count - self.tokens.shape[1]))))
+        return dataclasses.replace(self, tokens=jnp.pad(self.tokens, ((0, 0), (0, count - self.tokens.shape[1]))))
+
+    def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
+        return dataclasses.replace(self, tokens=jnp.take_along_axis(self.tokens, nodes, axis=1))
+
+    def put(self, fresh: Self, start: Int[Array, ""] | int) -> Self:
+        tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, fresh.tokens, start, axis=1)
+        return dataclasses.replace(self, tokens=tokens)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryCache:
-    """The text itself, where a model keeps no cache of its own."""
+    """The text itself: the cache of a model that has none of its own."""
 
     tokens: Int[Array, "b s"]
     length: Int[Array, "b"]
@@ -124,7 +153,7 @@ class HistoryCache:
         rows = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)[:, None]
         slots = self.length[:, None] + jnp.arange(entries.tokens.shape[1], dtype=jnp.int32)[None]
         tokens = self.tokens.at[rows, slots].set(entries.tokens, mode="drop")
-        return HistoryCache(tokens, self.length + entries.tokens.shape[1])
+        return dataclasses.replace(self, tokens=tokens, length=self.length + entries.tokens.shape[1])
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
         """Forgets every token at or after `length`, row by row."""
@@ -134,7 +163,7 @@ class HistoryCache:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
-    """A function of the whole text, as a `Model`. Every call reruns the whole text."""
+    """A function of the complete text, as a `Model`. Every call reruns all of it."""
 
     function: Callable[[Any, Array], Array] = dataclasses.field(metadata={"static": True})
     params: Any
@@ -145,7 +174,14 @@ class HistoryModel:
         return HistoryCache(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros(batch, jnp.int32))
 
     def __call__(
-        self, tokens, cache: HistoryCache, *, mask=None, positions=None, capture=(), pending=None
+        self,
+        tokens: Int[Array, "b t"],
+        cache: HistoryCache,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        capture: tuple[int, ...] = (),
+        pending: Any = None,
     ) -> ModelOutput:
         if mask is not None or positions is not None or pending is not None or capture:
             raise ValueError(

@@ -22,10 +22,10 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import BLOCK, KVCache
 
 _LOWEST = -1e30
-# What an accelerator looks at in one visit, at most: slots, and pairs of a row and a slot.
+# The most that an accelerator reads in one visit: slots, and pairs of a row and a slot.
 _MOST_SLOTS = 2048
 _MOST_SCORES = 2**14
-# What a CPU looks at in one visit: slots, at least, and pairs of a row of the batch and a slot, at most.
+# What a CPU reads in one visit: slots, at least, and pairs of a row of the batch and a slot, at most.
 _LEAST_SLOTS = 32
 _MOST_PAIRS = 2**12
 
@@ -33,7 +33,14 @@ _MOST_PAIRS = 2**12
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """What the fed tokens know of each other, and of pending ones that stand before them."""
+    """Keys and values of the fed tokens, behind those of `u - t` pending ones.
+
+    Attributes:
+      keys: of the pending and the fed tokens.
+      values: the same.
+      positions: of all of them.
+      mask: which fed token sees which of them.
+    """
 
     keys: Float[Array, "b u g d"]
     values: Float[Array, "b u g d"]
@@ -61,7 +68,7 @@ class _Partial:
 
     @classmethod
     def empty(cls, queries: Float[Array, "b g r t d"]) -> Self:
-        """Of nothing."""
+        """Returns the softmax over nothing."""
         return cls(
             jnp.zeros(queries.shape, jnp.float32),
             jnp.zeros(queries.shape[:-1], jnp.float32),
@@ -79,16 +86,24 @@ def attend(
       fresh: the fed tokens.
       history: the cache before them; `None`, or one without slots, can be differentiated.
       scale: multiplies every score.
-      window: how many positions back a token sees, itself included; `None` sees all.
+      window: the number of positions back that a token sees, itself included; `None` sees all.
     """
     if history is None:
         return _attend(queries, fresh, None, layer=0, scale=scale, window=window)
     layer = history.layer
-    otherwise = functools.partial(_attend, layer=layer, scale=scale, window=window)
-    return history.cache.attend(otherwise, queries, fresh, layer, scale=scale, window=window)
+    default = functools.partial(_attend, layer=layer, scale=scale, window=window)
+    return history.cache.attend(default, queries, fresh, layer, scale=scale, window=window)
 
 
-def _attend(queries, fresh: Fresh, cache: KVCache | None, *, layer: int, scale: float, window: int | None):
+def _attend(
+    queries: Float[Array, "b t g r d"],
+    fresh: Fresh,
+    cache: KVCache | None,
+    *,
+    layer: int,
+    scale: float,
+    window: int | None,
+) -> Float[Array, "b t g r d"]:
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
     if cache is None or cache.capacity == 0:
@@ -114,7 +129,7 @@ def _attend(queries, fresh: Fresh, cache: KVCache | None, *, layer: int, scale: 
 
 
 def _accelerator_block(rows: int) -> int:
-    """Slots to visit at once on an accelerator, where a visit costs more than reading slots that are not used.
+    """Chooses the slots to read at once on an accelerator, where a visit costs more than reading unused slots.
 
     The compiler estimates some 20,000 cycles a visit, in which a TPU reads thousands of slots. Many
     rows have large scores: they must fit the memory on the chip.
@@ -126,19 +141,28 @@ def _accelerator_block(rows: int) -> int:
 
 
 def _cpu_block(batch: int) -> int:
-    """Slots to visit at once on a CPU, which copies them out of the cache: few enough to stay in its own cache."""
+    """Chooses the slots to read at once on a CPU, which copies them: few enough to stay in the processor's cache."""
     block = BLOCK
     while block > _LEAST_SLOTS and block * batch > _MOST_PAIRS:
         block //= 2
     return block
 
 
-def _over_history(queries, positions, cache: KVCache, *, layer, scale, window, block) -> _Partial:
+def _over_history(
+    queries: Float[Array, "b g r t d"],
+    positions: Int[Array, "b t"],
+    cache: KVCache,
+    *,
+    layer: int,
+    scale: float,
+    window: int | None,
+    block: int,
+) -> _Partial:
     capacity = cache.capacity
     block = min(block, capacity)
 
     def visit(index, state):
-        # The last visit is moved back to end at the cache's end, and leaves out what was seen before.
+        # The last visit is moved back to end at the cache's end, and leaves out slots that were read before.
         start = jnp.minimum(index * block, capacity - block)
         slots = start + jnp.arange(block, dtype=jnp.int32)
         seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
@@ -155,30 +179,40 @@ def _over_history(queries, positions, cache: KVCache, *, layer, scale, window, b
         return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, _Partial.empty(queries))
 
 
-def _scores(queries, keys, scale):
-    """`[b, g, r, t, s]`. Heads and tokens of a group are flattened: one plain product each."""
+def _scores(
+    queries: Float[Array, "b g r t d"], keys: Float[Array, "b g s d"], scale: float
+) -> Float[Array, "b g r t s"]:
+    """Scores each query against each key. Heads and tokens of a group are flattened: one plain product each."""
     batch, heads, group, time, width = queries.shape
     flat = queries.reshape(batch, heads, group * time, width)
     scores = jnp.einsum("bgnd,bgsd->bgns", flat, keys, preferred_element_type=jnp.float32)
     return scores.reshape(batch, heads, group, time, -1) * scale
 
 
-def _mix(weights, values):
-    """Values weighted and summed over slots, `[b, g, r, t, d]`."""
+def _mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) -> Float[Array, "b g r t d"]:
+    """Sums the weighted values over slots."""
     batch, heads, group, time, slots = weights.shape
     flat = weights.reshape(batch, heads, group * time, slots).astype(values.dtype)
     mixed = jnp.einsum("bgns,bgsd->bgnd", flat, values, preferred_element_type=jnp.float32)
     return mixed.reshape(batch, heads, group, time, -1)
 
 
-def _within(query_positions, key_positions, window):
-    """Which keys are near enough, `[b, t, s]`."""
+def _within(
+    query_positions: Int[Array, "b t"], key_positions: Int[Array, "b s"], window: int | None
+) -> Bool[Array, "..."]:
+    """Returns which keys are within each query's window, `[b, t, s]`, or one `True` for all."""
     if window is None:
         return jnp.ones((), jnp.bool_)
     return key_positions[:, None, :] > query_positions[:, :, None] - window
 
 
-def _accumulate(state: _Partial, scores, values, seen: Bool[Array, "b t s"]) -> _Partial:
+def _accumulate(
+    state: _Partial,
+    scores: Float[Array, "b g r t s"],
+    values: Float[Array, "b g s d"],
+    seen: Bool[Array, "b #t s"],
+) -> _Partial:
+    """Adds keys to an unfinished softmax."""
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)

@@ -12,6 +12,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
 from jaxspec.core.pytree import register_dataclass
@@ -22,21 +23,26 @@ BLOCK = 256
 _TILE = 8
 
 
-# What `append` takes has two methods: `pad(count)`, and `keep_path(nodes)` for trees.
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Entries:
-    """The keys and values of freshly fed tokens, not yet in any cache."""
+class KVEntries:
+    """The keys and values of freshly fed tokens, not yet in any cache: `jaxspec.core.Entries` of a `KVCache`.
+
+    Example:
+        >>> output = target(prompt, target.init_cache(batch=2, capacity=32))
+        >>> output.entries.keys.shape[0] == target.module.config.num_layers
+        True
+    """
 
     keys: Float[Array, "l b g t d"]
     values: Float[Array, "l b g t d"]
 
     def pad(self, count: int) -> Self:
-        """The same entries followed by stale ones, `count` in all."""
+        """Returns the same entries followed by stale ones, `count` in all."""
         return jax.tree.map(lambda x: _pad_axis(x, 3, count), self)
 
     def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
-        """Each row's entries at `nodes`, side by side: a tree's accepted path, ready to append.
+        """Returns each row's entries at `nodes`, side by side: a tree's accepted path, ready to append.
 
         Keys carry their position already, so moving them to other slots changes nothing.
         """
@@ -44,7 +50,7 @@ class Entries:
         return jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=3), self)
 
     def put(self, fresh: Self, start: Array | int) -> Self:
-        """The same entries with `fresh` written over those from `start` on."""
+        """Returns the same entries with `fresh` written over those from `start` on."""
         write = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), start, axis=3)  # noqa: E731
         return jax.tree.map(write, self, fresh)
 
@@ -52,9 +58,18 @@ class Entries:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, `[l, b, g, s, d]`, and how many tokens each row holds.
+    """Keys and values of every layer, and the number of tokens that each row holds.
 
-    `positions` are those of the slots' tokens, where a slot's number is not: after `ends`.
+    Attributes:
+      keys: by layer, row, key-value head, slot.
+      values: the same.
+      length: tokens of each row, in its first slots.
+      positions: of the slots' tokens where they are not the slots' numbers: after `sinks_and_window`.
+
+    Example:
+        >>> cache = target.init_cache(batch=2, capacity=32)
+        >>> type(cache).__name__, cache.length.tolist(), cache.capacity >= 32
+        ('KVCache', [0, 0], True)
     """
 
     keys: Float[Array, "l b g s d"]
@@ -63,23 +78,24 @@ class KVCache:
     positions: Int[Array, "b s"] | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
-    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype) -> Self:
-        """A cache of `capacity` slots a row, rounded up to whole attention blocks."""
+    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
+        """Returns an empty cache of `capacity` slots a row, rounded up to complete attention blocks."""
         capacity = -(-capacity // BLOCK) * BLOCK
         shape = (layers, batch, heads, capacity, head_dim)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
 
     @property
     def capacity(self) -> int:
+        """The number of slots of each row."""
         return self.keys.shape[3]
 
     def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
-        """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
+        """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
         return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
 
     def attend(
         self,
-        otherwise: Callable[..., Array],
+        default: Callable[..., Array],
         queries: Float[Array, "b t g r d"],
         fresh: Any,
         layer: int,
@@ -87,14 +103,14 @@ class KVCache:
         scale: float,
         window: int | None,
     ) -> Float[Array, "b t g r d"]:
-        """What `jaxspec.nn.attention.attend` gives over a layer; here that is `otherwise(queries, fresh, self)`."""
-        return otherwise(queries, fresh, self)
+        """Computes `jaxspec.nn.attention.attend` over a layer: here by `default(queries, fresh, self)`."""
+        return default(queries, fresh, self)
 
     def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
-        """Fresh keys or values as they will be read back: here as they are."""
+        """Rounds fresh keys or values as the cache will: here not at all."""
         return x
 
-    def append(self, entries: Entries) -> Self:
+    def append(self, entries: KVEntries) -> Self:
         """Writes each row's entries at its own length.
 
         The caller leaves room: a row needs `length + t <= capacity`.
@@ -111,7 +127,7 @@ class KVCache:
         return dataclasses.replace(self, length=length)
 
     def sinks_and_window(self, first: int, last: int, room: int) -> Self:
-        """A small cache of each row's first and last tokens, with `room` for more behind them.
+        """Returns a small cache of each row's first and last tokens, with `room` for more behind them.
 
         Keys carry their position already. With `first=2, last=3, room=2`:
 
@@ -132,9 +148,9 @@ class KVCache:
 
         numbers = jnp.arange(slots, dtype=jnp.int32)[None]
         positions = numbers + jnp.where(numbers < first, 0, left_out[:, None])
-        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kept = {name: take(x) for name, x in kept.items() if getattr(x, "ndim", 0) == self.keys.ndim}
-        return dataclasses.replace(self, **kept, length=jnp.minimum(self.length, held), positions=positions)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        taken = {name: take(x) for name, x in fields.items() if getattr(x, "ndim", 0) == self.keys.ndim}
+        return dataclasses.replace(self, **taken, length=jnp.minimum(self.length, held), positions=positions)
 
 
 def _pad_axis(x: Array, axis: int, count: int) -> Array:
@@ -144,23 +160,25 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
 
 
 def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, ""], count: int) -> Array:
-    """`count` slots of a layer, of every row, `[b, g, count, d]`."""
+    """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
     _, batch, heads, _, width = buffer.shape
     zero = jnp.zeros((), start.dtype)
     index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
     return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
 
 
-def write(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
-    """The buffer, with each row's fresh slots from `start` on."""
+def write(
+    buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
+) -> Shaped[Array, "l b g s d"]:
+    """Writes each row's fresh slots into the buffer from `start` on."""
     fresh = fresh.astype(buffer.dtype)
     return jax.lax.platform_dependent(
         buffer, fresh, start, cpu=_write_row_by_row, tpu=_write_tiles, default=_write_rows
     )
 
 
-def _write_tiles(buffer, fresh, start):
-    """Reads the tiles that hold the fresh slots, and writes them back whole.
+def _write_tiles(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
+    """Reads the tiles that hold the fresh slots, and writes complete tiles back.
 
     For the write of one slot the compiler would lay the cache out in another way than attention
     reads it, and copy all of it on every step.
@@ -174,14 +192,14 @@ def _write_tiles(buffer, fresh, start):
     return put(buffer, put(take(buffer, first), fresh, start - first), first)
 
 
-def _write_rows(buffer, fresh, start):
+def _write_rows(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     write = jax.vmap(
         lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2), in_axes=(1, 1, 0), out_axes=1
     )
     return write(buffer, fresh, start)
 
 
-def _write_row_by_row(buffer, fresh, start):
+def _write_row_by_row(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     # A CPU runs the scatter above as a copy of the whole buffer; these updates are in place.
     zero = jnp.zeros((), start.dtype)
     for row in range(buffer.shape[1]):

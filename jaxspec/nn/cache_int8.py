@@ -5,10 +5,11 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import Entries, KVCache, slots, write
+from jaxspec.nn.cache import KVCache, KVEntries, slots, write
 from jaxspec.ops.int8 import dequantize, quantize
 
 
@@ -17,15 +18,20 @@ from jaxspec.ops.int8 import dequantize, quantize
 class Int8KVCache(KVCache):
     """`KVCache` at a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
 
-    A token's keys and values are rounded before anything attends to them, so the distribution of a token is the same whether
-    those before it were fed with it or stood in the cache: what is verified is what plain decoding of this model does.
+    A token's keys and values are rounded before anything attends to them, so its distribution is the same whether the
+    tokens before it were fed with it or stood in the cache: verification agrees with plain decoding of this model.
 
     Attributes:
-      keys: whole numbers.
-      values: whole numbers.
+      keys: integers.
+      values: integers.
       key_scale: of each slot's key.
       value_scale: of each slot's value.
-      dtype: what they are read as.
+      dtype: of the keys and values that are read from it.
+
+    Example:
+        >>> cache = jaxspec.quantize_cache(target).init_cache(batch=2, capacity=32)
+        >>> type(cache).__name__, cache.keys.dtype
+        ('Int8KVCache', dtype('int8'))
     """
 
     keys: Int8[Array, "l b g s d"]
@@ -36,24 +42,25 @@ class Int8KVCache(KVCache):
     dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
-    def empty(cls, *, dtype: Any, **sizes: int) -> Self:
-        """As `KVCache.empty`; `dtype` is what it is read as."""
-        blank = KVCache.empty(dtype=jnp.int8, **sizes)
+    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
+        """Returns an empty cache, as `KVCache.empty`; `dtype` is that of the keys and values that are read from it."""
+        sizes = {"layers": layers, "batch": batch, "heads": heads, "capacity": capacity, "head_dim": head_dim}
+        blank = KVCache.empty(**sizes, dtype=jnp.int8)
         scales = jnp.zeros((*blank.keys.shape[:-1], 1), jnp.float32)
         return cls(blank.keys, blank.values, blank.length, scales, scales, jnp.dtype(dtype))
 
     def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
-        """A layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
+        """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
         read = lambda whole, scale: dequantize(  # noqa: E731
             slots(whole, layer, start, count), slots(scale, layer, start, count)[..., 0]
         ).astype(self.dtype)
         return read(self.keys, self.key_scale), read(self.values, self.value_scale)
 
     def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
-        """Fresh keys or values as they will be read back."""
+        """Rounds fresh keys or values as they will be read back."""
         return dequantize(*quantize(x)).astype(x.dtype)
 
-    def append(self, entries: Entries) -> Self:
+    def append(self, entries: KVEntries) -> Self:
         """Writes each row's entries at its own length; needs `length + t <= capacity`."""
         keys, key_scale = quantize(entries.keys)
         values, value_scale = quantize(entries.values)

@@ -1,11 +1,15 @@
-"""A cache that the native attention reads where it lies."""
+"""A cache that the native attention kernel reads in place."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import KVCache
@@ -15,17 +19,37 @@ from jaxspec.ops.native.build import ATTENTION
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NativeKVCache(KVCache):
-    """A float32 `KVCache` on one CPU device; `register` must have run. No gradient goes through it."""
+    """A float32 `KVCache` on one CPU device; no gradient flows through it.
 
-    def attend(self, otherwise, queries, fresh, layer, *, scale, window):
-        """As `KVCache.attend`, in one operation that copies nothing."""
+    `jaxspec.ops.native.build.register` must have run.
+    """
+
+    def attend(
+        self,
+        default: Callable[..., Array],
+        queries: Float[Array, "b t g r d"],
+        fresh: Any,
+        layer: int,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Array, "b t g r d"]:
+        """Computes `KVCache.attend` in one operation that copies nothing."""
         if queries.dtype != jnp.float32:
-            return otherwise(queries, fresh, self)
+            return default(queries, fresh, self)
         native = functools.partial(_native, layer=layer, scale=scale, window=window)
-        return jax.lax.platform_dependent(queries, fresh, self, cpu=native, default=otherwise)
+        return jax.lax.platform_dependent(queries, fresh, self, cpu=native, default=default)
 
 
-def _native(queries, fresh, cache: NativeKVCache, *, layer: int, scale: float, window: int | None):
+def _native(
+    queries: Float[Array, "b t g r d"],
+    fresh: Any,
+    cache: NativeKVCache,
+    *,
+    layer: int,
+    scale: float,
+    window: int | None,
+) -> Float[Array, "b t g r d"]:
     positions = jnp.zeros((0, 0), jnp.int32) if cache.positions is None else cache.positions
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32), vmap_method="sequential")
     return call(

@@ -1,4 +1,4 @@
-"""What shape a decoder has: the one configuration every model family is read into."""
+"""The configuration of a decoder: the one class that every model family is read into."""
 
 import dataclasses
 from typing import Literal
@@ -10,9 +10,14 @@ from jaxspec.ops.rope import Rope
 class TransformerConfig:
     """The hyperparameters of a decoder-only transformer.
 
-    Sizes count elements. `windows[i]` is how many positions back layer `i` may attend, itself
+    Sizes count elements. `windows[i]` is the number of positions back that layer `i` may attend, itself
     included (`None`: all); `ropes[i]` is its rotary embedding (`None`: learned absolute
     positions, of which there are `context_length`).
+
+    Example:
+        >>> config = target.module.config
+        >>> config.vocab_size, config.num_layers, config.queries_per_kv_head
+        (310, 3, 2)
     """
 
     vocab_size: int
@@ -51,13 +56,15 @@ class TransformerConfig:
 
     @property
     def queries_per_kv_head(self) -> int:
+        """The number of query heads that share a key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def learned_positions(self) -> bool:
+        """Whether positions are learned embeddings instead of rotations."""
         return self.ropes[0] is None
 
     @property
     def score_scale(self) -> float:
-        """What a query-key product is multiplied by before the softmax."""
+        """The factor of query-key products before the softmax."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale

@@ -1,4 +1,9 @@
-"""Products of our own on a CPU."""
+"""Conversions of a model's weights and caches: to int8, and to the native CPU kernels.
+
+A model with int8 weights or caches is another target: what is lossless is lossless relative to it, and drafters trained
+for the first one guess almost as well for the second. Other weight formats (`jaxspec.ops.formats`) are reached by
+`pack_weights`.
+"""
 
 import dataclasses
 import functools
@@ -8,84 +13,131 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from jaxspec.core.model import Unsharded
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
-from jaxspec.nn.language_model import LanguageModel, Network
-from jaxspec.nn.packed import is_product, packed_weights
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
+from jaxspec.ops.int8 import Int8Weight
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.native_float import NativeKernel
-from jaxspec.ops.packed import PackedWeight
+from jaxspec.ops.native_float import NativeWeight
+from jaxspec.ops.packed import PackedWeight, is_packed
 
 _Network = TypeVar("_Network", bound=Network)
+_TABLES = ("embedding", "head")
 
 
-def native_kernels(model: _Network, *, weights: Any = None) -> _Network:
-    """The same model, multiplied on a CPU by a product that reads every weight once for up to some ten rows.
+def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Network:
+    """Returns the model with the weights of its products in another format; norms, biases and positions stay.
 
-    XLA takes almost twice as long for five tokens as for one; this takes a tenth longer. It is compiled for the machine
-    when it is first asked for, which takes a C++ compiler and five seconds.
+    Args:
+      model: a `LanguageModel` of a `jaxspec.nn.Transformer`, or a head, with plain float weights.
+      pack: converts one weight `[*out, in]`, such as `Int8Weight.pack`.
+
+    Raises:
+      TypeError: the model is of another kind, or its weights are packed already.
+
+    Example:
+        >>> from jaxspec.ops.int8 import Int8Weight
+        >>> small = jaxspec.nn.pack_weights(target, Int8Weight.pack)
+        >>> small.params["embedding"].values.dtype
+        dtype('int8')
+    """
+    _check(model, "pack_weights")
+    if packed := packed_weights(model):
+        raise TypeError(f"a model is packed once, from plain weights, got {type(packed[0]).__name__}")
+    params = jax.tree.map_with_path(lambda path, x: pack(x) if _is_product(path) else x, model.params)
+    return dataclasses.replace(model, params=params)
+
+
+def quantize_weights(model: LanguageModel) -> LanguageModel:
+    """Returns the model with int8 weights, one scale for each output (`jaxspec.ops.int8.Int8Weight`).
+
+    Kernels, the embedding and the output head are rounded. Activations keep the model's dtype. Works on a model that
+    is split over a mesh: each device rounds its own part where an output lies on one device, and the largest of an
+    output's weights is found across devices where it does not.
+
+    Args:
+      model: a `LanguageModel` of a `jaxspec.nn.Transformer`, with float weights.
+
+    Raises:
+      TypeError: the model is of another kind, or its weights are packed already.
+
+    Example:
+        >>> small = jaxspec.quantize_weights(target)
+        >>> jaxspec.generate(small, jaxspec.ModelDrafter(draft, k=2), prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
+    """
+    _check(model, "quantize_weights", heads=False)
+    return pack_weights(model, Int8Weight.pack)
+
+
+def quantize_cache(model: LanguageModel) -> LanguageModel:
+    """Returns the model with caches of int8 keys and values, one scale for each vector (`Int8KVCache`).
+
+    Keys and values are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to
+    rounding in bfloat16.
+
+    Args:
+      model: a `LanguageModel` of a `jaxspec.nn.Transformer`.
+
+    Raises:
+      TypeError: the model is of another kind.
+
+    Example:
+        >>> jaxspec.quantize_cache(target).init_cache(batch=1, capacity=16).keys.dtype
+        dtype('int8')
+    """
+    _check(model, "quantize_cache", heads=False)
+    return dataclasses.replace(model, cache_type=Int8KVCache)
+
+
+def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
+    """Returns the model with native CPU kernels, which read every weight once for up to some ten rows.
+
+    XLA takes almost twice as long for five tokens as for one; these take a tenth longer. They are compiled for the
+    machine when they are first asked for, which takes a C++ compiler and five seconds.
 
     Args:
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
-      weights: how they are held; activations and sums are float32. `None` is bfloat16 where that holds all of them
+      weights: their dtype; activations and sums are float32. `None` is bfloat16 where that holds all of them
         exactly, as it does those of most published models: the same numbers by half the bytes; else float32. With
         bfloat16, weights that are not bfloat16 numbers already are rounded, which makes another model of them. A
         draft may be another one: the target's distribution does not depend on it.
 
     Raises:
-      TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are stored otherwise
-        already.
+      TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are packed already.
       ValueError: `weights` is another dtype.
-      jaxspec.ops.native.NoCompilerError: there is no C++ compiler, or it failed.
+      jaxspec.ops.native.build.NoCompilerError: there is no C++ compiler, or it failed.
+
+    Example:
+        >>> fast = jaxspec.native_kernels(target)
+        >>> jaxspec.generate(fast, None, prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
-    if not _is_known(model):
-        kind = type(getattr(model, "module", model)).__name__
-        raise TypeError(f"native_products takes a LanguageModel of a jaxspec.nn.Transformer, or a head, got {kind}")
+    _check(model, "native_kernels")
     if (dtype := jnp.dtype(model.module.dtype)) != jnp.float32:
-        raise TypeError(f"native_products takes a float32 model, got {dtype}; pass dtype='float32' to load")
+        raise TypeError(f"native_kernels takes a float32 model, got {dtype}; pass dtype='float32' to load")
     if not isinstance(model.placement, Unsharded):
-        raise TypeError("native_products takes a model on one device, got one that is split over a mesh")
+        raise TypeError("native_kernels takes a model on one device, got one that is split over a mesh")
     if weights is not None and jnp.dtype(weights) not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"weights must be float32 or bfloat16, got {jnp.dtype(weights)}")
     register()
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
-
-    def stored(path, x):
-        if not is_product(path):
-            return x
-        if isinstance(x, PackedWeight):
-            raise TypeError(f"native_products takes plain weights, got {type(x).__name__}")
-        return NativeKernel(x.astype(weights), jnp.dtype(x.dtype))
-
-    params = jax.tree.map_with_path(stored, model.params, is_leaf=_is_stored)
-    keeps = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
-    return dataclasses.replace(model, params=params, **({"cache_type": NativeKVCache} if keeps else {}))
+    model = pack_weights(model, functools.partial(NativeWeight.pack, dtype=weights))
+    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
+    return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
 
 
-def _are_bfloat16(params: Any) -> bool:
-    """Whether rounding to bfloat16 would change none of the weights of products, as far as they are known."""
-    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=_is_stored) if is_product(path)]
-    known = not any(isinstance(x, PackedWeight | jax.core.Tracer) for x in weights)
-    return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)
-
-
-def _is_stored(x: Any) -> bool:
-    return isinstance(x, PackedWeight)
-
-
-def _is_known(model: Any) -> bool:
-    """Whether its products are those of this package: a head's all are."""
-    if isinstance(model, LanguageModel):
-        return isinstance(model.module, Transformer)
-    return isinstance(model, Network)
-
-
-def native_if_possible(model: _Network, *, weights: Any = None) -> _Network:
-    """`native_kernels(...)` on one CPU device, in float32, where there is a compiler; else the model itself."""
+def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
+    """Returns `native_kernels(...)` on one CPU device, in float32, if there is a compiler; else the model itself."""
     plain = _is_known(model) and isinstance(model.placement, Unsharded) and not packed_weights(model)
     if jax.default_backend() != "cpu" or not plain or jnp.dtype(model.module.dtype) != jnp.float32:
         return model
@@ -96,14 +148,14 @@ def native_if_possible(model: _Network, *, weights: Any = None) -> _Network:
 
 
 def native_like(target: Any, draft: _Network) -> _Network:
-    """A model or head to draft for `target`, multiplied as that is, and by half the bytes: its weights are rounded."""
+    """Uses the target's matmul kernels for `draft`, a model or head, with weights rounded to bfloat16."""
     if not isinstance(target, LanguageModel) or not kernels_of(target).startswith("native"):
         return draft
     return native_if_possible(draft, weights=jnp.bfloat16)
 
 
 # By name, for commands.
-PRODUCTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
+KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
     {
         "auto": native_if_possible,
         "xla": lambda model: model,
@@ -115,10 +167,32 @@ PRODUCTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyT
 
 
 def kernels_of(model: Network) -> str:
-    """The name of a model's products: "xla", "native", "native-bfloat16", or the class of its kernels."""
-    kernels = packed_weights(model)
-    if not kernels:
-        return "xla"
-    if not isinstance(kernels[0], NativeKernel):
-        return type(kernels[0]).__name__
-    return "native" if kernels[0].values.dtype == jnp.float32 else "native-bfloat16"
+    """Returns the name of a model's matmul kernels: "xla", or that of its weight format, such as "native-bfloat16"."""
+    packed = packed_weights(model)
+    return packed[0].kernels if packed else "xla"
+
+
+def _check(model: Any, name: str, *, heads: bool = True) -> None:
+    if not _is_known(model) or not (heads or isinstance(model, LanguageModel)):
+        kind, or_head = type(getattr(model, "module", model)).__name__, ", or a head" if heads else ""
+        raise TypeError(f"{name} takes a LanguageModel of a jaxspec.nn.Transformer{or_head}, got {kind}")
+
+
+def _is_known(model: Any) -> bool:
+    """Returns whether a model's products are those of this package: a head's all are."""
+    if isinstance(model, LanguageModel):
+        return isinstance(model.module, Transformer)
+    return isinstance(model, Network)
+
+
+def _is_product(path: tuple[Any, ...]) -> bool:
+    """Returns whether the parameter at a pytree path is a kernel, an embedding or an output head."""
+    name = path[-1].key
+    return name == "kernel" or name in _TABLES
+
+
+def _are_bfloat16(params: Any) -> bool:
+    """Returns whether rounding to bfloat16 would change no weight of a product, as far as they are known."""
+    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if _is_product(path)]
+    known = not any(isinstance(x, PackedWeight | Tracer) for x in weights)
+    return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)

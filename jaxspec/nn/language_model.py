@@ -11,41 +11,11 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.model import ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
-from jaxspec.nn.cache import KVCache
-from jaxspec.nn.partial import Partial as Partial
+from jaxspec.nn.cache import KVCache, KVEntries
+from jaxspec.nn.network import Network
+from jaxspec.nn.partial import Partial
 from jaxspec.nn.transformer import Norm, Transformer, embed
 from jaxspec.ops.packed import PackedWeight
-
-
-class Network:
-    """A Flax module with its parameters and where they lie: a whole model, or a head on one.
-
-    `jaxspec.shard` splits the parameters of each by their names.
-
-    Attributes:
-      module: static; `module.config` is a `TransformerConfig`, or has one's fields for the sizes to split.
-      params: its `params` collection.
-      placement: how its caches and logits are laid out over a mesh.
-      cache_type: the class of its caches.
-    """
-
-    module: nn.Module
-    params: Any
-    placement: Any
-    cache_type: type[KVCache] = KVCache
-
-    def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:
-        """A cache of so many of its layers, laid out as its placement says."""
-        config = self.module.config
-        empty = self.cache_type.empty(
-            layers=layers,
-            batch=batch,
-            heads=config.num_kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=jnp.dtype(self.module.dtype),
-        )
-        return self.placement.cache(empty)
 
 
 @register_dataclass
@@ -55,12 +25,19 @@ class LanguageModel(Network):
 
     Attributes:
       module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same
-        call signature whose `config` has the same fields.
+        call signature whose `config` has the same fields. Only the former stops between layers (`begin`).
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
-      placement: how its caches and logits are laid out over a mesh; `jaxspec.shard` sets it.
+      placement: the layout of its caches and logits on devices (`jaxspec.core.Layout`); `jaxspec.shard` sets it.
       cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
         `NativeKVCache` (`jaxspec.native_kernels`).
+
+    Example:
+        >>> model = jaxspec.LanguageModel(target.module, target.params)
+        >>> model.vocab_size, model.context_length, model.dtype
+        (310, 512, dtype('float32'))
+        >>> model(prompt, model.init_cache(batch=2, capacity=16)).logits.shape
+        (2, 5, 310)
     """
 
     module: nn.Module = dataclasses.field(metadata={"static": True})
@@ -85,11 +62,21 @@ class LanguageModel(Network):
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         return self.empty_cache(self.module.config.num_layers, batch, capacity)
 
-    def __call__(self, tokens, cache, *, mask=None, positions=None, capture=(), pending=None) -> ModelOutput:
-        options = {"mask": mask, "positions": positions, "capture": capture}
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        cache: KVCache,
+        *,
+        mask: Bool[Array, "b t u"] | None = None,
+        positions: Int[Array, "b u"] | None = None,
+        capture: tuple[int, ...] = (),
+        pending: KVEntries | None = None,
+    ) -> ModelOutput:
+        options: dict[str, Any] = {"mask": mask, "positions": positions, "capture": capture}
         if pending is not None:
             options["pending"] = pending
-        logits, entries, hidden = self.module.apply({"params": self.params}, tokens, cache, **options)
+        output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
+        logits, entries, hidden = output
         return ModelOutput(self.placement.logits(logits), entries, hidden)
 
     def begin(
@@ -100,15 +87,19 @@ class LanguageModel(Network):
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
-        pending: Any = None,
+        pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t v"], Partial]:
-        """A pass that stops after its first `layers`, which a `jaxspec.nn.Transformer` can.
+        """Runs the first `layers`; other arguments as of a call.
 
         Returns:
-          What final norm and head make of the state there, `[b, t, v]` float32, and what `resume` takes.
+          The logits of final norm and head on the state there, `[b, t, v]` float32, and the pass for `resume`.
+
+        Raises:
+          TypeError: the module is no `jaxspec.nn.Transformer`.
         """
-        options = {"mask": mask, "positions": positions, "pending": pending}
-        logits, partial = passes.begin(self.module, self.params, tokens, cache, layers, **options)
+        logits, partial = passes.begin(
+            self._transformer, self.params, tokens, cache, layers, mask=mask, positions=positions, pending=pending
+        )
         return self.placement.logits(logits), partial
 
     def resume(
@@ -120,28 +111,36 @@ class LanguageModel(Network):
         positions: Int[Array, "b t"] | None = None,
         capture: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """What a call would return for the tokens that `partial` was begun with, by running only the other layers.
+        """Runs the remaining layers over the tokens that `partial` was begun with; returns the output of a call.
 
         Raises:
+          TypeError: the module is no `jaxspec.nn.Transformer`.
           ValueError: `capture` names states, which are gone.
         """
         if capture:
             raise ValueError(f"a resumed pass has no captured states, got capture={capture}; run it from the start")
-        logits, entries = passes.resume(self.module, self.params, partial, cache, mask=mask, positions=positions)
+        logits, entries = passes.resume(self._transformer, self.params, partial, cache, mask=mask, positions=positions)
         return ModelOutput(self.placement.logits(logits), entries)
 
     @property
     def resumes(self) -> bool:
-        """Whether it has `begin` and `resume`."""
+        """Whether `begin` and `resume` work."""
         return isinstance(self.module, Transformer)
 
+    @property
+    def _transformer(self) -> Transformer:
+        if not isinstance(self.module, Transformer):
+            raise TypeError(f"only a jaxspec.nn.Transformer stops between layers, got {type(self.module).__name__}")
+        return self.module
+
     def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """What enters the first layer, learned positions left out: for drafters that share the embedding."""
+        """Returns the input of the first layer without learned positions: for drafters that share the embedding."""
         return embed(self.module.config, self.params, tokens)
 
     def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """The last layer's output (`capture=(num_layers,)`) as the output head takes it."""
-        return Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
+        """Applies the final norm to the last layer's output (`capture=(num_layers,)`): the output head's input."""
+        normalized: Any = Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
+        return normalized
 
     @property
     def head(self) -> Float[Array, "v d"] | PackedWeight:

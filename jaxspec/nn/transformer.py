@@ -19,11 +19,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
-from jaxspec.ops.rope import Rotation, apply_rope, rotate, rotations
+from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate
 
 _init = nn.initializers.normal(0.02)
 
@@ -67,7 +67,7 @@ class Dense(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention of the fed tokens over the cache and each other.
 
-    `rotation` is what the layer's rotary embedding makes of their positions, where that is known.
+    `table` is the layer's rotary table of their positions, if the caller has it (`rope_tables`).
     """
 
     config: TransformerConfig
@@ -75,7 +75,15 @@ class Attention(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, cache: KVCache, pending: Entries | None, positions, mask, rotation: Rotation | None = None):
+    def __call__(
+        self,
+        x: Float[Array, "b t in"],
+        cache: KVCache,
+        pending: KVEntries | None,
+        positions: Int[Array, "b u"],
+        mask: Bool[Array, "b t u"],
+        table: RopeTable | None = None,
+    ) -> tuple[Float[Array, "b t d"], tuple[Float[Array, "b g t h"], Float[Array, "b g t h"]]]:
         config, fed = self.config, positions[:, -x.shape[1] :]
         heads, group = config.num_kv_heads, config.queries_per_kv_head
         project = lambda name, count: Dense(  # noqa: E731
@@ -85,15 +93,16 @@ class Attention(nn.Module):
         keys, values = both[..., 0, :], both[..., 1, :]
         if config.query_key_norm:
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
-        if rotation is not None:
-            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+        if table is not None:
+            queries, keys = rotate(queries, table), rotate(keys, table)
         elif (rope := config.ropes[self.layer]) is not None:
             queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
-        # What is fed together must see of each other what it would see one by one.
+        # Tokens that are fed together must see each other as they would see the cache, one by one.
         keys, values = cache.fake_quant(keys), cache.fake_quant(values)
+        all_keys, all_values = self._with_pending(pending, keys, values)
         attended = attend(
             queries,
-            Fresh(*self._with_pending(pending, keys, values), positions, mask),
+            Fresh(all_keys, all_values, positions, mask),
             History(cache, self.layer),
             scale=config.score_scale,
             window=config.windows[self.layer],
@@ -103,11 +112,14 @@ class Attention(nn.Module):
         out = Dense((config.width,), config.output_bias, self.dtype, name="output")(attended)
         return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
 
-    def _with_pending(self, pending: Entries | None, keys, values):
+    def _with_pending(
+        self, pending: KVEntries | None, keys: Float[Array, "b t g h"], values: Float[Array, "b t g h"]
+    ) -> tuple[Float[Array, "b u g h"], Float[Array, "b u g h"]]:
+        """Puts this layer's pending keys and values before those of the fed tokens."""
         if pending is None:
             return keys, values
-        before = (jnp.swapaxes(x[self.layer], 1, 2) for x in (pending.keys, pending.values))
-        return tuple(jnp.concatenate(both, axis=1) for both in zip(before, (keys, values), strict=True))
+        join = lambda before, x: jnp.concatenate([jnp.swapaxes(before[self.layer], 1, 2), x], axis=1)  # noqa: E731
+        return join(pending.keys, keys), join(pending.values, values)
 
 
 class MLP(nn.Module):
@@ -136,15 +148,23 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, cache, pending, positions, mask, rotation=None):
-        x, entry = self._attend(x, cache, pending, positions, mask, rotation)
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        cache: KVCache,
+        pending: KVEntries | None,
+        positions: Int[Array, "b u"],
+        mask: Bool[Array, "b t u"],
+        table: RopeTable | None = None,
+    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array]]:
+        x, entry = self._attend(x, cache, pending, positions, mask, table)
         return self._feed(x), entry
 
     @nn.nowrap
-    def _attend(self, x, cache, pending, positions, mask, rotation):
+    def _attend(self, x, cache, pending, positions, mask, table):
         config = self.config
         attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
-            Norm(config, name="attention_norm")(x), cache, pending, positions, mask, rotation
+            Norm(config, name="attention_norm")(x), cache, pending, positions, mask, table
         )
         if config.post_norms:
             attended = Norm(config, name="attention_post_norm")(attended)
@@ -160,9 +180,17 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder: tokens and a cache in; logits, fresh cache entries and captured states out.
+    """A decoder: tokens and a cache in; logits, fresh cache entries and captured states out.
 
-    `dtype` is that of weights and activations; norms, softmax and logits are float32.
+    Attributes:
+      config: its sizes and options.
+      dtype: of weights and activations; norms, softmax and logits are float32.
+
+    Example:
+        >>> module = jaxspec.nn.Transformer(target.module.config)
+        >>> logits, entries, hidden = module.apply({"params": target.params}, prompt, target.init_cache(2, 16))
+        >>> logits.shape
+        (2, 5, 310)
     """
 
     config: TransformerConfig
@@ -177,21 +205,21 @@ class Transformer(nn.Module):
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
-        pending: Entries | None = None,
-    ) -> tuple[Float[Array, "b t v"], Entries, tuple[Float[Array, "b t d"], ...]]:
+        pending: KVEntries | None = None,
+    ) -> tuple[Float[Array, "b t v"], KVEntries, tuple[Float[Array, "b t d"], ...]]:
         config, time = self.config, tokens.shape[1]
-        mask, positions = of_chain(mask, positions, cache, tokens.shape)
+        mask, positions = mask_and_positions(mask, positions, cache, tokens.shape)
         embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
         x = embed(config, {"embedding": embedding}, tokens)
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
             x = x + table[positions[:, -time:]]
-        rope_tables = rotations(positions[:, -time:], config.head_dim, config.ropes)
+        tables = rope_tables(positions[:, -time:], config.head_dim, config.ropes)
         captured, entries = {}, []
         for layer in range(config.num_layers):
             captured[layer] = x
             block = Block(config, layer, self.dtype, name=f"layer_{layer}")
-            x, entry = block(x, cache, pending, positions, mask, rope_tables[layer])
+            x, entry = block(x, cache, pending, positions, mask, tables[layer])
             entries.append(entry)
         captured[config.num_layers] = x
         x = Norm(config, name="final_norm")(x)
@@ -199,17 +227,17 @@ class Transformer(nn.Module):
         if not config.tied_head:
             head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
         logits = project(x, head).astype(jnp.float32)
-        return logits, entries_of(entries, x), tuple(captured[layer] for layer in capture)
+        return logits, stack_entries(entries, x), tuple(captured[layer] for layer in capture)
 
 
 def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
-    """The embeddings of tokens, scaled as the family does."""
+    """Looks up the embeddings of tokens, scaled as the family does."""
     table = params["embedding"]
     return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
 
 
 def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
-    """The rows of a table, two at least.
+    """Looks up the rows of a table, two at least.
 
     A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the
     product with the same table does, and on TPU7x copies the table in each step.
@@ -219,10 +247,10 @@ def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t
     return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
 
 
-def of_chain(
+def mask_and_positions(
     mask: Bool[Array, "b t u"] | None, positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]
 ) -> tuple[Bool[Array, "b t u"], Int[Array, "b u"]]:
-    """Who sees whom, and where each token stands, of `[b, t]` tokens that follow the cached ones unless told."""
+    """Returns mask and positions of `[b, t]` tokens as given, or those of a chain that follows the cached tokens."""
     batch, time = shape
     if positions is None:
         positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
@@ -233,18 +261,18 @@ def of_chain(
     return mask, positions
 
 
-def entries_of(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> Entries:
-    """Each layer's keys and values as a cache takes them; `x` is the last layer's output."""
+def stack_entries(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> KVEntries:
+    """Stacks each layer's keys and values as cache entries; `x` is the last layer's output."""
     keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
-    return Entries(keys, values)
+    return KVEntries(keys, values)
 
 
 def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> Float[Array, "l b g t d"]:
-    """The same entries, computed only once every layer has read the cache.
+    """Returns the same entries, computed only after every layer has read the cache.
 
     Keys are known before their own layer's attention. A write of them into the cache would then
-    be free to run before that read, and the compiler keeps them apart by copying the whole
-    cache on every step. Adding a zero that only the last layer's output can tell orders them.
+    be free to run before that read, and the compiler keeps both apart by copying the entire
+    cache on every step. Adding a zero that depends on the last layer's output orders them.
     """
     bits = jax.lax.bitcast_convert_type(x[:, 0, 0].astype(jnp.float32), jnp.int32)
     zero = jnp.minimum(jax.lax.shift_right_logical(bits, jnp.int32(1)), 0)
@@ -252,5 +280,5 @@ def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> 
 
 
 def _like(vector: Array, x: Array) -> Array:
-    """`vector` over the trailing axes of `x`, in its dtype."""
+    """Reshapes `vector` to the trailing axes of `x`, in its dtype."""
     return vector.astype(x.dtype).reshape(*(1,) * (x.ndim - vector.ndim), *vector.shape)

@@ -1,7 +1,9 @@
-"""Vectors as int8 and one scale each: whole numbers from -127 to 127."""
+"""int8 vectors with one scale each (integers from -127 to 127), and weights of them."""
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,73 +12,79 @@ from jaxtyping import Float, Int8
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, pad_rows
-from jaxspec.ops.packed import PackedWeight
+from jaxspec.ops.packed import Axes, PackedWeight
 
-_MOST = 127.0
+_LARGEST = 127.0
 
 
 def quantize(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array, "*n"]]:
-    """Whole numbers and scales of the vectors along the last axis; of zeros, zeros."""
+    """Rounds the vectors along the last axis to int8, one float32 scale each; zeros become zeros with scale 0."""
     wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) / _MOST
+    scale = jnp.max(jnp.abs(wide), axis=-1) / _LARGEST
     safe = jnp.where(scale > 0, scale, 1.0)
     return jnp.round(wide / safe[..., None]).astype(jnp.int8), scale
 
 
 def dequantize(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[Array, "*n d"]:
-    """What they stand for, float32."""
+    """Returns `values * scale`, float32."""
     return values.astype(jnp.float32) * scale[..., None]
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Int8Kernel(PackedWeight):
-    """A kernel in int8.
+class Int8Weight(PackedWeight):
+    """A weight in int8 with one scale for each output.
 
     Attributes:
-      values: the whole numbers.
-      scale: of each output.
-      dtype: what its rows are read as.
+      values: the integers.
+      scale: one for each output.
+      dtype: of the rows that are read from it.
     """
+
+    name: ClassVar[str] = "int8"
 
     values: Int8[Array, "*out in"]
     scale: Float[Array, "*out"]
     dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
-    def of(cls, kernel: Float[Array, "*out in"]) -> "Int8Kernel":
-        """The nearest one."""
-        values, scale = quantize(kernel)
-        return cls(values, scale, jnp.dtype(kernel.dtype))
+    def pack(cls, weight: Float[Array, "*out in"]) -> Self:
+        """Rounds each output's weights to the nearest multiple of their largest magnitude over 127."""
+        return _pack(cls, weight)
 
     @property
     def stored(self) -> Array:
         return self.values
 
-    @property
-    def nbytes(self) -> int:
-        """Of both arrays."""
-        return self.values.nbytes + self.scale.nbytes
-
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
         return dequantize(self.values[rows], self.scale[rows]).astype(self.dtype)
+
+    def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        return dataclasses.replace(self, values=function(self.values, axes), scale=function(self.scale, axes[:-1]))
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
         found = jax.lax.platform_dependent(x, self.values, cpu=_cpu, tpu=_tpu, default=_contract)
         return (found * self.scale[None, None]).astype(x.dtype)
 
 
-def _contract(x: Array, values: Array) -> Array:
-    """Into float32. Whole numbers up to 127 are exact in bfloat16; the compiler converts them as it reads them."""
+# Traced, so that the compiler makes no float copy, and follows how the parts of a weight lie on a mesh.
+@functools.partial(jax.jit, static_argnums=0)
+def _pack(cls: type[Int8Weight], weight: Float[Array, "*out in"]) -> Int8Weight:
+    values, scale = quantize(weight)
+    return cls(values, scale, jnp.dtype(weight.dtype))
+
+
+def _contract(x: Float[Array, "*b in"], values: Int8[Array, "*out in"]) -> Float[Array, "..."]:
+    """Contracts to float32. Integers up to 127 are exact in bfloat16; the compiler converts them as it reads them."""
     last = ((x.ndim - 1,), (values.ndim - 1,))
     return jax.lax.dot_general(x, values.astype(x.dtype), (last, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _tpu(x: Array, values: Array) -> Array:
+def _tpu(x: Float[Array, "b t in"], values: Int8[Array, "*out in"]) -> Float[Array, "b t *out"]:
     return pad_rows(_contract, x, values)
 
 
-def _cpu(x: Array, values: Array) -> Array:
+def _cpu(x: Float[Array, "b t in"], values: Int8[Array, "*out in"]) -> Float[Array, "b t *out"]:
     batch, time, width = x.shape
     flat_x, flat_values = x.reshape(batch * time, width), values.reshape(-1, width)
     if batch * time <= MOST_FUSED_ROWS:

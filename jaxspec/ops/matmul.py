@@ -1,4 +1,4 @@
-"""The product of activations and weights, in the form each platform runs fastest.
+"""Products of activations and weights, in the form that each platform runs fastest.
 
 On a CPU, decoding reads every weight once for a handful of rows, and XLA's general matrix
 product reaches half the memory bandwidth or less there. Two forms do better: a plain
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Num
 
 from jaxspec.ops.packed import PackedWeight
 
@@ -24,7 +25,7 @@ MOST_FUSED_ROWS = 48
 _VECTOR_FIRST = jax.__version_info__ < (0, 11)
 
 
-def project(x: Array, kernel: Array | PackedWeight) -> Array:
+def project(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"] | PackedWeight) -> Float[Array, "b t *out"]:
     """Contracts the last axis of `x` with that of `kernel`.
 
     Args:
@@ -45,15 +46,15 @@ def project(x: Array, kernel: Array | PackedWeight) -> Array:
     )
 
 
-def contract(x: Array, kernel: Array) -> Array:
-    """The plain contraction of the last axes."""
+def contract(x: Float[Array, "*b in"], kernel: Float[Array, "*out in"]) -> Float[Array, "..."]:
+    """Contracts the last axes, `[*b, *out]` in the dtype of `x`."""
     last = ((x.ndim - 1,), (kernel.ndim - 1,))
     return jax.lax.dot_general(x, kernel, (last, ((), ()))).astype(x.dtype)
 
 
 @jax.custom_vjp
-def _contract_bfloat16(x: Array, kernel: Array) -> Array:
-    """`[rows, in]` and `[out, in]` to `[rows, out]`, all bfloat16, summed in float32.
+def _contract_bfloat16(x: Float[Array, "rows in"], kernel: Float[Array, "out in"]) -> Float[Array, "rows out"]:
+    """Contracts bfloat16 to bfloat16, summed in float32.
 
     XLA gives a CPU's matrix unit only products of bfloat16 that end in float32, and the usual
     gradient of one of those multiplies float32.
@@ -62,16 +63,16 @@ def _contract_bfloat16(x: Array, kernel: Array) -> Array:
 
 
 def _bfloat16_product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
-    contracting = tuple((axis,) for axis in axes)
+    contracting = (axes[:1], axes[1:])
     product = jax.lax.dot_general(x, y, (contracting, ((), ())), preferred_element_type=jnp.float32)
     return product.astype(jnp.bfloat16)
 
 
-def _contract_bfloat16_forward(x, kernel):
+def _contract_bfloat16_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
     return _contract_bfloat16(x, kernel), (x, kernel)
 
 
-def _contract_bfloat16_backward(operands, slope):
+def _contract_bfloat16_backward(operands: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, kernel = operands
     return _bfloat16_product(slope, kernel, (1, 0)), _bfloat16_product(slope, x, (0, 0))
 
@@ -79,19 +80,25 @@ def _contract_bfloat16_backward(operands, slope):
 _contract_bfloat16.defvjp(_contract_bfloat16_forward, _contract_bfloat16_backward)
 
 
-def _project_tpu(x: Array, kernel: Array) -> Array:
+def _project_tpu(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"]) -> Float[Array, "b t *out"]:
     return pad_rows(contract, x, kernel)
 
 
 def pad_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
-    """At least: the compiler's estimate for one row is two (v5p) to six (v5e) times that for two."""
+    """Contracts two rows at least: a TPU compiler's estimate for one row is two (v5p) to six (v5e) times that for two.
+
+    Args:
+      contract: the product of `[b, t, in]` and the kernel.
+      x: `[b, t, in]`.
+      kernel: `[*out, in]`.
+    """
     batch, time = x.shape[:2]
     if batch * time > 1:
         return contract(x, kernel)
     return contract(jnp.pad(x, ((0, 0), (0, 1), (0, 0))), kernel)[:, :1]
 
 
-def _project_cpu(x: Array, kernel: Array) -> Array:
+def _project_cpu(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"]) -> Float[Array, "b t *out"]:
     batch, time, width = x.shape
     rows = batch * time
     flat_x = x.reshape(rows, width)
@@ -110,13 +117,13 @@ def _project_cpu(x: Array, kernel: Array) -> Array:
     return flat.reshape(batch, time, *kernel.shape[:-1])
 
 
-def multiply_and_sum(x: Array, kernel: Array) -> Array:
-    """`[rows, in]` and `[out, in]` to `[rows, out]` in one fused pass over the weights."""
+def multiply_and_sum(x: Float[Array, "rows in"], kernel: Num[Array, "out in"]) -> Float[Array, "rows out"]:
+    """Contracts in one fused pass over the weights."""
     rows = x.shape[0]
     # Row counts that are not a multiple of four leave the vector units partly idle.
     padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
-    # Without the barrier XLA fuses what made `x` (a norm, an activation) into this pass and
-    # computes it anew for every output; and where two products read one kernel, it makes them
+    # Without the barrier XLA fuses the operation that made `x` (a norm, an activation) into this pass
+    # and computes it anew for every output; and where two products read one kernel, it makes them
     # share its broadcast over the rows, gigabytes of a large vocabulary.
     padded, kernel = jax.lax.optimization_barrier((padded, kernel))
     products = kernel[None].astype(jnp.float32) * padded[:, None].astype(jnp.float32)

@@ -1,11 +1,12 @@
-"""Weights that are multiplied by the native product."""
+"""Float weights that the native CPU kernel multiplies."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
@@ -13,33 +14,40 @@ from jaxspec.ops.matmul import contract
 from jaxspec.ops.native.build import PRODUCT
 from jaxspec.ops.packed import PackedWeight
 
-# Above this many rows arithmetic decides, and XLA's matrix product is as good. It would widen bfloat16 first.
+# Above this many rows arithmetic is the limit, and XLA's matrix product is as good; it would widen bfloat16 first.
 _MOST_ROWS = 96
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NativeKernel(PackedWeight):
-    """A kernel for float32 activations on one CPU device; `register` must have run. No gradient goes through it.
+class NativeWeight(PackedWeight):
+    """A weight for float32 activations on one CPU device; no gradient flows through it.
+
+    `jaxspec.ops.native.build.register` must have run.
 
     Attributes:
       values: float32 or bfloat16; sums are float32 either way.
-      dtype: what its rows are read as.
+      dtype: of the rows that are read from it.
     """
 
-    splits: ClassVar[bool] = False
+    name: ClassVar[str] = "native"
+    shardable: ClassVar[bool] = False
 
     values: Float[Array, "*out in"]
     dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+
+    @classmethod
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
+        """Stores the weight as `dtype`; `None` is its own."""
+        return cls(weight.astype(weight.dtype if dtype is None else dtype), jnp.dtype(weight.dtype))
 
     @property
     def stored(self) -> Array:
         return self.values
 
     @property
-    def nbytes(self) -> int:
-        """Of the weights."""
-        return self.values.nbytes
+    def kernels(self) -> str:
+        return "native" if self.values.dtype == jnp.float32 else f"native-{self.values.dtype}"
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
         return self.values[rows].astype(self.dtype)
@@ -48,11 +56,11 @@ class NativeKernel(PackedWeight):
         return jax.lax.platform_dependent(x, self.values, cpu=_cpu, default=_contract)
 
 
-def _contract(x: Array, values: Array) -> Array:
+def _contract(x: Float[Array, "*b in"], values: Float[Array, "*out in"]) -> Float[Array, "..."]:
     return contract(x, values.astype(x.dtype))
 
 
-def _cpu(x: Array, values: Array) -> Array:
+def _cpu(x: Float[Array, "b t in"], values: Float[Array, "*out in"]) -> Float[Array, "b t *out"]:
     batch, time, width = x.shape
     # Flat, because XLA copies weights of more axes in another order first.
     flat_x, flat = x.reshape(batch * time, width), values.reshape(-1, width)

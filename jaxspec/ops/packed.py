@@ -1,53 +1,89 @@
-"""Weights that are stored in another way than as an array, and multiply themselves."""
+"""Weights that are not stored as one array of the activations' dtype, and multiply themselves."""
 
 import abc
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
+import jax
 from jax import Array
 from jaxtyping import Float
 
+# The logical axes of an array, one entry a dimension (`jaxspec.sharding.Rules`).
+Axes = tuple[str | tuple[str, ...] | None, ...]
+
 
 class PackedWeight(abc.ABC):
-    """Stands in `params` where an array `[*out, in]` stood; a pytree whose first leaf has that shape.
+    """The base class of weight formats: stands in `params` where a weight `[*out, in]` stood.
 
-    Flax compares that leaf's shape with the parameter's.
+    A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
+    `jaxspec.ops.formats`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
 
     Attributes:
-      dtype: what its rows are read as.
-      splits: whether it may be split over a mesh.
+      name: the format's, such as "int8"; `kernels_of` and messages tell it.
+      dtype: of the rows that are read from it, and of the activations.
+      shardable: whether a mesh may split it.
     """
 
+    name: ClassVar[str]
+    shardable: ClassVar[bool] = True
+
     dtype: Any
-    splits: ClassVar[bool] = True
+
+    @classmethod
+    @abc.abstractmethod
+    def pack(cls, weight: Float[Array, "*out in"]) -> Self:
+        """Converts a weight; the result may be an approximation of it."""
 
     @abc.abstractmethod
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
-        """What `jaxspec.ops.matmul.project` returns."""
+        """Contracts the last axis of `x` with that of the weight, as `jaxspec.ops.matmul.project` does."""
 
     @property
     @abc.abstractmethod
     def stored(self) -> Array:
-        """The leaf that has the kernel's shape."""
+        """The leaf that has the weight's shape."""
 
     @abc.abstractmethod
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
-        """Rows along the first axis, as `dtype`: of an embedding, or of a head over fewer tokens."""
+        """Returns rows along the first axis, as `dtype`: of an embedding, or of a head over fewer tokens."""
+
+    @property
+    def kernels(self) -> str:
+        """The name of the kernels that multiply it, in tables of measured costs."""
+        return self.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the kernel."""
+        """The weight's shape."""
         return self.stored.shape
 
     @property
     def ndim(self) -> int:
-        """Of the kernel."""
+        """The number of the weight's axes."""
         return self.stored.ndim
 
     @property
     def size(self) -> int:
-        """Of the kernel."""
+        """The number of the weight's elements."""
         return self.stored.size
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all arrays in bytes."""
+        return sum(x.nbytes for x in jax.tree.leaves(self))
+
     def astype(self, dtype: Any) -> Float[Array, "*out in"]:
-        """All of it as an array."""
+        """Returns the complete weight as an array."""
         return self[:].astype(dtype)
+
+    def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        """Replaces each array by `function(array, its logical axes)`; `axes` are the weight's.
+
+        Here every array has the weight's axes. Override it where one has others, such as scales.
+        """
+        return jax.tree.map(lambda x: function(x, axes), self)
+
+
+def is_packed(x: Any) -> bool:
+    """Returns whether `x` is a packed weight: the `is_leaf` of functions over parameters."""
+    return isinstance(x, PackedWeight)

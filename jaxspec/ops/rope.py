@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-# The cosines and sines of what positions turn the pairs of a head vector by.
-Rotation = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
+# The cosines and sines of the angles by which positions rotate the pairs of a head vector.
+RopeTable = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than the trained one.
+    """A stretch of rotary frequencies for contexts longer than the trained one.
 
     `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
     between the two cut-offs (Llama 3.1 model card).
@@ -30,7 +30,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding of one layer: base frequency and optional scaling."""
+    """The rotary position embedding of one layer: base frequency and optional scaling."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -43,22 +43,22 @@ def apply_rope(
 
     Computed in float32 and returned in the dtype of `x`.
     """
-    return rotate(x, _circle(_angles(positions, x.shape[-1], rope)))
+    return rotate(x, _cos_and_sin(_angles(positions, x.shape[-1], rope)))
 
 
-def rotate(x: Float[Array, "b t *heads d"], rotation: Rotation) -> Float[Array, "b t *heads d"]:
-    """As `apply_rope`, by what `rotations` gave."""
+def rotate(x: Float[Array, "b t *heads d"], table: RopeTable) -> Float[Array, "b t *heads d"]:
+    """Rotates each head vector by a table from `rope_tables`, as `apply_rope` does."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = (part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1]) for part in rotation)
+    cos, sin = (part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1]) for part in table)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
-def rotations(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[Rotation | None]:
-    """What each layer rotates by, computed once for all layers with the same embedding."""
-    found: dict[Rope | None, Rotation | None] = {None: None}
+def rope_tables(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[RopeTable | None]:
+    """Computes each layer's table, once for all layers with the same embedding; `None` for layers without one."""
+    found: dict[Rope | None, RopeTable | None] = {None: None}
     for rope in ropes:
-        if rope not in found:
-            found[rope] = _apart(_angles(positions, head_dim, rope))
+        if rope is not None and rope not in found:
+            found[rope] = _unfused(_angles(positions, head_dim, rope))
     return [found[rope] for rope in ropes]
 
 
@@ -66,22 +66,22 @@ def _angles(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> Float[Ar
     return positions[..., None].astype(jnp.float32) * frequencies(head_dim, rope)[None, None]
 
 
-def _circle(angles: Float[Array, "b t half"]) -> Rotation:
+def _cos_and_sin(angles: Float[Array, "b t half"]) -> RopeTable:
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def _apart(angles: Float[Array, "b t half"]) -> Rotation:
-    """Cosines and sines that are computed before they are used.
+def _unfused(angles: Float[Array, "b t half"]) -> RopeTable:
+    """Computes cosines and sines apart from the layers that use them.
 
     A CPU's compiler would fuse them into each layer's rotation, and compute them anew for every number of every head:
     a fifteenth of a pass over 24 tokens. It takes barriers away before that, but not a condition that it cannot know.
     """
-    on_cpu = lambda angles: jax.lax.cond(jnp.any(jnp.isnan(angles)), lambda x: (x, x), _circle, angles)  # noqa: E731
-    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=_circle)
+    on_cpu = lambda x: jax.lax.cond(jnp.any(jnp.isnan(x)), lambda x: (x, x), _cos_and_sin, x)  # noqa: E731
+    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=_cos_and_sin)
 
 
 def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
-    """By how many radians a position turns each pair of a head vector."""
+    """Returns the radians by which each position rotates each pair of a head vector."""
     exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     plain = rope.theta**-exponents
     match rope.scaling:
@@ -93,8 +93,8 @@ def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
             return _llama3_frequencies(plain, scaling)
 
 
-def _llama3_frequencies(frequencies, scaling: RopeScaling):
-    """Low frequencies are divided by the factor, high ones kept, those between blended."""
+def _llama3_frequencies(frequencies: Float[Array, "half"], scaling: RopeScaling) -> Float[Array, "half"]:
+    """Divides low frequencies by the factor, keeps high ones, and blends those between."""
     rotations = scaling.original_context_length * frequencies / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     keep = jnp.clip((rotations - scaling.low_freq_factor) / span, 0.0, 1.0)

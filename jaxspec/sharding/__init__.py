@@ -8,11 +8,10 @@ if TYPE_CHECKING:
     from jaxspec.sharding.multihost import join as join
     from jaxspec.sharding.params import check_devices as check_devices
     from jaxspec.sharding.params import parameter_axes as parameter_axes
-    from jaxspec.sharding.params import parameter_sharding as parameter_sharding
+    from jaxspec.sharding.params import parameter_shardings as parameter_shardings
     from jaxspec.sharding.params import placed as placed
     from jaxspec.sharding.params import shard as shard
     from jaxspec.sharding.params import shard_models as shard_models
-    from jaxspec.sharding.params import shard_stack as shard_stack
     from jaxspec.sharding.placement import Placement as Placement
     from jaxspec.sharding.placement import put as put
     from jaxspec.sharding.placement import to_host as to_host
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from jaxspec.sharding.rules import TENSOR_PARALLEL as TENSOR_PARALLEL
     from jaxspec.sharding.rules import Rules as Rules
     from jaxspec.sharding.rules import default_rules as default_rules
-    from jaxspec.sharding.stack import ModelStack as ModelStack
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -32,11 +30,10 @@ __getattr__, __dir__ = lazy(
         "params": (
             "check_devices",
             "parameter_axes",
-            "parameter_sharding",
+            "parameter_shardings",
             "placed",
             "shard",
             "shard_models",
-            "shard_stack",
         ),
         "placement": ("Placement", "put", "to_host"),
         "rules": (
@@ -48,6 +45,5 @@ __getattr__, __dir__ = lazy(
             "Rules",
             "default_rules",
         ),
-        "stack": ("ModelStack",),
     },
 )

@@ -1,25 +1,21 @@
-"""Where a decoder's parameters go: the logical axes of each, and `shard`."""
+"""The placement of models on a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
 
 import dataclasses
 import warnings
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
-import jax.numpy as jnp
-from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jax.tree_util import DictKey
 
 from jaxspec.core.model import Unsharded
-from jaxspec.nn.language_model import LanguageModel, Network
-from jaxspec.ops.packed import PackedWeight
+from jaxspec.nn.network import Network, packed_weights
+from jaxspec.ops.packed import Axes, PackedWeight, is_packed
 from jaxspec.sharding.placement import Placement, automatic, put
 from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
-from jaxspec.sharding.stack import ModelStack
 
-Players = TypeVar("Players")
-Placed = TypeVar("Placed", bound=Network)
-Axes = tuple[str | tuple[str, ...] | None, ...]
+_Tree = TypeVar("_Tree")
+_Network = TypeVar("_Network", bound=Network)
 
 # By the end of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
 _AXES: dict[tuple[str, ...], Axes] = {
@@ -42,16 +38,52 @@ _AXES: dict[tuple[str, ...], Axes] = {
 }
 
 
+@runtime_checkable
+class SelfSharding(Protocol):
+    """A pytree node of several models that places itself: `shard_models` calls `shard` where it has no placement."""
+
+    @property
+    def placement(self) -> Any:
+        """The layout of each of its models, a `jaxspec.core.Layout`."""
+        ...
+
+    def shard(self, mesh: Mesh, rules: Rules) -> Self:
+        """Returns the node with its models on `mesh`."""
+        ...
+
+
 def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
-    """The logical axes of the parameter at `path`; one that is not known is whole everywhere."""
+    """Returns the logical axes of the parameter at `path`; an unknown one is replicated.
+
+    Args:
+      path: the names on the way to it.
+      rank: the number of its axes.
+
+    Example:
+        >>> jaxspec.sharding.parameter_axes(("layer_0", "mlp", "down", "kernel"), rank=2)
+        ('embed', 'mlp')
+    """
     for count in (2, 1):
         if (axes := _AXES.get(path[-count:])) is not None and len(axes) == rank:
             return axes
     return (None,) * rank
 
 
-def shard(model: Placed, mesh: Mesh, rules: Rules | None = None) -> Placed:
-    """The same model with its parameters split over `mesh`, and its caches and logits with them.
+def parameter_shardings(placement: Placement, params: Any) -> Any:
+    """Returns the `NamedSharding` of each array in `params`, in a pytree of the same structure."""
+
+    def shardings(path: tuple[Any, ...], x: Any) -> Any:
+        names = tuple(key.key for key in path if isinstance(key, DictKey))
+        axes = parameter_axes(names, len(x.shape))
+        if isinstance(x, PackedWeight):
+            return x.map_axes(lambda part, its: placement.sharding(part.shape, its), axes)
+        return placement.sharding(x.shape, axes)
+
+    return jax.tree.map_with_path(shardings, params, is_leaf=is_packed)
+
+
+def shard(model: _Network, mesh: Mesh, rules: Rules | None = None) -> _Network:
+    """Returns the model with its parameters split over `mesh`, and its caches and logits with them.
 
     Do it once, and pass the result to `generate` and to drafters. Target and draft may follow
     different rules on one mesh: `shard(draft, mesh, REPLICATED)`. Works inside `jax.jit` too.
@@ -64,51 +96,74 @@ def shard(model: Placed, mesh: Mesh, rules: Rules | None = None) -> Placed:
         is by the axes `data`, `model` and `draft` (`default_rules`).
 
     Warns:
-      UserWarning: an axis does not divide evenly, so it is whole on every device.
+      UserWarning: an axis does not divide evenly, so every device holds all of it.
 
     Raises:
       TypeError, ValueError: the model is no `LanguageModel` nor head, or rules and mesh do not fit.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> split = jaxspec.shard(target, mesh)
+        >>> jaxspec.generate(split, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
     if not isinstance(model, Network):
         raise TypeError(
             f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
             "shardings with jax.device_put"
         )
-    if any(isinstance(x, PackedWeight) and not x.splits for x in jax.tree.leaves(model.params, is_leaf=_is_stored)):
-        raise TypeError("shard takes a model whose products XLA splits; pass the one that native_products was given")
+    if whole := [x for x in packed_weights(model) if not x.shardable]:
+        raise TypeError(
+            f"shard takes a model whose products XLA splits, got {type(whole[0]).__name__}; pass the one that was "
+            "converted to these weights"
+        )
     placement = Placement.on(mesh, default_rules(mesh) if rules is None else rules)
-    params = jax.tree.map_with_path(lambda path, x: put(x, parameter_sharding(placement, path, x)), model.params)
+    params = jax.tree.map(put, model.params, parameter_shardings(placement, model.params))
     return placed(dataclasses.replace(model, params=params), placement)
 
 
-def placed(model: Placed, placement: Placement) -> Placed:
-    """The same model, whose parameters lie there already; warns of what could not be split."""
+def placed(model: _Network, placement: Placement) -> _Network:
+    """Returns a model whose parameters are on the mesh already, with its placement; warns of what cannot be split.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> placement = jaxspec.sharding.Placement.on(mesh, jaxspec.sharding.TENSOR_PARALLEL)
+        >>> jaxspec.sharding.placed(target, placement).placement == placement
+        True
+    """
     _warn(model, placement)
     return dataclasses.replace(model, placement=placement)
 
 
-def shard_models(players: Players, mesh: Mesh, rules: Rules | None = None) -> Players:
-    """Every model and head in a pytree (a drafter, say) that has no placement yet, given one.
+def shard_models(models: _Tree, mesh: Mesh, rules: Rules | None = None) -> _Tree:
+    """Places every model and head in a pytree that has no placement yet: a drafter, or `(target, drafter)`.
 
-    The models of a `ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
+    The models of a `jaxspec.contrib.ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
 
     Args:
-      players: any pytree.
-      mesh: where to.
+      models: any pytree.
+      mesh: from `jax.make_mesh`.
       rules: `None` is by the axes `data`, `model` and `draft` (`default_rules`).
 
     Raises:
-      TypeError, ValueError: rules and mesh do not fit, or a model lies on another mesh.
+      TypeError, ValueError: rules and mesh do not fit, or a model is on another mesh.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> pair = target, jaxspec.ModelDrafter(draft, k=2)
+        >>> split, drafter = jaxspec.sharding.shard_models(pair, mesh)
+        >>> jaxspec.generate(split, drafter, prompt, max_new_tokens=4).tokens.shape
+        (2, 4)
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}; jax.make_mesh makes one")
 
-    def place(node):
-        if not isinstance(node, kinds):
+    def place(node: Any) -> Any:
+        if not _has_placement(node):
             return node
         if isinstance(node.placement, Unsharded):
             own = default_rules(mesh) if rules is None else rules
-            return shard_stack(node, mesh, own) if isinstance(node, ModelStack) else shard(node, mesh, own)
+            return shard(node, mesh, own) if isinstance(node, Network) else node.shard(mesh, own)
         if node.placement.mesh != automatic(mesh):
             raise ValueError(
                 f"mesh must be the one that the models lie on, got {mesh} and a model on {node.placement.mesh}; pass "
@@ -116,17 +171,17 @@ def shard_models(players: Players, mesh: Mesh, rules: Rules | None = None) -> Pl
             )
         return node
 
-    kinds = (Network, ModelStack)
-    return jax.tree.map(place, players, is_leaf=lambda node: isinstance(node, kinds))
+    return jax.tree.map(place, models, is_leaf=_has_placement)
 
 
-def check_devices(players: Any) -> None:
-    """Raises `ValueError` if models in a pytree lie on the devices of different meshes."""
-    kinds = (Network, ModelStack)
-    nodes = jax.tree.leaves(players, is_leaf=lambda node: isinstance(node, kinds))
-    meshes = [
-        node.placement.mesh for node in nodes if isinstance(node, kinds) and not isinstance(node.placement, Unsharded)
-    ]
+def check_devices(models: Any) -> None:
+    """Raises `ValueError` if models in a pytree are on the devices of different meshes.
+
+    Example:
+        >>> jaxspec.sharding.check_devices((target, draft))
+    """
+    nodes = [node for node in jax.tree.leaves(models, is_leaf=_has_placement) if _has_placement(node)]
+    meshes = [node.placement.mesh for node in nodes if not isinstance(node.placement, Unsharded)]
     for mesh in meshes[1:]:
         if list(mesh.devices.flat) != list(meshes[0].devices.flat):
             raise ValueError(
@@ -135,71 +190,13 @@ def check_devices(players: Any) -> None:
             )
 
 
-def shard_stack(stack: ModelStack, mesh: Mesh, rules: Rules) -> ModelStack:
-    """Models side by side, each on its own part of `mesh`, and split over that part by the other rules.
-
-    Raises:
-      TypeError, ValueError: the models are no `LanguageModel`s, rules and mesh do not fit, or
-        there are not as many models as places along the axis.
-    """
-    axes = as_tuple(Placement.on(mesh, rules).rules.drafts)
-    count = len(stack.models)
-    if not isinstance(stack.models[0], LanguageModel):
-        raise TypeError(
-            f"only LanguageModels run at the same time, got {type(stack.models[0]).__name__}; pass a UnionDrafter of "
-            "ModelDrafters, which runs them one after the other"
-        )
-    if not axes or pieces(mesh, axes) != count:
-        along = f"{pieces(mesh, axes)} along {' x '.join(axes)}"
-        got = along if axes else f"rules without drafts, and a mesh with axes {', '.join(mesh.axis_names)}"
-        raise ValueError(
-            f"{count} drafts run side by side on a mesh axis with {count} places, got {got}; pass "
-            f'jax.make_mesh(({count}, ...), ("draft", "model")), or Rules(drafts=...) with the name of another axis'
-        )
-    own = Placement.on(mesh, rules.without(axes))
-
-    def stacked(path, *parts):
-        spec = parameter_sharding(own, path, parts[0]).spec
-        return _put_together(parts, NamedSharding(own.mesh, PartitionSpec(axes, *spec)))
-
-    first, *others = (model.params for model in stack.models)
-    params = jax.tree.map_with_path(stacked, first, *others)
-    together = placed(dataclasses.replace(stack.models[0], params=params), own)
-    return dataclasses.replace(stack, models=together, axes=axes)
-
-
-def _put_together(parts: tuple[Any, ...], sharding: NamedSharding) -> Any:
-    """Arrays stacked, or only their shapes, each straight to where it goes: no device holds another's."""
-    if any(isinstance(part, jax.core.Tracer) for part in parts):
-        return put(jnp.stack(parts), sharding)
-    shape = (len(parts), *parts[0].shape)
-    if isinstance(parts[0], jax.ShapeDtypeStruct):
-        return put(jax.ShapeDtypeStruct(shape, parts[0].dtype), sharding)
-    return jax.make_array_from_callback(shape, sharding, lambda index: _piece(parts, index))
-
-
-def _piece(parts: tuple[Array, ...], index: tuple[slice, ...]) -> Array:
-    (part,) = parts[index[0]]
-    return part[index[1:]][None]
-
-
-def parameter_sharding(placement: Placement, path: tuple[Any, ...], x: Any) -> NamedSharding:
-    """Where the parameter at a pytree path goes: an `Int8Kernel`'s values as the kernel would, its scales beside."""
-    names = tuple(key.key for key in path if isinstance(key, DictKey))
-    if len(names) == len(path):
-        return placement.sharding(x.shape, parameter_axes(names, len(x.shape)))
-    scale = path[-1].name == "scale"
-    axes = parameter_axes(names, len(x.shape) + scale)
-    return placement.sharding(x.shape, axes[:-1] if scale else axes)
-
-
-def _is_stored(x: Any) -> bool:
-    return isinstance(x, PackedWeight)
+def _has_placement(node: Any) -> bool:
+    return isinstance(node, Network | SelfSharding)
 
 
 def _warn(model: Network, placement: Placement) -> None:
     config = model.module.config
-    # A head need not have all of these; what it has not is not split either.
+    # A head need not have all of these; an axis that it lacks is not split either.
     fields = {
         "vocab": "vocab_size",
         "kv_heads": "num_kv_heads",

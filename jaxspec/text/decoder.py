@@ -17,7 +17,7 @@ from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
-from jaxspec.nn.language_model import Network
+from jaxspec.nn.network import Network
 from jaxspec.text.request import Players, TextOptions, TextRequest
 from jaxspec.text.result import TextResult, Timing, collect, new_rows
 from jaxspec.text.stream import TextStream

@@ -14,7 +14,14 @@ BOUNDARY_MODULES = (
 )
 BOUNDARY_FUNCTIONS = ("generate", "train", "init", "stream", "as_threefry", "row_keys", "from_function")
 BOUNDARY_FUNCTIONS += ("shard", "shard_models", "default_rules", "_check_kind", "Placement.on")
-BOUNDARY_FUNCTIONS += ("as_draft_length", "load_head", "read_head", "Rules.check", "Rules.within", "Rules.tensor_parallel")
+BOUNDARY_FUNCTIONS += (
+    "as_draft_length",
+    "load_head",
+    "read_head",
+    "Rules.check",
+    "Rules.within",
+    "Rules.tensor_parallel",
+)
 
 
 def functions(function, **options):

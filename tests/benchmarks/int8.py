@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.bench.questions import read_questions
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
+from jaxspec.nn.convert import quantize_cache, quantize_weights
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.quantize import quantize_cache, quantize_weights
 from tests.benchmarks.workload import filled_cache, show, show_machine, show_ratio
 
 _WIDTH = 256

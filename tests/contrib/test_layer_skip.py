@@ -301,7 +301,7 @@ def test_options(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             recipe(**wrong)
-    with pytest.raises(TypeError, match="all weights are trained, got Int8Kernel"):
+    with pytest.raises(TypeError, match="all weights are trained, got Int8Weight"):
         LayerSkipRecipe.of(jaxspec.quantize_weights(TARGET))
     with pytest.raises(ValueError, match="stays as it is, but LayerSkipRecipe trains it"):
         train(one, TARGET, Chains(), OPTIONS, tmp_path / "run", states=tmp_path / "states")

@@ -15,7 +15,7 @@ SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
 
 
 @jax.jit
-def entries_of(model, tokens):
+def stack_entries(model, tokens):
     return model(tokens, model.init_cache(1, MOST_TEXT)).entries
 
 
@@ -33,7 +33,7 @@ def sparse_probs(model, text, offset) -> np.ndarray:
     held = len(text) - offset - 1
     kept = [at for at in range(held) if at < SINKS or at >= held - WINDOW]
     padded = kept + [0] * (SINKS + WINDOW - len(kept))
-    true = entries_of(model, jnp.asarray([text + [0] * (MOST_TEXT - len(text))], jnp.int32))
+    true = stack_entries(model, jnp.asarray([text + [0] * (MOST_TEXT - len(text))], jnp.int32))
     pending = jax.tree.map(lambda x: x[:, :, :, jnp.asarray(padded)], true)
     fed = text[held:] + [0] * (K - offset - 1)
     seen = np.broadcast_to(np.arange(len(padded)) < len(kept), (K, len(padded)))

@@ -28,9 +28,13 @@ def _own_cache(tmp_path, monkeypatch):
 
 def test_an_option_is_a_number_a_draft_length_or_a_word():
     length = jaxspec.EntropyStop(4)
-    assert LengthOption.parse(3) == LengthOption.parse("3") == LengthOption(k=3) and LengthOption.parse(length).k is length
+    assert (
+        LengthOption.parse(3) == LengthOption.parse("3") == LengthOption(k=3) and LengthOption.parse(length).k is length
+    )
     assert LengthOption.parse(None) == LengthOption.parse("fixed") == LengthOption()
-    assert LengthOption.parse("adaptive") == LengthOption(adaptive=True) and LengthOption.parse("adaptive:5").longest == 5
+    assert (
+        LengthOption.parse("adaptive") == LengthOption(adaptive=True) and LengthOption.parse("adaptive:5").longest == 5
+    )
     for word in ("adaptive:", "adaptive:0", "adaptive:-2", "fixed:3", "some", "", "2.5"):
         with pytest.raises(ValueError, match="a number, 'fixed', 'adaptive' or 'adaptive:8', got"):
             LengthOption.parse(word)

@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.contrib.exit_head.head import EarlyExitHead
 from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
 from jaxspec.named import drafter_of
-from jaxspec.nn.cache import Entries
+from jaxspec.nn.cache import KVEntries
 from jaxspec.nn.partial import Partial
 from jaxspec.nn.transformer import Transformer
 from tests._fixtures import tiny
@@ -127,7 +127,7 @@ def test_a_resumed_pass_is_the_whole_one():
 
 def test_a_resumed_pass_has_no_states_to_give():
     model = tiny.transformer(2, layers=LAYERS)
-    partial = Partial(jnp.zeros((1, 1, 16)), Entries(*[jnp.zeros((1, 1, 1, 1, 8))] * 2))
+    partial = Partial(jnp.zeros((1, 1, 16)), KVEntries(*[jnp.zeros((1, 1, 1, 1, 8))] * 2))
     with pytest.raises(ValueError, match="no captured states, got capture="):
         model.resume(partial, model.init_cache(1, 8), capture=(1,))
 

@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "angles are turned into cosines in every layer",
         "ops/rope.py",
-        "found[rope] = _apart(",
-        "found[rope] = _circle(",
+        "found[rope] = _unfused(",
+        "found[rope] = _cos_and_sin(",
         ("tests/nn/test_models.py::test_angles_are_turned_into_cosines_once_for_all_layers",),
     ),
     Mutant(

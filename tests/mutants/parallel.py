@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_PARALLEL = "contrib/parallel.py"
+_PARALLEL, _STACK = (f"contrib/parallel/{name}.py" for name in ("drafter", "stack"))
 _BESIDE = "tests/sharding/test_beside.py"
 _PROPOSALS = f"{_BESIDE}::test_the_proposals_are_those_of_a_union"
 _SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions"
@@ -25,7 +25,7 @@ MUTANTS = (
     ),
     Mutant(
         "every place along the axis gets the first model",
-        "sharding/params.py",
+        _STACK,
         "(part,) = parts[index[0]]",
         "part = parts[0]",
         (_HELD, _PROPOSALS),

@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "an MTP module is chained with its normalized states",
         "heads/eagle/mtp.py",
-        "return states, entries_of([entry], states)",
-        "return self.final_norm(states), entries_of([entry], states)",
+        "return states, stack_entries([entry], states)",
+        "return self.final_norm(states), stack_entries([entry], states)",
         (f"{_MODULE}::test_it_is_chained_with_its_own_states",),
     ),
 )

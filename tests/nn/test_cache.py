@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nn import cache
-from jaxspec.nn.cache import BLOCK, Entries, KVCache
+from jaxspec.nn.cache import BLOCK, KVCache, KVEntries
 from tests._fixtures import tiny
 
 
@@ -17,7 +17,7 @@ def empty(batch, capacity=8):
 
 def entries(batch, time, value):
     x = jnp.full((2, batch, 1, time, 2), value, jnp.float32)
-    return Entries(x, -x)
+    return KVEntries(x, -x)
 
 
 def test_capacity_is_whole_blocks():
@@ -49,7 +49,7 @@ def test_the_ends_of_each_row(first, last):
     """What lies between is left out, and what is shorter is whole; more goes behind at its own position."""
     length = [8, 3, 0, 5, BLOCK]
     numbers = jnp.broadcast_to(jnp.arange(BLOCK, dtype=jnp.float32)[:, None], (2, 5, 1, BLOCK, 2))
-    cache = empty(5).append(Entries(numbers, -numbers)).truncate(jnp.asarray(length, jnp.int32))
+    cache = empty(5).append(KVEntries(numbers, -numbers)).truncate(jnp.asarray(length, jnp.int32))
     ends = cache.sinks_and_window(first, last, room=2)
     longer = ends.append(entries(5, 2, 7.0))
     for row, count in enumerate(length):

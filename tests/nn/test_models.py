@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, rotate, rotations
+from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, rope_tables, rotate
 from tests._fixtures import tiny
 from tests.contracts import ModelContract
 
@@ -111,7 +111,7 @@ def test_a_model_is_its_parts():
 def test_layers_rotate_each_by_its_own_embedding():
     ropes = (Rope(1e4), None, Rope(1e6, RopeScaling("linear", factor=8.0)), Rope(1e4))
     x, positions = jax.random.normal(jax.random.key(0), (2, 3, 2, 8)), jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32)
-    turns = jax.jit(lambda positions: rotations(positions, 8, ropes))(positions)
+    turns = jax.jit(lambda positions: rope_tables(positions, 8, ropes))(positions)
     assert turns[1] is None
     for turn, rope in zip(turns, ropes, strict=True):
         if rope is not None:

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nn.cache_int8 import Int8KVCache
-from jaxspec.ops.int8 import Int8Kernel, dequantize, quantize
+from jaxspec.ops.int8 import Int8Weight, dequantize, quantize
 from jaxspec.ops.matmul import project
 from tests._fixtures import tiny
 from tests.contracts import ModelContract
@@ -57,7 +57,7 @@ def test_what_was_rounded_rounds_to_itself(dtype):
 @pytest.mark.parametrize("rows", [1, 2, 5, 60])
 def test_products_are_those_of_the_rounded_kernel(rows, dtype):
     x = jax.random.normal(jax.random.key(2), (1, rows, 32)).astype(dtype)
-    kernel = Int8Kernel.of(jax.random.normal(jax.random.key(3), (2, 24, 32)).astype(dtype))
+    kernel = Int8Weight.pack(jax.random.normal(jax.random.key(3), (2, 24, 32)).astype(dtype))
     found = jax.jit(project)(x, kernel)
     assert found.dtype == dtype and found.shape == (1, rows, 2, 24)
     expected = jnp.einsum("bti,noi->btno", x.astype(jnp.float32), kernel.astype(jnp.float32))
@@ -124,7 +124,7 @@ def test_it_is_the_same_split_over_a_mesh():
 
 def test_bad_input(tmp_path):
     rounded = jaxspec.quantize_weights(FLOAT)
-    with pytest.raises(TypeError, match="got Int8Kernel"):
+    with pytest.raises(TypeError, match="got Int8Weight"):
         jaxspec.quantize_weights(rounded)
     with pytest.raises(TypeError, match="takes a LanguageModel"):
         jaxspec.quantize_cache(dataclasses.replace(FLOAT, module=flax.linen.Dense(3)))

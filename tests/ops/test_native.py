@@ -11,11 +11,11 @@ import jaxspec
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
-from jaxspec.nn.packed import packed_weights
+from jaxspec.nn.network import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.ops.native import build
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.native_float import NativeKernel
+from jaxspec.ops.native_float import NativeWeight
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tandem, tiny
 from tests.contracts import ModelContract
@@ -45,7 +45,7 @@ def test_products_are_those_of_the_weights(width, outputs, weights):
     values = jnp.asarray(rng.normal(size=(outputs, width)), jnp.float32).astype(weights)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 48, 95, 130):
         x = jnp.asarray(rng.normal(size=(1, rows, width)), jnp.float32)
-        found = jax.jit(project)(x, NativeKernel(values))
+        found = jax.jit(project)(x, NativeWeight(values))
         expected = np.asarray(x, np.float64) @ np.asarray(values, np.float64).T
         np.testing.assert_allclose(found, expected, atol=2e-6 * width**0.5 * 10, rtol=1e-5)
 
@@ -70,7 +70,7 @@ def test_kernels_of_more_axes_and_batches():
     rng = np.random.default_rng(1)
     values = jnp.asarray(rng.normal(size=(2, 3, 4, 24)), jnp.float32)
     x = jnp.asarray(rng.normal(size=(3, 2, 24)), jnp.float32)
-    found = jax.jit(project)(x, NativeKernel(values))
+    found = jax.jit(project)(x, NativeWeight(values))
     np.testing.assert_allclose(found, jnp.einsum("bti,nmoi->btnmo", x, values), atol=1e-5)
 
 
@@ -176,7 +176,7 @@ IDS = [0, 2, 3, 5, 8, 9]
 def test_heads_draft_the_same(drafter):
     """A head of native products makes the same drafts, of which as many are kept."""
     head = jaxspec.native_kernels(drafter.head)
-    assert isinstance(packed_weights(head)[0], NativeKernel)
+    assert isinstance(packed_weights(head)[0], NativeWeight)
     assert head.cache_type is (KVCache if isinstance(drafter, jaxspec.MedusaDrafter) else NativeKVCache)
     prompts = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
     options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(temperature=1.0), "max_new_tokens": 30}
@@ -189,7 +189,7 @@ def test_heads_draft_the_same(drafter):
 
 def test_bad_input(tmp_path):
     native = jaxspec.native_kernels(FLOAT)
-    with pytest.raises(TypeError, match="plain weights, got NativeKernel"):
+    with pytest.raises(TypeError, match="from plain weights, got NativeWeight"):
         jaxspec.native_kernels(native)
     with pytest.raises(TypeError, match="or a head, got EagleLayer"):
         jaxspec.native_kernels(dataclasses.replace(FLOAT, module=eagle_head().module))

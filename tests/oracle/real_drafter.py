@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
-from jaxspec.core.prefill import Prefilled
 from jaxspec.core.state import Context, Verdict
 from tests._fixtures import tiny
 from tests.oracle.drafting import Drafts, chain

@@ -14,7 +14,8 @@ from jaxspec.core.model import Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 from jaxspec.ops.matmul import project
 
 

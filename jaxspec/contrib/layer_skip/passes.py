@@ -8,8 +8,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache
-from jaxspec.nn.partial import enter
-from jaxspec.nn.transformer import Block, Transformer, of_chain
+from jaxspec.nn.partial import first_input
+from jaxspec.nn.transformer import Block, Transformer, mask_and_positions
 
 
 def run_dropping(
@@ -32,8 +32,8 @@ def run_dropping(
       cache: an empty one.
     """
     config = module.config
-    mask, positions = of_chain(None, None, cache, tokens.shape)
-    x, states = enter(config, params, tokens, positions), []
+    mask, positions = mask_and_positions(None, None, cache, tokens.shape)
+    x, states = first_input(config, params, tokens, positions), []
     for layer in range(config.num_layers):
         block = Block(config, layer, module.dtype)
 

@@ -25,7 +25,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.packed import packed_weights
+from jaxspec.nn.network import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import acceptance

@@ -15,8 +15,9 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import places
 from jaxspec.heads import untrained
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
-from jaxspec.nn.cache import Entries, KVCache
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.cache import KVCache, KVEntries
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 
 
 @register_dataclass
@@ -73,13 +74,13 @@ class DFlashHead(Network):
         """Makes an empty cache of context, with room for at least `capacity` tokens a row."""
         return self.empty_cache(self.config.num_layers, batch, capacity)
 
-    def context(self, hidden: tuple[Float[Array, "b t d"], ...], start: Int[Array, "b"]) -> Entries:
+    def context(self, hidden: tuple[Float[Array, "b t d"], ...], start: Int[Array, "b"]) -> KVEntries:
         """Returns what the cache stores of the target's states of tokens that stand from `start` on."""
         positions = start[:, None] + jnp.arange(hidden[0].shape[1], dtype=jnp.int32)[None]
         return self._apply("context", hidden, positions)
 
     def blocks(
-        self, anchors: Float[Array, "b a d"], positions: Int[Array, "b a"], seen: KVCache | Entries
+        self, anchors: Float[Array, "b a d"], positions: Int[Array, "b a"], seen: KVCache | KVEntries
     ) -> Float[Array, "b a n d"]:
         """Returns the state of each place of each block, from which its token is predicted.
 

@@ -21,7 +21,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Dense, Norm
 from jaxspec.ops.matmul import project
@@ -108,7 +108,7 @@ class DFlashAttention(nn.Module):
         x: Float[Array, "b t d"],
         positions: Int[Array, "b t"],
         cache: KVCache | None,
-        context: Entries | None,
+        context: KVEntries | None,
         context_positions: Int[Array, "b s"] | None,
         mask: Bool[Array, "b t u"],
     ) -> Float[Array, "b t d"]:
@@ -174,21 +174,21 @@ class DFlashNetwork(nn.Module):
         if config.confidence != "none":
             self.trust = Dense((1,), True, self.dtype)
 
-    def context(self, hidden: tuple[Array, ...], positions: Int[Array, "b t"]) -> Entries:
+    def context(self, hidden: tuple[Array, ...], positions: Int[Array, "b t"]) -> KVEntries:
         """Returns the keys and values that all layers read of the target's states `[b, t, d]` at these positions."""
         hidden = tuple(x.astype(self.dtype) for x in hidden)
         if self.config.feature_norms:
             hidden = tuple(norm(x) for norm, x in zip(self.state_norm, hidden, strict=True))
         context = self.context_norm(self.mix(jnp.concatenate(hidden, axis=-1)))
         pairs = [layer.attention.keys_values(context, positions) for layer in self.layer]
-        return Entries(*(jnp.swapaxes(jnp.stack(part), 2, 3) for part in zip(*pairs, strict=True)))
+        return KVEntries(*(jnp.swapaxes(jnp.stack(part), 2, 3) for part in zip(*pairs, strict=True)))
 
     def __call__(
         self,
         anchors: Float[Array, "b a d"],
         positions: Int[Array, "b a"],
         cache: KVCache | None = None,
-        context: Entries | None = None,
+        context: KVEntries | None = None,
     ) -> Float[Array, "b a n d"]:
         """Returns the states of `num_drafts` places of each block, from which their tokens are predicted.
 
@@ -258,7 +258,7 @@ def _own_block(blocks: int, size: int, causal: bool) -> Bool[Array, "t t"]:
 
 
 def _context_seen(
-    positions: Int[Array, "b a"], context: Entries | None, size: int
+    positions: Int[Array, "b a"], context: KVEntries | None, size: int
 ) -> tuple[Bool[Array, "b p s"] | None, Int[Array, "b s"] | None]:
     """Returns which of the text's first `s` tokens each of the `p` places of all blocks sees, and their positions."""
     if context is None:

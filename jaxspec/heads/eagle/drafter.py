@@ -29,7 +29,7 @@ from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.eagle.head import EagleHead
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 
 # While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
 _PATIENCE = 16
@@ -144,7 +144,7 @@ class EagleDraft(Draft):
     def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
         kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
         logits = self.head.guesses(kept.state[:, None])[:, 0]
-        shape = Entries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
+        shape = KVEntries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
         return Window(logits, kept.cache, shape, (kept.state,)), kept
 
     def _take_in(self, kept: EagleState, context: Context, needed) -> EagleState:

@@ -14,9 +14,10 @@ from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.network import EagleLayer
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 
 
 @register_dataclass
@@ -86,7 +87,7 @@ class EagleHead(Network):
 
     def __call__(
         self, embedded: Float[Array, "b t d"], states: Float[Array, "b t d"], cache: KVCache, **tree: Any
-    ) -> tuple[Float[Array, "b t d"], Entries]:
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
         """Runs one pass; `tree` are the options of `Model.__call__`. Row `i` reads token `i + 1` and state `i`."""
         return self._apply(embedded, states, cache, **tree)
 

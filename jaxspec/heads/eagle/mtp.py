@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.head import EagleHead
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.transformer import Block, Dense, Norm, entries_of, of_chain
+from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
 from jaxspec.ops.matmul import project
 
 _init = nn.initializers.normal(0.02)
@@ -61,14 +61,14 @@ class MtpLayer(nn.Module):
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
-        pending: Entries | None = None,
-    ) -> tuple[Float[Array, "b t d"], Entries]:
-        mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
+        pending: KVEntries | None = None,
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
+        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
         at = positions[:, -embedded.shape[1] :, None]
         embedded = jnp.where(at == 0, jnp.zeros((), embedded.dtype), embedded)
         x = self.mix(jnp.concatenate([self.token_norm(embedded), self.state_norm(states)], axis=-1))
         states, entry = self.block(x, cache, pending, positions, mask)
-        return states, entries_of([entry], states)
+        return states, stack_entries([entry], states)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns the logits of the token after the next, float32."""

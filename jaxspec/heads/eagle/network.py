@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, entries_of, of_chain
+from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, mask_and_positions, stack_entries
 from jaxspec.ops.matmul import project
 
 _init = nn.initializers.normal(0.02)
@@ -65,12 +65,12 @@ class EagleLayer(nn.Module):
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
-        pending: Entries | None = None,
-    ) -> tuple[Float[Array, "b t d"], Entries]:
-        mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
+        pending: KVEntries | None = None,
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
+        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
         attended, entry = self.attention(self.inputs(embedded, states), cache, pending, positions, mask)
         states = self.feed_forward(states + attended)
-        return states, entries_of([entry], states)
+        return states, stack_entries([entry], states)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns the logits of the token after the next, float32."""
@@ -115,15 +115,15 @@ class FirstEagleLayer(nn.Module):
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
-        pending: Entries | None = None,
-    ) -> tuple[Float[Array, "b t d"], Entries]:
-        mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
+        pending: KVEntries | None = None,
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
+        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
         x = self.mix(jnp.concatenate([embedded, states], axis=-1))
         # Its attention has no norm before it.
         attended, entry = self.attention(x, cache, pending, positions, mask)
         x = x + attended
         states = x + self.mlp(self.mlp_norm(x))
-        return states, entries_of([entry], states)
+        return states, stack_entries([entry], states)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns the logits of the token after the next, float32."""

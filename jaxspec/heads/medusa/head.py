@@ -14,7 +14,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand, places
 from jaxspec.heads import untrained
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaHeads
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 
 
 @register_dataclass

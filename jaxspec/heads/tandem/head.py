@@ -15,8 +15,9 @@ from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
-from jaxspec.nn.cache import Entries, KVCache
-from jaxspec.nn.language_model import LanguageModel, Network
+from jaxspec.nn.cache import KVCache, KVEntries
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import Network
 
 
 @register_dataclass
@@ -64,14 +65,14 @@ class TandemHead(Network):
         """Makes an empty cache, with room for at least `capacity` tokens a row."""
         return self.empty_cache(self.config.num_layers, batch, capacity)
 
-    def context(self, hidden: tuple[Float[Array, "b t f"], ...], start: Int[Array, "b"]) -> Entries:
+    def context(self, hidden: tuple[Float[Array, "b t f"], ...], start: Int[Array, "b"]) -> KVEntries:
         """Returns what the cache stores of the target's states of tokens that stand from `start` on."""
         positions = start[:, None] + jnp.arange(hidden[0].shape[1], dtype=jnp.int32)[None]
         return self._apply(hidden, positions, method="context")
 
     def __call__(
         self, embedded: Float[Array, "b t f"], cache: KVCache, **tree: Any
-    ) -> tuple[Float[Array, "b t d"], Entries]:
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
         """Runs one pass over tokens after those in the cache; `tree` are the options of `Model.__call__`.
 
         Args:

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.nn.cache import Entries, KVCache
+from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import Block, Dense, Norm, entries_of, of_chain
+from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import apply_rope
 
@@ -77,12 +77,12 @@ class TandemNetwork(nn.Module):
         self.lift, self.final_norm = Dense((config.target_width,), False, self.dtype), Norm(config)
         self.head = self.param("head", _init, (config.vocab_size, config.target_width), self.dtype)
 
-    def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> Entries:
+    def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> KVEntries:
         """Returns the keys and values that all layers read of the target's states at these positions."""
         normed = [norm(x.astype(self.dtype)) for norm, x in zip(self.state_norm, hidden, strict=True)]
         context = self.context_norm(self.mix(jnp.concatenate(normed, axis=-1)))
         pairs = [inject(context, positions) for inject in self.inject]
-        return Entries(*(jnp.stack(part) for part in zip(*pairs, strict=True)))
+        return KVEntries(*(jnp.stack(part) for part in zip(*pairs, strict=True)))
 
     def __call__(
         self,
@@ -91,15 +91,15 @@ class TandemNetwork(nn.Module):
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
-        pending: Entries | None = None,
-    ) -> tuple[Float[Array, "b t d"], Entries]:
+        pending: KVEntries | None = None,
+    ) -> tuple[Float[Array, "b t d"], KVEntries]:
         """Runs one pass over tokens that the target has not seen, given by their embeddings in the target."""
-        mask, positions = of_chain(mask, positions, cache, embedded.shape[:2])
+        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
         x, entries = self.lower(self.token_norm(embedded.astype(self.dtype))), []
         for layer in self.layer:
             x, entry = layer(x, cache, pending, positions, mask)
             entries.append(entry)
-        return x, entries_of(entries, x)
+        return x, stack_entries(entries, x)
 
     def logits(self, states: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns the logits of the next token over the draft vocabulary, float32."""

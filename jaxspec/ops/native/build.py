@@ -1,8 +1,9 @@
-"""Compiles the kernels for this machine, once, and tells XLA of them."""
+"""Compiles the native kernels for this machine, once, and registers them with XLA."""
 
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -12,10 +13,9 @@ import tempfile
 from pathlib import Path
 
 import jax
-import jaxlib
 import platformdirs
 
-# By the names of their handlers.
+# The names of the kernels' handlers.
 PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 _HERE = Path(__file__).parent
 _SOURCES, _HEADERS = (_HERE / "product.cpp", _HERE / "attention.cpp"), (_HERE / "lanes.h", _HERE / "block.h")
@@ -25,18 +25,18 @@ _SECONDS = 300
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C++ compiler, or it did not compile the kernels."""
+    """No C++ compiler was found, or it did not compile the kernels."""
 
 
 @functools.cache
 def register() -> None:
-    """Makes the kernels known to XLA by their names, compiling them first where that was not done on this machine.
+    """Registers the kernels with XLA by their names, and compiles them first if this machine has not yet.
 
-    The compiler is `$CXX`, or the first of c++, g++ and clang++ on the path. What it makes is kept in `$JAXSPEC_CACHE`,
+    The compiler is `$CXX`, or the first of c++, g++ and clang++ on the path. The library is kept in `$JAXSPEC_CACHE`,
     by default the user's cache folder, for these sources, compiler, processor and version of jaxlib.
 
     Raises:
-      NoCompilerError: there is none, or it failed; says how.
+      NoCompilerError: there is no compiler, or it failed; the message has its output.
       OSError: the cache folder cannot be written.
     """
     library = ctypes.cdll.LoadLibrary(str(_compiled()))
@@ -58,7 +58,7 @@ def _compiled() -> Path:
 
 
 def _compiler() -> list[str]:
-    """Its command."""
+    """Returns the compiler's command."""
     if chosen := os.environ.get("CXX"):
         return shlex.split(chosen)
     for name in _COMPILERS:
@@ -70,19 +70,26 @@ def _compiler() -> list[str]:
 
 
 def _digest(compiler: list[str]) -> str:
-    """Of all that decides what comes out: a cache folder may be shared by unlike machines."""
+    """Hashes everything that the library depends on: a cache folder may be shared by unlike machines."""
     sources = [path.read_bytes() for path in (*_SOURCES, *_HEADERS)]
-    parts = (sources, _OPTIONS, jaxlib.__version__, compiler, _run([*compiler, "--version"]), _processor())
+    parts = (
+        sources,
+        _OPTIONS,
+        importlib.metadata.version("jaxlib"),
+        compiler,
+        _run([*compiler, "--version"]),
+        _processor(),
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """What `-march=native` looks at."""
+    """Describes the processor by what `-march=native` depends on."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    lines = {line for line in path.read_text().splitlines() if line.startswith(wanted)}
+    fields = ("model name", "flags", "Features", "CPU part")
+    lines = {line for line in path.read_text().splitlines() if line.startswith(fields)}
     return f"{platform.machine()} {sorted(lines)}"
 
 

@@ -199,7 +199,11 @@ class Headless:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"head": Headless()}, TypeError, "DFlashDrafter needs a DFlashHead, got Headless; jaxspec.load_head makes one"),
+        (
+            {"head": Headless()},
+            TypeError,
+            "DFlashDrafter needs a DFlashHead, got Headless; jaxspec.load_head makes one",
+        ),
         ({"head": HEAD, "k": 5}, ValueError, "drafts at most 4 tokens in a block, got k=5"),
         ({"head": HEAD, "k": 2.0}, TypeError, "k must be a static integer"),
         (

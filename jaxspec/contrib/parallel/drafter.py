@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxspec.contrib.parallel.stack import ModelStack
 from jaxspec.contrib.union import UnionDrafter, UnionState, chain_parents
-from jaxspec.core.model import Model, Unsharded, placement_of
+from jaxspec.core.model import Model, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
@@ -18,8 +19,7 @@ from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.sharding.params import shard_stack
-from jaxspec.sharding.stack import ModelStack
+from jaxspec.sharding.placement import Placement
 
 
 @register_dataclass
@@ -145,7 +145,7 @@ class ParallelDrafter(Drafter):
         return ModelDrafter(model, self.k, self.sampling)
 
     def _union(self) -> UnionDrafter:
-        return UnionDrafter(tuple(self._drafter(model) for model in self.models.models))
+        return UnionDrafter(tuple(self._drafter(model) for model in self.models.each_model))
 
 
 def _text(context: Context) -> Context:
@@ -189,7 +189,7 @@ def _stack(models: tuple[Model, ...]) -> ModelStack:
             )
     placement = placement_of(models[0])
     stack = ModelStack(models)
-    return stack if isinstance(placement, Unsharded) else shard_stack(stack, placement.mesh, placement.rules)
+    return stack.shard(placement.mesh, placement.rules) if isinstance(placement, Placement) else stack
 
 
 def _without_tokenizer(model: Model) -> Model:

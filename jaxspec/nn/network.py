@@ -1,0 +1,56 @@
+"""`Network`: a Flax module with its parameters, the base of whole models and of heads. Itself it imports no Flax."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.nn.cache import KVCache
+from jaxspec.ops.packed import PackedWeight, is_packed
+
+if TYPE_CHECKING:
+    import flax.linen as nn
+
+
+class Network:
+    """A Flax module with its parameters and their placement: a whole model, or a head on one. A frozen dataclass.
+
+    `jaxspec.shard` splits the parameters of each by their names.
+
+    Attributes:
+      module: static; `module.config` is a `TransformerConfig`, or has one's fields for the sizes to split.
+      params: its `params` collection.
+      placement: the layout of its caches and logits on devices, a `jaxspec.core.Layout`.
+      cache_type: the class of its caches.
+
+    Example:
+        >>> isinstance(target, jaxspec.nn.Network)
+        True
+    """
+
+    # Every subclass is a dataclass, which `dataclasses.replace` takes.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    module: "nn.Module"
+    params: Any
+    placement: Any
+    cache_type: type[KVCache] = KVCache
+
+    def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:
+        """Returns an empty cache of so many layers, laid out by the placement."""
+        config = self.module.config
+        empty = self.cache_type.empty(
+            layers=layers,
+            batch=batch,
+            heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=jnp.dtype(self.module.dtype),
+        )
+        return self.placement.cache(empty)
+
+
+def packed_weights(model: Network) -> list[PackedWeight]:
+    """Returns all weights of a model that are stored in another way than as an array."""
+    return [x for x in jax.tree.leaves(model.params, is_leaf=is_packed) if isinstance(x, PackedWeight)]
