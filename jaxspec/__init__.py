@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from jaxspec.core.status import Status as Status
     from jaxspec.core.status import StopReason as StopReason
     from jaxspec.core.tree import Tree as Tree
-    from jaxspec.decoding.generate import finish as finish
     from jaxspec.decoding.generate import generate as generate
-    from jaxspec.decoding.generate import init as init
-    from jaxspec.decoding.generate import jit_step as jit_step
-    from jaxspec.decoding.generate import step as step
-    from jaxspec.decoding.generate import stream as stream
+    from jaxspec.decoding.steps import finish as finish
+    from jaxspec.decoding.steps import init as init
+    from jaxspec.decoding.steps import jit_step as jit_step
+    from jaxspec.decoding.steps import step as step
+    from jaxspec.decoding.steps import stream as stream
     from jaxspec.draft_length.adaptive import Adaptive as Adaptive
     from jaxspec.draft_length.base import DraftLength as DraftLength
     from jaxspec.draft_length.base import Fixed as Fixed
@@ -146,7 +146,8 @@ __getattr__, __dir__ = lazy(
         "contrib.sparse_cache": ("SparseCacheDrafter",),
         "contrib.string_match": ("StringMatch",),
         "contrib.union": ("UnionDrafter",),
-        "decoding.generate": ("finish", "generate", "init", "jit_step", "step", "stream"),
+        "decoding.generate": ("generate",),
+        "decoding.steps": ("finish", "init", "jit_step", "step", "stream"),
         "named": ("load_drafter", "load_head"),
         "text.decoder": ("SpeculativeDecoder",),
         "text.request": ("TextOptions",),

@@ -31,7 +31,7 @@ from jaxspec.core.random import RoundKeys
 from jaxspec.core.sampling import Greedy
 from jaxspec.core.state import Context, Generation, Proposal
 from jaxspec.decoding.arguments import bucket, default_verifier
-from jaxspec.decoding.generate import finish, init, jit_step
+from jaxspec.decoding.steps import finish, init, jit_step
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain, ChainState

@@ -223,7 +223,7 @@ def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
             )
 
 
-def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[np.ndarray, "b n"] | Array:
+def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[Array, "b n"]:
     """Returns stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
     array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
     array = array.astype(np.int32) if array.size == 0 else array

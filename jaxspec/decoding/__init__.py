@@ -1,1 +1,1 @@
-"""The loop: `generate`, and one round of it."""
+"""The loop: `generate`, one round of it, and its rounds one by one."""

@@ -1,7 +1,8 @@
-"""From the arguments a person passes to the arrays and static sizes the loop runs on."""
+"""The arguments of `generate`, `init` and `stream`: checked, and turned into arrays and static sizes for the loop."""
 
 import dataclasses
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
 from jaxspec.core import validate
-from jaxspec.core.model import Model, Unsharded, placement_of
+from jaxspec.core.model import Layout, Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
 from jaxspec.core.sampling import Policy, Sampling
@@ -26,15 +27,26 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 
+# What a caller may pass, traced or not.
+TokenIds: TypeAlias = Array | np.ndarray | Sequence[Sequence[int]]
+PerRow: TypeAlias = Array | np.ndarray | int | Sequence[int] | Sequence[Array | int]
+StopTokens: TypeAlias = Array | np.ndarray | Sequence[int] | Sequence[Array | int] | Sequence[Sequence[int]]
+
 _SMALLEST_BUCKET = 16
 
 
 @register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What is asked of each row. Every leaf has the batch as its first axis.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The arguments that differ by row. Every leaf has the batch as its first axis, so a mapped axis can become rows.
 
-    A policy other than `Sampling` may have leaves of any shape; it travels with the players.
+    Attributes:
+      prompt: token ids, padded on the right to a bucket.
+      prompt_length: the number of them that count.
+      max_new_tokens: the budget.
+      stop_tokens: ids that end a row; -1 pads.
+      keys: threefry keys.
+      sampling: a policy whose parameters are one value a row; `None` if `Arguments.policy` is given.
     """
 
     prompt: Int[Array, "b t"]
@@ -42,107 +54,110 @@ class Request:
     max_new_tokens: Int[Array, "b"]
     stop_tokens: Int[Array, "b n_stop"]
     keys: Key[Array, "b"]
-    sampling: Policy | None
-
-    def split_policy(self) -> tuple[Self, Policy | None]:
-        """What has one value a row, and the policy where that is not known of it: only of `Sampling` it is."""
-        if isinstance(self.sampling, Sampling):
-            return self, None
-        return dataclasses.replace(self, sampling=None), self.sampling
+    sampling: Sampling | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A checked request.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The checked arguments of one call.
 
     Attributes:
       target: as passed, on the mesh if there is one.
       drafter: the same, or `NoDrafter`.
       verifier: as passed, or the default.
-      request: the arrays.
-      max_new: how many new tokens a row of the buffers holds (a bucket).
-      width: how many of them the caller asked to get back.
-      placement: how rows are split over devices, and what gives results back whole.
+      policy: a policy other than `Sampling`, whose leaves may have any shape; else `None`.
+      rows: the arrays that differ by row, `Sampling` among them.
+      max_new: the new tokens that a row of the buffers holds (a bucket).
+      width: the new tokens that the caller asked to get back.
+      placement: the layout of rows on devices, and of results.
     """
 
     target: Model
     drafter: Drafter
     verifier: Verifier
-    request: Request
+    policy: Policy | None
+    rows: Rows
     max_new: int
     width: int
-    placement: Any
+    placement: Layout
 
+    @classmethod
+    def check(
+        cls,
+        target: Model,
+        drafter: Drafter | None,
+        prompt: TokenIds,
+        *,
+        prompt_length: PerRow | None,
+        key: Array | None,
+        sampling: Policy,
+        verifier: Verifier | None = None,
+        max_new_tokens: PerRow,
+        stop_tokens: StopTokens,
+        capacity: int | None,
+        lossy: bool = False,
+        mesh: Mesh | None = None,
+    ) -> Self:
+        """Checks everything and pads shapes to buckets, so that nearby calls share a program.
 
-def prepare(
-    target: Model,
-    drafter: Drafter | None,
-    prompt: Any,
-    *,
-    prompt_length: Any,
-    key: Any,
-    sampling: Policy,
-    verifier: Verifier | None,
-    max_new_tokens: Any,
-    stop_tokens: Any,
-    capacity: int | None,
-    lossy: bool,
-    mesh: Mesh | None,
-) -> Prepared:
-    """Checks everything and pads shapes to buckets, so that nearby requests share a program.
-
-    Raises:
-      TypeError, ValueError: for whatever does not fit; the text says what to pass instead.
-    """
-    drafter = NoDrafter() if drafter is None else drafter
-    check_kinds(target, drafter, verifier, sampling)
-    verifier = default_verifier(drafter) if verifier is None else verifier
-    verifier.check(drafter)
-    if isinstance(prompt, list | tuple):
-        prompt = _as_array(prompt)
-    validate.prompt(prompt, prompt_length, target.vocab_size)
-    batch, width = prompt.shape
-    validate.sampling(sampling, batch)
-    validate.max_new_tokens(max_new_tokens, batch)
-    validate.capacity(capacity)
-    validate.key_needed(key, sampling)
-    validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
-    drafter.check(target)
-    max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
-    lengths = jnp.asarray(width if prompt_length is None else prompt_length, jnp.int32)
-    # The bucket has room for more than was passed: a traced length beyond that is an error still.
-    lengths = jnp.where(lengths <= width, lengths, 0)
-    padded = bucket(width)
-    request = Request(
-        prompt=jnp.pad(validate.to_int32(prompt), ((0, 0), (0, padded - width))),
-        prompt_length=jnp.broadcast_to(lengths, (batch,)),
-        max_new_tokens=jnp.broadcast_to(validate.to_int32(max_new_tokens), (batch,)),
-        stop_tokens=validate.stop_tokens(stop_tokens, batch, target.vocab_size),
-        keys=row_keys(jax.random.key(0) if key is None else key, batch),
-        sampling=_per_row(sampling, batch),
-    )
-    if mesh is not None:
-        target, drafter = shard_models((target, drafter), mesh)
-    check_devices((target, drafter))
-    placement = placement_of(target)
-    if mesh is not None and isinstance(placement, Unsharded):
-        placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
-    placement.check_same(
-        {
-            "target": target,
-            "drafter": drafter,
-            "verifier and lossy": (verifier, lossy),
-            "prompts, lengths, keys, sampling parameters, budgets and stop tokens": (request, max_new, returned),
-        }
-    )
-    rows, shared = request.split_policy()
-    rows = placement.rows(rows)
-    request = rows if shared is None else dataclasses.replace(rows, sampling=shared)
-    return Prepared(target, drafter, verifier, request, max_new, returned, placement)
+        Raises:
+          TypeError, ValueError: for whatever does not fit; the text says what to pass instead.
+        """
+        drafter = NoDrafter() if drafter is None else drafter
+        check_kinds(target, drafter, verifier, sampling)
+        verifier = default_verifier(drafter) if verifier is None else verifier
+        verifier.check(drafter)
+        ids = _as_array(prompt)
+        validate.prompt(ids, prompt_length, target.vocab_size)
+        batch, width = ids.shape
+        validate.sampling(sampling, batch)
+        validate.max_new_tokens(max_new_tokens, batch)
+        validate.capacity(capacity)
+        validate.key_needed(key, sampling)
+        validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
+        drafter.check(target)
+        max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
+        rows = Rows(
+            prompt=jnp.pad(validate.to_int32(ids), ((0, 0), (0, bucket(width) - width))),
+            prompt_length=_lengths(prompt_length, batch, width),
+            max_new_tokens=jnp.broadcast_to(validate.to_int32(max_new_tokens), (batch,)),
+            stop_tokens=validate.stop_tokens(stop_tokens, batch, target.vocab_size),
+            keys=row_keys(jax.random.key(0) if key is None else key, batch),
+            sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
+        )
+        policy = None if isinstance(sampling, Sampling) else sampling
+        if mesh is not None:
+            target, drafter = shard_models((target, drafter), mesh)
+        check_devices((target, drafter))
+        placement = placement_of(target)
+        if mesh is not None and isinstance(placement, Unsharded):
+            placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
+        placement.check_same(
+            {
+                "target": target,
+                "drafter": drafter,
+                "verifier and lossy": (verifier, lossy),
+                "prompts, lengths, keys, sampling parameters, budgets and stop tokens": (
+                    (rows, policy),
+                    max_new,
+                    returned,
+                ),
+            }
+        )
+        return cls(
+            target=target,
+            drafter=drafter,
+            verifier=verifier,
+            policy=policy,
+            rows=placement.rows(rows),
+            max_new=max_new,
+            width=returned,
+            placement=placement,
+        )
 
 
 def bucket(size: int) -> int:
-    """The least of 16, 24, 32, 48, 64, 96, ... that is at least `size`."""
+    """Returns the least of 16, 24, 32, 48, 64, 96, ... that is at least `size`."""
     power = _SMALLEST_BUCKET
     while power < size:
         if power + power // 2 >= size:
@@ -152,7 +167,7 @@ def bucket(size: int) -> int:
 
 
 def default_verifier(drafter: Drafter) -> Verifier:
-    """The verifier where none is named: the one that accepts most for what it costs.
+    """Returns the verifier that accepts most for what it costs, for where none is named.
 
     Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that
     coupled speculation gives the tokens of plain decoding with the same key.
@@ -164,8 +179,8 @@ def default_verifier(drafter: Drafter) -> Verifier:
     return TokenVerifier() if drafter.deterministic else BlockVerifier()
 
 
-def check_kinds(target, drafter, verifier, sampling) -> None:
-    """Raises `TypeError` unless each player is an instance of what it should be; no verifier is fine."""
+def check_kinds(target: Any, drafter: Any, verifier: Any, sampling: Any) -> None:
+    """Raises `TypeError` unless each argument is an instance of its kind; a verifier may be `None`."""
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
     for value, kind, name in kinds[: 2 if verifier is None else 3]:
         if isinstance(value, type) or not isinstance(value, kind):
@@ -181,17 +196,34 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
-def _as_array(rows: Any) -> np.ndarray:
+def _as_array(prompt: Any) -> Any:
+    """Makes an array of nested lists; returns anything else as it is, for `validate.prompt` to judge."""
+    if not isinstance(prompt, list | tuple):
+        return prompt
     try:
-        return np.asarray(rows)
+        return np.asarray(prompt)
     except ValueError as error:
         raise ValueError(
             "prompt must be a rectangle, got rows of different lengths; pad them on the right and pass prompt_length"
         ) from error
 
 
-def _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity) -> tuple[int, int]:
-    """New-token slots of the buffers, and how many of them are returned."""
+def _lengths(prompt_length: PerRow | None, batch: int, width: int) -> Int[Array, "b"]:
+    """Returns each row's prompt length; 0, which is an error, where a traced one exceeds the width that was passed."""
+    lengths = jnp.asarray(width if prompt_length is None else prompt_length, jnp.int32)
+    # The bucket has room for more than was passed: beyond it a length is an error still.
+    return jnp.broadcast_to(jnp.where(lengths <= width, lengths, 0), (batch,))
+
+
+def _new_slots(
+    target: Model,
+    drafter: Drafter,
+    width: int,
+    prompt_length: PerRow | None,
+    max_new_tokens: PerRow,
+    capacity: int | None,
+) -> tuple[int, int]:
+    """Returns the new-token slots of the buffers, and the number of them that the caller gets back."""
     contexts = {"target": target.context_length, "draft": drafter.context_length}
     if not validate.is_concrete(max_new_tokens):
         if capacity is None:
@@ -209,10 +241,8 @@ def _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity) 
     return (bucket(most) if capacity is None else max(capacity - width, most)), most
 
 
-def _per_row(policy: Policy, batch: int) -> Policy:
-    """Sampling parameters as one value a row, so that a new value or mix is no new program."""
-    if not isinstance(policy, Sampling):
-        return policy
+def _one_a_row(policy: Sampling, batch: int) -> Sampling:
+    """Spreads sampling parameters to one value a row, so that a new value or mix is no new program."""
     dtypes = {"temperature": jnp.float32, "top_k": jnp.int32, "top_p": jnp.float32, "min_p": jnp.float32}
     spread = {
         name: jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))

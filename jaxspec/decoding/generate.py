@@ -7,10 +7,10 @@ Invariants:
    unfed. A round feeds `[last, drafts]` and gets one row of logits more than there are drafts.
 3. A model drafter's cache lags by at most two tokens, which its first pass feeds; one that did
    not run, or whose drafts were not the accepted ones, catches up before.
-4. Buffers hold `prompt + max_new_tokens + k + 1` slots; what is not emitted is dropped. Of a
+4. Buffers hold `prompt + max_new_tokens + k + 1` slots; tokens that are not emitted are dropped. Of a
    tree only the accepted path, at most `k` nodes, is written.
 5. A finished row is frozen: it emits nothing and changes no other row.
-6. What a row emits depends on its key, its prompt and its policy; never on its neighbours, its
+6. What a row emits depends on its key, its prompt and its policy; never on its neighbors, its
    place in the batch or the padding. Under `Adaptive` rows agree on how many tokens they draft;
    then that holds of its distribution, and of its tokens for greedy policies and coupled verification.
 7. Whether a drafted token is submitted does not depend on that token (deterministic drafters
@@ -20,42 +20,38 @@ Invariants:
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
 from jaxspec.core import validate
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.model import Layout, Model
 from jaxspec.core.prefill import prefill
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.core.state import Context, Generation, GenerationState, RoundInfo
+from jaxspec.core.state import Context, Generation, GenerationState
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status, StopReason
-from jaxspec.decoding.arguments import Prepared, Request, check_kinds, default_verifier, prepare
+from jaxspec.decoding.arguments import Arguments, PerRow, Rows, StopTokens, TokenIds
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
-from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.drafters.base import Drafter
 from jaxspec.sharding.auto_axes import under_automatic_axes
-from jaxspec.sharding.placement import to_host
 from jaxspec.verifiers.base import Verifier
 
 
 def generate(
     target: Model,
     drafter: Drafter | None,
-    prompt: Array,
+    prompt: TokenIds,
     *,
-    prompt_length: Array | int | None = None,
+    prompt_length: PerRow | None = None,
     key: Array | None = None,
     sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
     verifier: Verifier | None = None,
-    max_new_tokens: Array | int,
-    stop_tokens: Any = (),
+    max_new_tokens: PerRow,
+    stop_tokens: StopTokens = (),
     capacity: int | None = None,
     lossy: bool = False,
     mesh: Mesh | None = None,
@@ -69,13 +65,13 @@ def generate(
 
     Args:
       target: the model whose distribution is kept.
-      drafter: guesses tokens; `None` is plain decoding.
-      prompt: `[b, t]` token ids, shorter rows padded on the right.
-      prompt_length: how many tokens of each row count, one integer or `[b]`; `None` is all.
+      drafter: drafts tokens; `None` is plain decoding.
+      prompt: `[b, t]` token ids, an array or nested lists; shorter rows are padded on the right.
+      prompt_length: the number of tokens of each row that count, one integer or `[b]`; `None` is all.
       key: a JAX key (typed or raw), or one a row; not needed for greedy decoding.
       sampling: `Greedy()` or `Sampling(...)`.
-      verifier: which drafts are kept; `None` is `BlockVerifier()` for a chain that is drawn,
-        `TokenVerifier()` for one that is certain, `MultiDraftVerifier()` or `TreeVerifier()` for
+      verifier: decides which drafts are accepted; `None` is `BlockVerifier()` for a chain that is drawn,
+        `TokenVerifier()` for a deterministic one, `MultiDraftVerifier()` or `TreeVerifier()` for
         trees. With `CoupledVerifier()` the tokens are those of plain decoding (`drafter=None`)
         with the same key.
       max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
@@ -95,12 +91,17 @@ def generate(
         see `Generation.status`.
 
     Example:
-      >>> target = jaxspec.load("smollm2-135m-instruct")
-      >>> prompt = jnp.asarray([target.tokenizer.encode("The sea is")])
-      >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=32)
-      >>> target.tokenizer.decode(result.tokens[0, : result.length[0]])
+        >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=8)
+        >>> result.tokens.shape, result.length.tolist()
+        ((2, 8), [8, 8])
+        >>> @jax.jit
+        ... def sample(target, draft, prompt, key):
+        ...     drafter, policy = jaxspec.ModelDrafter(draft, k=3), jaxspec.Sampling(temperature=0.7)
+        ...     return jaxspec.generate(target, drafter, prompt, key=key, sampling=policy, max_new_tokens=8).tokens
+        >>> sample(target, draft, prompt, key).shape
+        (2, 8)
     """
-    prepared = prepare(
+    arguments = Arguments.check(
         target,
         drafter,
         prompt,
@@ -114,155 +115,50 @@ def generate(
         lossy=lossy,
         mesh=mesh,
     )
-    request, shared = prepared.request.split_policy()
-    run = fold_rows_under_vmap(functools.partial(_generate, max_new=prepared.max_new, placement=prepared.placement))
-    players = (prepared.target, prepared.drafter, prepared.verifier, shared)
-    return _cut(under_automatic_axes(run, players, request), prepared.width)
-
-
-def init(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> GenerationState:
-    """The state before the first round: the prompt is fed, nothing is emitted.
-
-    Takes the arguments of `generate`, but no verifier, which `step` takes, and no mesh: `shard` the models
-    before, so that `step` is given the same ones.
-
-    Raises:
-      TypeError, ValueError: as `generate` does, and for an unknown option.
-    """
-    _known(options, "init", leave_out=("verifier", "lossy", "mesh"))
-    prepared = prepare(target, drafter, prompt, **(_DEFAULTS | options))
-    state = _jit_init(prepared.target, prepared.drafter, prepared.request, max_new=prepared.max_new)
-    return dataclasses.replace(state, done=prepared.placement.replicate(state.done))
-
-
-def step(
-    target: Model,
-    drafter: Drafter | None,
-    verifier: Verifier | None,
-    state: GenerationState,
-    *,
-    lossy: bool = False,
-) -> tuple[GenerationState, RoundInfo]:
-    """One round: propose, verify, commit. Pure; the caller's state stays alive.
-
-    Finished rows emit nothing, so calling it after the end changes nothing.
-
-    Raises:
-      TypeError, ValueError: if the players are not those that `state` was made for.
-    """
-    drafter = NoDrafter() if drafter is None else drafter
-    check_kinds(target, drafter, verifier, state.sampling)
-    verifier = default_verifier(drafter) if verifier is None else verifier
-    verifier.check(drafter)
-    validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
-    validate.same_draft_length(drafter.max_drafts, state.stats.drafted_at.shape[1])
-    state, info = run_round(target, drafter, verifier, state)
-    placement = placement_of(target)
-    return dataclasses.replace(state, done=placement.replicate(state.done)), placement.replicate(info)
-
-
-def jit_step(*, donate: bool = False):
-    """`step`, jitted. With `donate` its buffers are reused: the state passed in is consumed."""
-    return _donating_step if donate else _keeping_step
-
-
-def finish(state: GenerationState, *, lossless: bool | None = None) -> Generation:
-    """What has been generated so far, as `generate` returns it.
-
-    Inside a caller's `jit` the budgets are not known, so the result is as wide as the buffers.
-
-    Args:
-      state: from `init` and any number of steps.
-      lossless: whether all verifiers were; `None` is told by the state, outside of `jit`.
-
-    Raises:
-      ValueError: if the state is traced and `lossless` is not given.
-    """
-    if lossless is None:
-        if not validate.is_concrete(state.stats.lossy_rounds):
-            raise ValueError(
-                "the state is traced, so it cannot say whether all verifiers were lossless; pass lossless="
-            )
-        lossless = not np.any(to_host(state.stats.lossy_rounds))
-    k = state.stats.drafted_at.shape[1]
-    result = to_host(_collect(state, state.tokens.shape[1] - k - 1, lossless))
-    most = to_host(state.limit - state.prompt_length)
-    return _cut(result, int(np.max(most))) if validate.is_concrete(most) else result
-
-
-def stream(target: Model, drafter: Drafter | None, prompt: Array, **options: Any) -> Iterator[list[np.ndarray]]:
-    """Yields after each round the new token ids of each row, until every row has ended.
-
-    A loop on the host over the jitted `step`. Takes the arguments of `generate`, and checks them
-    at once. The generator returns the final `Generation` (the value of `yield from`).
-    """
-    _known(options, "stream")
-    return _stream(prepare(target, drafter, prompt, **(_DEFAULTS | options)))
-
-
-def _stream(prepared: Prepared) -> Iterator[list[np.ndarray]]:
-    target = prepared.target
-    state = _jit_init(target, prepared.drafter, prepared.request, max_new=prepared.max_new)
-    advance = jit_step(donate=True)
-    replicate = prepared.placement.replicate  # each host reads all rows
-    while not np.all(replicate(state.done)):
-        state, info = advance(target, prepared.drafter, prepared.verifier, state, lossy=True)
-        tokens, count = jax.device_get(replicate((info.tokens, info.count)))
-        yield [row[:n] for row, n in zip(tokens, count, strict=True)]
-    result = replicate(_collect(state, prepared.max_new, prepared.verifier.lossless))
-    return _cut(result, prepared.width)
-
-
-_DEFAULTS = {
-    "prompt_length": None,
-    "key": None,
-    "sampling": Greedy(),
-    "verifier": None,
-    "stop_tokens": (),
-    "capacity": None,
-    "lossy": False,
-    "mesh": None,
-}
-_keeping_step = jax.jit(step, static_argnames="lossy")
-_donating_step = jax.jit(step, static_argnames="lossy", donate_argnames="state")
-
-
-def _known(options: dict[str, Any], name: str, leave_out: tuple[str, ...] = ()) -> None:
-    expected = {*_DEFAULTS, "max_new_tokens"} - set(leave_out)
-    if unknown := sorted(set(options) - expected):
-        raise TypeError(f"{name} has no option {', '.join(unknown)}; expected some of {', '.join(sorted(expected))}")
-    if "max_new_tokens" not in options:
-        raise TypeError(f"{name} needs max_new_tokens")
+    run = functools.partial(_generate, max_new=arguments.max_new, placement=arguments.placement)
+    models = (arguments.target, arguments.drafter, arguments.verifier, arguments.policy)
+    return cut(under_automatic_axes(fold_rows_under_vmap(run), models, arguments.rows), arguments.width)
 
 
 @functools.partial(jax.jit, static_argnames=("max_new", "placement"))
-def _generate(players, request: Request, *, max_new: int, placement: Any) -> Generation:
-    target, drafter, verifier, shared = players
-    if shared is not None:
-        request = dataclasses.replace(request, sampling=shared)
-    state = _init(target, drafter, request, max_new=max_new)
+def _generate(
+    models: tuple[Model, Drafter, Verifier, Policy | None], rows: Rows, *, max_new: int, placement: Layout
+) -> Generation:
+    target, drafter, verifier, policy = models
+    state = initial_state(target, drafter, policy, rows, max_new=max_new)
     with jax.named_scope("rounds"):
         state = jax.lax.while_loop(
             lambda state: ~jnp.all(state.done),
             lambda state: run_round(target, drafter, verifier, state)[0],
             state,
         )
-    return placement.replicate(_collect(state, max_new, verifier.lossless))
+    return placement.replicate(collect(state, max_new, verifier.lossless))
 
 
-def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) -> GenerationState:
-    batch, width = request.prompt.shape
-    limit_fits = (request.max_new_tokens >= 0) & (request.max_new_tokens <= max_new)
-    status = validate.traced_status(
-        request.prompt, request.prompt_length, limit_fits, request.sampling, target.vocab_size
-    )
-    prompt = jnp.clip(request.prompt, 0, target.vocab_size - 1)
-    length = jnp.clip(request.prompt_length, 1, width)
-    budget = jnp.clip(request.max_new_tokens, 0, max_new)
+def initial_state(
+    target: Model, drafter: Drafter, policy: Policy | None, rows: Rows, *, max_new: int
+) -> GenerationState:
+    """Returns the state before the first round: the prompt is fed, nothing is emitted.
+
+    Args:
+      target: the model whose distribution is kept.
+      drafter: the drafter, whose own state is made too.
+      policy: `Arguments.policy`.
+      rows: the arrays that differ by row.
+      max_new: the new tokens that a row of the buffers holds.
+    """
+    sampling = rows.sampling if policy is None else policy
+    assert sampling is not None, "Arguments has the policy in one of two places"
+    batch, width = rows.prompt.shape
+    limit_fits = (rows.max_new_tokens >= 0) & (rows.max_new_tokens <= max_new)
+    status = validate.traced_status(rows.prompt, rows.prompt_length, limit_fits, sampling, target.vocab_size)
+    prompt = jnp.clip(rows.prompt, 0, target.vocab_size - 1)
+    length = jnp.clip(rows.prompt_length, 1, width)
+    budget = jnp.clip(rows.max_new_tokens, 0, max_new)
     slots = width + max_new + drafter.max_drafts + 1
     prefilled = prefill(target, prompt, length, target.init_cache(batch, slots), drafter.capture)
     done = (budget == 0) | (status != Status.OK)
-    context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), request.sampling)
+    context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), sampling)
     failed = status != Status.OK
     empty = jnp.zeros((batch, slots), jnp.float32)
     return GenerationState(
@@ -279,20 +175,17 @@ def _init(target: Model, drafter: Drafter, request: Request, *, max_new: int) ->
             jnp.int32(StopReason.RUNNING),
         ),
         status=status,
-        keys=request.keys,
-        stop_tokens=request.stop_tokens,
-        sampling=request.sampling,
+        keys=rows.keys,
+        stop_tokens=rows.stop_tokens,
+        sampling=sampling,
         cache=prefilled.cache,
         drafter_state=drafter.init(context, prefilled, slots),
         stats=Stats.zero(batch, drafter.max_drafts),
     )
 
 
-_jit_init = jax.jit(_init, static_argnames="max_new")
-
-
-def _collect(state: GenerationState, width: int, lossless: bool) -> Generation:
-    """The new tokens of each row, moved to the left edge; zeros follow them."""
+def collect(state: GenerationState, width: int, lossless: bool) -> Generation:
+    """Returns the result so far: each row's new tokens moved to the left edge, `width` slots, zeros behind them."""
     offsets = jnp.arange(width, dtype=jnp.int32)[None]
     length = state.length - state.prompt_length
     new = offsets < length[:, None]
@@ -304,7 +197,8 @@ def _collect(state: GenerationState, width: int, lossless: bool) -> Generation:
     return Generation(tokens, length, log_probs, warped, state.stop_reason, state.status, state.stats, lossless)
 
 
-def _cut(result: Generation, width: int) -> Generation:
+def cut(result: Generation, width: int) -> Generation:
+    """Returns the result with at most `width` slots a row."""
     return dataclasses.replace(
         result,
         tokens=result.tokens[:, :width],

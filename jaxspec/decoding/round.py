@@ -3,17 +3,17 @@
 before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
 propose            . . . . . x y z    three drafts
 verify     feed            [e x y z]  one pass gives the distribution after each
-verdict    x kept, y rejected, w drawn in its place
+verdict    x accepted, y rejected, w drawn in its place
 commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
 
-The drafts of a tree are fed in one pass too, each seeing its own ancestors; of their cache
-entries only the accepted path's are kept.
+The drafts of a tree are fed in one pass too, each seeing its own ancestors; only the cache
+entries of the accepted path are stored.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
-from jaxspec.core.model import Model, ModelOutput
+from jaxspec.core.model import Entries, Model, ModelOutput, ResumableModel
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
@@ -32,11 +32,13 @@ from jaxspec.core.tree import depths, verification_mask
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
+_Carry = TypeVar("_Carry")
+
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Verified:
-    """What the verification pass found along the accepted path, at the shape of the longest one.
+    """The results of a verification pass along the accepted path, at the shape of the longest one.
 
     `finite` counts the rows of logits before the first that is not.
     """
@@ -46,7 +48,7 @@ class _Verified:
     log_probs: Float[Array, "b n"]
     warped_log_probs: Float[Array, "b n"]
     finite: Int[Array, "b"]
-    entries: object
+    entries: Entries
     hidden: tuple[Array, ...]
 
 
@@ -55,7 +57,7 @@ def run_round(
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
     rng = verifier.rng(state.keys, state.length)
-    # Where rounds may be shorter than k, noise that is kept for all of it would mostly go unread.
+    # Where rounds may be shorter than k, noise that is stored for all of it would mostly go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     with jax.named_scope("propose"):
@@ -65,8 +67,8 @@ def run_round(
     score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
         return score(proposal, drafter.lengths, state)
-    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Drafts come
-    # first, for what was read of a cache to make them must be used before anything is written to it.
+    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Rounds with
+    # drafts come first: what drafting read of a cache must be used before anything is written to it.
     drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
     with jax.named_scope("with_drafts"):
         round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
@@ -74,16 +76,18 @@ def run_round(
         return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
 
 
-def _if(condition: Bool[Array, ""], function: Callable[[Any], Any], carry: Any) -> Any:
-    """`function(carry)` where the condition holds, else `carry`: a loop of one turn or none.
+def _if(condition: Bool[Array, ""], function: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
+    """Returns `function(carry)` where the condition holds, else `carry`.
 
-    A branch that wrote to a cache would be given a copy of it. A loop writes where it lies.
+    Like `lax.cond(condition, function, identity, carry)`, written as a 0- or 1-trip `while_loop` so that XLA updates
+    the cache in place: a branch that wrote to it would be given a copy.
     """
     once = lambda now: (jnp.zeros((), jnp.bool_), function(now[1]))  # noqa: E731
     return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]
 
 
 def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
+    """Returns the outcome of a round in which no row emits anything."""
     none = jnp.zeros_like(state.length)
     return RoundInfo(jnp.zeros((none.shape[0], drafter.max_drafts + 1), jnp.int32), none, none, none)
 
@@ -93,9 +97,15 @@ def _context(target: Model, state: GenerationState) -> Context:
 
 
 def _score(
-    target, drafter, verifier, rng, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
+    target: Model,
+    drafter: Drafter,
+    verifier: Verifier,
+    rng: Rng,
+    proposal: Proposal,
+    lengths: tuple[int, ...],
+    state: GenerationState,
 ) -> tuple[GenerationState, RoundInfo]:
-    """Verifies a proposal, by the shortest of these passes that holds it, and commits what is kept of it."""
+    """Verifies a proposal by the shortest pass of `lengths` that holds it, and commits the accepted drafts."""
     context = _context(target, state)
     with jax.named_scope("verify"):
         verified = _verify(lengths, drafter, verifier, rng, proposal, context)
@@ -135,7 +145,10 @@ def _verify(
     return jax.lax.switch(index, [branch(n) for n in lengths])
 
 
-def _verify_drafts(most: int, drafter, verifier, rng, proposal: Proposal, context: Context) -> _Verified:
+def _verify_drafts(
+    most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context
+) -> _Verified:
+    """Scores and verifies one proposal; the results are padded to `most` drafts."""
     output = _target_pass(drafter, proposal, context)
     verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling)
     rows = _path_rows(proposal, verdict)
@@ -163,20 +176,22 @@ def _verify_drafts(most: int, drafter, verifier, rng, proposal: Proposal, contex
 
 
 def _widen(x: Array, to: int) -> Array:
-    """The same with zeros behind, `to` along the second axis."""
+    """Pads the second axis with zeros to the size `to`."""
     return jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
 
 def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
-    """The target over the last committed token and the drafts; what drafting ran of it is not run again."""
+    """Runs the target over the last committed token and the drafts, from where drafting stopped if it began."""
+    target = context.target
     options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
     if proposal.partial is not None:
-        return context.target.resume(proposal.partial, context.cache, **options)
-    return context.target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
+        assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
+        return target.resume(proposal.partial, context.cache, **options)
+    return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
 
 
-def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Array]:
-    """What the target must be told of a tree: who sees whom, and positions by depth."""
+def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Any]:
+    """Returns the target's arguments for a tree: the mask of ancestors, and positions by depth."""
     if proposal.parents is None:
         return {}
     depth = jnp.pad(depths(proposal.parents, proposal.depth), ((0, 0), (1, 0)))
@@ -187,17 +202,19 @@ def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Arra
 
 
 def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
-    """The row of logits that stands before each emitted token; row 0 is the last committed one's."""
+    """Returns the row of logits that each emitted token is drawn from; row 0 is the last committed one's."""
     batch, n = proposal.tokens.shape
     if proposal.parents is None:
         return jnp.broadcast_to(jnp.arange(n + 1, dtype=jnp.int32)[None], (batch, n + 1))
+    if verdict.path is None:
+        raise ValueError("the verdict of a tree has no path; return Verdict(accepted, next_token, path)")
     return jnp.pad(verdict.path[:, : proposal.depth] + 1, ((0, 0), (1, 0)))
 
 
 def _verdict(
     verifier: Verifier, rng: Rng, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
 ) -> tuple[Verdict, Float[Array, "b n v"] | None]:
-    """The verdict, and the distribution it was drawn from (`None`: one-hot, for a greedy policy)."""
+    """Returns the verdict, and the log-probabilities it was drawn from (`None`: one-hot, for a greedy policy)."""
     if policy.greedy:
         tokens = argmax(logits)
         return verifier.verify_greedy(proposal, tokens), None
@@ -206,7 +223,7 @@ def _verdict(
 
 
 def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
-    """The accepted drafts, then the next token; what follows is never read."""
+    """Returns the accepted drafts, then the next token; the rest is never read."""
     tokens = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), rows, axis=1)
     tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -216,16 +233,18 @@ def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> I
 def _at(
     values: Float[Array, "b n v"], rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
 ) -> Float[Array, "b n_path"]:
+    """Returns the values of tokens in given rows."""
     batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
     return values[batch, rows, tokens]
 
 
 def _commit(
-    state: GenerationState, k: int, proposal: Proposal, verified: _Verified, drafter_state
+    state: GenerationState, k: int, proposal: Proposal, verified: _Verified, drafter_state: Any
 ) -> tuple[GenerationState, RoundInfo]:
+    """Appends each row's emitted tokens, up to a stop token or its budget."""
     accepted = verified.verdict.accepted
-    # What goes beyond the budget is cut here and not withdrawn from verification, so that a
-    # smaller budget gives a prefix of what a larger one gives.
+    # Tokens beyond the budget are cut here and not withdrawn from verification, so that a
+    # smaller budget gives a prefix of a larger one's output.
     room = state.limit - state.length
     sound = jnp.minimum(accepted + 1, verified.finite)
     usable = jnp.minimum(sound, room)
@@ -248,7 +267,7 @@ def _commit(
     slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
     submitted = proposal.longest()
     submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
-    kept = jnp.minimum(accepted, count)
+    accepted = jnp.minimum(accepted, count)
     committed = dataclasses.replace(
         state,
         tokens=_store(state.tokens, slots, verified.tokens),
@@ -260,10 +279,10 @@ def _commit(
         status=jnp.where(failed, jnp.int32(Status.NOT_FINITE_LOGITS), state.status),
         cache=state.cache.append(verified.entries).truncate(length - 1),
         drafter_state=drafter_state,
-        stats=state.stats.count(live, count, submitted, kept, verified.verdict.deviation),
+        stats=state.stats.count(live, count, submitted, accepted, verified.verdict.deviation),
     )
     none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1).astype(jnp.int32)
-    info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, kept, none))
+    info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, accepted, none))
     return committed, info
 
 

@@ -13,21 +13,21 @@ import jax.numpy as jnp
 
 
 def fold_rows_under_vmap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Makes `function(players, rows)` fold a mapped axis of `rows` into their first axis.
+    """Makes `function(models, rows)` fold a mapped axis of `rows` into their first axis.
 
-    Every leaf of `rows` and of the result has the rows as its first axis. If `players` (models,
-    drafter, verifier) are mapped, calls run one after the other instead.
+    Every leaf of `rows` and of the result has the rows as its first axis. If `models` (target,
+    drafter, verifier, policy) are mapped, calls run one after the other instead.
     """
     wrapped = jax.custom_batching.custom_vmap(function)
 
     @wrapped.def_vmap
-    def rule(axis_size, in_batched, players, rows):
-        players_mapped, rows_mapped = in_batched
-        if any(jax.tree.leaves(players_mapped)):
-            result = _one_after_the_other(wrapped, axis_size, in_batched, players, rows)
+    def rule(axis_size, in_batched, models, rows):
+        models_mapped, rows_mapped = in_batched
+        if any(jax.tree.leaves(models_mapped)):
+            result = _one_after_the_other(wrapped, axis_size, in_batched, models, rows)
         else:
             rows = jax.tree.map(lambda x, mapped: x if mapped else _repeat(x, axis_size), rows, rows_mapped)
-            folded = wrapped(players, jax.tree.map(lambda x: x.reshape(axis_size * x.shape[1], *x.shape[2:]), rows))
+            folded = wrapped(models, jax.tree.map(lambda x: x.reshape(axis_size * x.shape[1], *x.shape[2:]), rows))
             result = jax.tree.map(lambda x: x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]), folded)
         return result, jax.tree.map(lambda _: True, result)
 
@@ -38,8 +38,8 @@ def _repeat(x, count: int):
     return jnp.broadcast_to(x[None], (count, *x.shape))
 
 
-def _one_after_the_other(wrapped, axis_size, in_batched, players, rows):
-    leaves, tree = jax.tree.flatten((players, rows))
+def _one_after_the_other(wrapped, axis_size, in_batched, models, rows):
+    leaves, tree = jax.tree.flatten((models, rows))
     mapped = jax.tree.leaves(in_batched)
 
     def call(index):

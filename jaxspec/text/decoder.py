@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, Unpack, cast, overload
 
 import numpy as np
 
@@ -12,33 +12,42 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.decoding.arguments import default_verifier
-from jaxspec.decoding.generate import generate
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
 from jaxspec.nn.network import Network
-from jaxspec.text.request import Players, TextOptions, TextRequest
+from jaxspec.text.request import TextKeywords, TextOptions, TextRequest
 from jaxspec.text.result import TextResult, Timing, collect, new_rows
 from jaxspec.text.stream import TextStream
 from jaxspec.verifiers.base import Verifier
 
-Messages = Sequence[Mapping[str, str]]
+# Lists and tuples, since a string is a sequence of strings.
+Prompts: TypeAlias = list[str] | tuple[str, ...]
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+OneStream: TypeAlias = TextStream[str, TextResult]
+BatchStream: TypeAlias = TextStream[tuple[int, str], list[TextResult]]
 
 
 class SpeculativeDecoder:
     """A target model, a drafter and a tokenizer, ready for text.
 
-    Example:
-      >>> decoder = jaxspec.SpeculativeDecoder("smollm2-135m-instruct", "ngram", k=4)
-      >>> result = decoder.generate("The sea is", max_new_tokens=32, temperature=0)
-      >>> result.text, result.mean_acceptance_length
+    `SpeculativeDecoder("smollm2-135m-instruct")` loads by name, and downloads what is missing.
 
     Attributes:
       target: the model whose distribution is kept.
-      drafter: what guesses.
-      verifier: the rule by which guesses are kept.
+      drafter: drafts tokens.
+      verifier: decides which drafts are accepted.
       tokenizer: the target's.
+
+    Example:
+        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+        >>> result = decoder.generate("the sea", max_new_tokens=4, temperature=0, stop_tokens=())
+        >>> type(result.text).__name__, len(result.token_ids)
+        ('str', 4)
+        >>> turn = decoder.chat([{"role": "user", "content": "hello"}], max_new_tokens=4)
+        >>> len(turn.token_ids) <= 4
+        True
     """
 
     def __init__(
@@ -51,20 +60,20 @@ class SpeculativeDecoder:
         verifier: Verifier | None = None,
         tokenizer: Tokenizer | None = None,
         lossy: bool = False,
-    ):
-        """Puts the players together.
+    ) -> None:
+        """Combines a target, a drafter and a tokenizer; loads those that are given by name.
 
         Args:
-          target: a model, or what `jaxspec.load` takes: a name, a path, a hub id.
+          target: a model, or an argument of `jaxspec.load`: a name, a path, a hub id.
           draft: a `Drafter`; a model, a head, or the name of one; "ngram" or "suffix" (they copy from the text
-            itself); where the target is a name, "auto" (what its manifest names, else "ngram") or one of its
+            itself); where the target is a name, "auto" (the one that its manifest names, else "ngram") or one of its
             own, such as "eagle"; `None` or "none" for plain decoding. A model of another tokenizer drafts the tokens
             that both have.
-          k: drafted tokens a round, a `DraftLength`, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as many
-            as pay, counted for one prompt at a time. A `Drafter` brings its own.
-          num_drafts: how many drafts of a draft model compete in each round.
-          verifier: which drafts are kept; `None` is the default of `jaxspec.generate`. With `CoupledVerifier()` a
-            seed gives the same text with any draft, and without one.
+          k: drafted tokens a round, a `DraftLength`, or a word as of `jaxspec.load_drafter`; `None` is "adaptive": as
+            many as pay, counted for one prompt at a time. A `Drafter` brings its own.
+          num_drafts: the number of drafts of a draft model that compete in each round.
+          verifier: decides which drafts are accepted; `None` is the default of `jaxspec.generate`. With
+            `CoupledVerifier()` a seed gives the same text with any draft, and without one.
           tokenizer: `None` is the target's own; a model that has none needs one.
           lossy: must be True for a verifier that does not keep the target's distribution.
 
@@ -83,15 +92,22 @@ class SpeculativeDecoder:
             )
         self.verifier.check(self.drafter)
         validate.lossy_allowed(self.verifier.lossless, lossy, type(self.verifier).__name__)
-        self.tokenizer = getattr(self.target, "tokenizer", None) if tokenizer is None else tokenizer
-        if self.tokenizer is None:
+        found: Tokenizer | None = getattr(self.target, "tokenizer", None) if tokenizer is None else tokenizer
+        if found is None:
             raise ValueError(
                 "the target model has no tokenizer; pass tokenizer=, such as "
                 "jaxspec.Tokenizer.from_folder(path), or use jaxspec.generate with token ids"
             )
-        self._players = Players(self.target, self.drafter, self.verifier, self.tokenizer, lossy)
+        self.tokenizer: Tokenizer = found
+        self._lossy = lossy
 
-    def generate(self, prompts: str | Sequence[str], **options: Any) -> TextResult | list[TextResult]:
+    @overload
+    def generate(self, prompts: str, **options: Unpack[TextKeywords]) -> TextResult: ...
+
+    @overload
+    def generate(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+
+    def generate(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> TextResult | list[TextResult]:
         """Continues one prompt, or several as one batch.
 
         Without stop strings the whole decoding is one program on the device.
@@ -108,14 +124,28 @@ class SpeculativeDecoder:
           TypeError, ValueError: for prompts or options that do not fit.
           FloatingPointError: if the target's logits were not finite.
         """
-        return _generate(self._continue(prompts, options))
+        return _generate(self._continue(prompts, TextOptions.parse(options)))
 
-    def stream(self, prompts: str | Sequence[str], **options: Any) -> TextStream:
-        """The same, piece by piece while it is decoded. Takes the arguments of `generate`."""
-        return TextStream(self._continue(prompts, options))
+    @overload
+    def stream(self, prompts: str, **options: Unpack[TextKeywords]) -> OneStream: ...
 
-    def chat(self, messages: Messages | Sequence[Messages], **options: Any) -> TextResult | list[TextResult]:
-        """The assistant's next turn in a conversation, or in each of several.
+    @overload
+    def stream(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> BatchStream: ...
+
+    def stream(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> OneStream | BatchStream:
+        """Continues prompts as `generate` does, with its arguments, and yields the text while it is decoded."""
+        return TextStream(self._continue(prompts, TextOptions.parse(options)))
+
+    @overload
+    def chat(self, messages: Messages, **options: Unpack[TextKeywords]) -> TextResult: ...
+
+    @overload
+    def chat(self, messages: Sequence[Messages], **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], **options: Unpack[TextKeywords]
+    ) -> TextResult | list[TextResult]:
+        """Writes the assistant's next turn in a conversation, or in each of several.
 
         Args:
           messages: dictionaries with `role` ("system", "user", "assistant") and `content`; or a
@@ -125,66 +155,84 @@ class SpeculativeDecoder:
         Raises:
           ValueError: if the tokenizer has no chat template, or it refuses the messages.
         """
-        return _generate(self._answer(messages, options))
+        return _generate(self._answer(messages, TextOptions.parse(options)))
 
-    def stream_chat(self, messages: Messages | Sequence[Messages], **options: Any) -> TextStream:
-        """The same, piece by piece while it is decoded. Takes the arguments of `chat`."""
-        return TextStream(self._answer(messages, options))
+    @overload
+    def stream_chat(self, messages: Messages, **options: Unpack[TextKeywords]) -> OneStream: ...
 
-    def _continue(self, prompts: str | Sequence[str], options: dict[str, Any]) -> TextRequest:
+    @overload
+    def stream_chat(self, messages: Sequence[Messages], **options: Unpack[TextKeywords]) -> BatchStream: ...
+
+    def stream_chat(
+        self, messages: Messages | Sequence[Messages], **options: Unpack[TextKeywords]
+    ) -> OneStream | BatchStream:
+        """Writes the next turn as `chat` does, with its arguments, and yields the text while it is decoded."""
+        return TextStream(self._answer(messages, TextOptions.parse(options)))
+
+    def _continue(self, prompts: str | Prompts, options: TextOptions) -> TextRequest:
+        """Encodes prompts."""
         single = isinstance(prompts, str)
-        texts = [prompts] if single else list(prompts)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ValueError("there is no prompt; pass a string or a list of at least one")
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"prompt {index} must be a string, got {type(text).__name__}")
         ids = [self._encode(text, "the prompt" if len(texts) == 1 else f"prompt {i}") for i, text in enumerate(texts)]
-        return TextRequest.make(self._players, ids, TextOptions.parse(options), single=single)
+        return self._request(ids, options, single=single)
 
     def _encode(self, text: str, name: str) -> list[int]:
+        """Encodes one prompt; `name` is for the error."""
         ids = self.tokenizer.encode(text)
         if ids:
             return ids
         raise ValueError(f"{name} is empty, so there is nothing to continue; pass some text")
 
-    def _answer(self, messages: Messages | Sequence[Messages], options: dict[str, Any]) -> TextRequest:
+    def _answer(self, messages: Messages | Sequence[Messages], options: TextOptions) -> TextRequest:
+        """Encodes conversations, with the assistant's turn opened."""
         if isinstance(messages, str | Mapping) or not messages:
             raise ValueError(
                 "messages must be a list of at least one message, "
                 f"[{{'role': 'user', 'content': 'Hello'}}], got {messages!r}"
             )
         single = isinstance(messages[0], Mapping)
-        ids = [self.tokenizer.apply_chat_template(turns) for turns in ([messages] if single else messages)]
-        return TextRequest.make(self._players, ids, TextOptions.parse(options), single=single)
+        conversations = cast("Sequence[Messages]", [messages] if single else messages)
+        ids = [self.tokenizer.apply_chat_template(turns) for turns in conversations]
+        return self._request(ids, options, single=single)
+
+    def _request(self, ids: list[list[int]], options: TextOptions, *, single: bool) -> TextRequest:
+        return TextRequest.make(
+            self.target,
+            self.drafter,
+            ids,
+            options,
+            verifier=self.verifier,
+            lossy=self._lossy,
+            tokenizer=self.tokenizer,
+            single=single,
+        )
 
 
 def _generate(request: TextRequest) -> TextResult | list[TextResult]:
     # A stop string is seen on the host alone, which must then look at each round.
     if request.stop:
-        stream = TextStream(request)
+        stream = TextStream[Any, TextResult | list[TextResult]](request)
         for _ in stream:
             pass
         return stream.result
     start = time.perf_counter()
-    players = request.players
-    generation = generate(
-        players.target,
-        players.drafter,
-        request.prompts,
-        verifier=players.verifier,
-        lossy=players.lossy,
-        **request.arguments(),
-    )
+    generation = request.generate()
     tokens, length = np.asarray(generation.tokens), np.asarray(generation.length)
     timing = Timing(time.perf_counter() - start, int(length.sum()))
     rows = new_rows(request)
     for row, ids, count in zip(rows, tokens, length, strict=True):
         row.push(ids[:count].tolist(), last=True)
-    return collect(request, rows, generation, timing)
+    results = collect(request, rows, generation, timing)
+    return results[0] if request.single else results
 
 
 def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
+    """Returns a model, loaded if it is given by name."""
     if isinstance(value, str | os.PathLike):
         return load(value)
     if not isinstance(value, Model):
@@ -203,6 +251,7 @@ def _as_drafter(
     num_drafts: int,
     tokenizer: Tokenizer | None,
 ) -> Drafter:
+    """Returns a drafter, made from a model or loaded if it is given by name."""
     if isinstance(draft, Drafter):
         if num_drafts != 1:
             raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
@@ -213,6 +262,6 @@ def _as_drafter(
     if not isinstance(draft, str | os.PathLike):
         k = "adaptive" if k is None and num_drafts == 1 else k
         return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
-    LengthOption.parse(k)  # what is wrong with it is said before anything is loaded
+    LengthOption.parse(k)  # raises for a wrong `k` before anything is loaded
     name = target_name if isinstance(target_name, str) else None
     return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
-# In nobody's vocabulary, so every tokenizer that can spell it does so byte by byte.
+# In no vocabulary, so every tokenizer that can spell it does so byte by byte.
 _RARE_CHARACTER = "\U0010fffd"
 
 
 class Detokenizer:
     """Decodes tokens as they come; the pieces together are `tokenizer.decode` of all of them.
 
-    A token may hold a part of a character only. What could still become a character, or change
-    with the next token, is held back:
+    A token may hold a part of a character only. Bytes that could still become a character, or change
+    with the next token, are held back:
 
         ids of "ü!"    C3    BC    !
         push returns   ""    "ü"   "!"
@@ -22,7 +22,7 @@ class Detokenizer:
     a run that is not UTF-8 is replaced byte for byte, so it is held back until it ends.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer) -> None:
         """Starts an empty text.
 
         Args:
@@ -40,11 +40,11 @@ class Detokenizer:
         self._drops_space = False
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is certain now and was not before."""
+        """Adds tokens; returns the text that is certain now and was not before."""
         return self._without_first_space("".join(self._one(int(index)) for index in ids))
 
     def flush(self) -> str:
-        """The rest, its incomplete characters replaced by U+FFFD. Ends the text."""
+        """Returns the rest, its incomplete characters replaced by U+FFFD. Ends the text."""
         return self._without_first_space(self._close_run() + self._characters.decode(b"", final=True))
 
     def _one(self, index: int) -> str:
@@ -60,7 +60,7 @@ class Detokenizer:
         return self._close_run() + self._characters.decode(data)
 
     def _loses_its_space(self, index: int, data: bytes) -> bool:
-        """Whether decoding drops the space that the text's first token begins with."""
+        """Returns whether decoding drops the space that the text's first token begins with."""
         return data.startswith(b" ") and len(self._tokenizer.decode([index])) < len(data.decode(errors="replace"))
 
     def _without_first_space(self, text: str) -> str:
@@ -77,7 +77,7 @@ class Detokenizer:
             return "\ufffd" * len(run)
 
     def _is_run_token(self, index: int, data: bytes) -> bool:
-        """Whether `decode` takes this token together with the byte tokens around it.
+        """Returns whether `decode` takes this token together with the byte tokens around it.
 
         Followed by a byte that belongs to no character, such a token is replaced as well.
         """
@@ -90,7 +90,7 @@ class Detokenizer:
         return self._joins_a_run[index]
 
     def _stray_byte_token(self) -> int | None:
-        """The token of a lone UTF-8 continuation byte in a tokenizer whose byte tokens form runs."""
+        """Returns the token of a lone continuation byte if the tokenizer's byte tokens form runs, else `None`."""
         ids = self._tokenizer.encode(_RARE_CHARACTER, add_special_tokens=False)
         parts = [self._tokenizer.token_bytes(index) for index in ids]
         if not all(parts) or len(b"".join(parts[-4:])) != 4:
@@ -103,10 +103,10 @@ class Detokenizer:
 class StopStrings:
     """Cuts a text at the first stop string to be completed, however the text is divided.
 
-    What could begin a stop string is held back until it is known not to.
+    Text that could begin a stop string is held back until it is known not to.
     """
 
-    def __init__(self, stops: str | Sequence[str]):
+    def __init__(self, stops: str | Sequence[str]) -> None:
         """Starts an empty text.
 
         Args:
@@ -126,7 +126,7 @@ class StopStrings:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text to show, and whether a stop string has ended it. What follows is dropped."""
+        """Adds text; returns the text to show, and whether a stop string has ended it. Text after that is dropped."""
         if self._stopped:
             return "", True
         self._held += text
@@ -138,17 +138,17 @@ class StopStrings:
         return shown, False
 
     def flush(self) -> str:
-        """What was held back, now that nothing follows."""
+        """Returns the text that was held back, now that nothing follows."""
         shown, self._held = self._held, ""
         return shown
 
     def _first_completed(self) -> int | None:
-        """Where the stop string begins that ends first; of several, the one that begins first."""
+        """Finds the start of the stop string that ends first; of several, the one that begins first."""
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _possible_beginning(self) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """Counts the characters at the end that may be the beginning of a stop string."""
         longest = min(len(self._held), max((len(stop) - 1 for stop in self._stops), default=0))
         for size in range(longest, 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):

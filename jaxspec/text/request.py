@@ -1,9 +1,9 @@
-"""What is asked of a text generation, checked before any work is done."""
+"""The request of a text generation: options and encoded prompts, checked before any work is done."""
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypedDict
 
 import jax
 import numpy as np
@@ -12,11 +12,27 @@ from jaxtyping import Int, Key
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.model import Layout, Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.core.state import Generation, GenerationState
+from jaxspec.decoding.generate import generate
+from jaxspec.decoding.steps import init
 from jaxspec.drafters.base import Drafter
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
+
+
+class TextKeywords(TypedDict, total=False):
+    """The names and types of `TextOptions`, for the signatures that take them by keyword."""
+
+    max_new_tokens: int | Sequence[int]
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_tokens: Sequence[int] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +48,11 @@ class TextOptions:
       seed: an integer in [0, 2^32); `None` chooses one, and the result says which.
       stop: strings that end a text, which is cut before them.
       stop_tokens: ids that end a text; `None` is the tokenizer's own, `()` is none.
+
+    Example:
+        >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
+        >>> options.policy()
+        Greedy()
     """
 
     max_new_tokens: int | Sequence[int] = 128
@@ -44,8 +65,8 @@ class TextOptions:
     stop_tokens: Sequence[int] | None = None
 
     @classmethod
-    def parse(cls, options: dict[str, Any]) -> Self:
-        """The options as passed by name.
+    def parse(cls, options: Mapping[str, Any]) -> Self:
+        """Makes the options from keyword arguments.
 
         Raises:
           TypeError: if there is no such option.
@@ -56,7 +77,7 @@ class TextOptions:
         return cls(**options)
 
     def policy(self) -> Policy:
-        """The sampling policy.
+        """Returns the sampling policy.
 
         Raises:
           ValueError: if a parameter is out of range, at temperature 0 too.
@@ -67,34 +88,31 @@ class TextOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Players:
-    """Who takes part: the models, the rule between them, and the vocabulary."""
-
-    target: Model
-    drafter: Drafter
-    verifier: Verifier
-    tokenizer: Tokenizer
-    lossy: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class TextRequest:
-    """A batch of encoded prompts and what is asked of them.
+    """A batch of encoded prompts, the models that continue them, and the options.
 
     Attributes:
-      players: the models and the tokenizer.
+      target: the model whose distribution is kept.
+      drafter: drafts tokens.
+      verifier: decides which drafts are accepted.
+      lossy: whether a verifier that changes the distribution is allowed.
+      tokenizer: the target's.
       prompts: `[b, t]`, padded on the right.
       prompt_length: `[b]`.
       single: whether the caller passed one prompt by itself.
       max_new_tokens: `[b]`.
       policy: the sampling policy.
-      seed: what `key` was made of; `None` for greedy decoding without one.
+      seed: the number that `key` was made from; `None` for greedy decoding without one.
       key: the PRNG key, or `None` if nothing is drawn.
       stop: stop strings.
       stop_tokens: ids that end a text.
     """
 
-    players: Players
+    target: Model
+    drafter: Drafter
+    verifier: Verifier
+    lossy: bool
+    tokenizer: Tokenizer
     prompts: Int[np.ndarray, "b t"]
     prompt_length: Int[np.ndarray, "b"]
     single: bool
@@ -106,48 +124,82 @@ class TextRequest:
     stop_tokens: tuple[int, ...]
 
     @classmethod
-    def make(cls, players: Players, prompts: Sequence[Sequence[int]], options: TextOptions, *, single: bool) -> Self:
-        """Checks the options against the prompts.
+    def make(
+        cls,
+        target: Model,
+        drafter: Drafter,
+        prompts: Sequence[Sequence[int]],
+        options: TextOptions,
+        *,
+        verifier: Verifier,
+        lossy: bool,
+        tokenizer: Tokenizer,
+        single: bool,
+    ) -> Self:
+        """Checks the options against the prompts, which are token ids, and pads these.
 
         Raises:
           TypeError, ValueError: for options that do not fit; the text names the prompt.
         """
         policy = options.policy()
-        seed = _seed(options.seed, policy, placement_of(players.target))
+        seed = _seed(options.seed, policy, placement_of(target))
         most = np.asarray(options.max_new_tokens)
         validate.max_new_tokens(most, len(prompts))
         most = np.broadcast_to(most.astype(np.int32), len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        _check_contexts(players, lengths + most)
+        _check_contexts(target, drafter, lengths + most)
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
-        stop_tokens = players.tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens
+        stop_tokens = tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens
         return cls(
-            players=players,
+            target=target,
+            drafter=drafter,
+            verifier=verifier,
+            lossy=lossy,
+            tokenizer=tokenizer,
             prompts=padded,
             prompt_length=lengths,
             single=single,
             max_new_tokens=most,
             policy=policy,
             seed=seed,
-            key=None if policy.greedy else jax.random.key(seed),
-            stop=_stop_strings(options.stop, players.tokenizer),
+            key=None if policy.greedy or seed is None else jax.random.key(seed),
+            stop=_stop_strings(options.stop, tokenizer),
             stop_tokens=tuple(stop_tokens),
         )
 
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `jaxspec.init`; `generate` takes a verifier too."""
-        return {
-            "prompt_length": self.prompt_length,
-            "max_new_tokens": self.max_new_tokens,
-            "key": self.key,
-            "sampling": self.policy,
-            "stop_tokens": self.stop_tokens,
-        }
+    def generate(self) -> Generation:
+        """Decodes the whole batch as one program."""
+        return generate(
+            self.target,
+            self.drafter,
+            self.prompts,
+            prompt_length=self.prompt_length,
+            key=self.key,
+            sampling=self.policy,
+            verifier=self.verifier,
+            max_new_tokens=self.max_new_tokens,
+            stop_tokens=self.stop_tokens,
+            lossy=self.lossy,
+        )
+
+    def init(self) -> GenerationState:
+        """Returns the state before the first round, for decoding round by round."""
+        return init(
+            self.target,
+            self.drafter,
+            self.prompts,
+            prompt_length=self.prompt_length,
+            key=self.key,
+            sampling=self.policy,
+            max_new_tokens=self.max_new_tokens,
+            stop_tokens=self.stop_tokens,
+        )
 
 
-def _seed(seed: Any, policy: Policy, placement: Any) -> int | None:
+def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
+    """Checks a seed, or draws one where sampling needs it; all processes of a mesh get the same."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
         raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
     if seed is not None and not 0 <= seed < 2**32:
@@ -159,15 +211,17 @@ def _seed(seed: Any, policy: Policy, placement: Any) -> int | None:
     return int(seed)
 
 
-def _check_contexts(players: Players, totals: Int[np.ndarray, "b"]) -> None:
+def _check_contexts(target: Model, drafter: Drafter, totals: Int[np.ndarray, "b"]) -> None:
+    """Raises `ValueError` if a prompt and its new tokens exceed the context of the target or of the drafter."""
     for row, total in enumerate(totals.tolist()):
         try:
-            validate.fits(total, None, target=players.target.context_length, draft=players.drafter.context_length)
+            validate.fits(total, None, target=target.context_length, draft=drafter.context_length)
         except ValueError as error:
             raise ValueError(str(error) if len(totals) == 1 else f"prompt {row}: {error}") from None
 
 
-def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
+def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the stop strings as a tuple, checked: each can appear in a text."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     StopStrings(stops)
     for text in stops:

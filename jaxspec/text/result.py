@@ -1,4 +1,4 @@
-"""What a text generation returns."""
+"""The result of a text generation."""
 
 import dataclasses
 
@@ -17,12 +17,12 @@ _STOP_REASONS = {StopReason.STOP_TOKEN: "stop token", StopReason.MAX_NEW_TOKENS:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Wall-clock seconds of one call, all its prompts together, without the consumer's own time.
+    """Wall-clock seconds of one call, all its prompts together, without the time of the loop that consumes a stream.
 
     The first call for new shapes compiles, which takes many times as long as running.
 
     Attributes:
-      seconds: the whole.
+      seconds: the total.
       tokens: new tokens.
       first_seconds: the part until the first round was over: compilation, reading the prompts and
         their first tokens. `None` where all rounds ran as one program.
@@ -36,7 +36,7 @@ class Timing:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second, after the first round where that is timed apart."""
+        """New tokens a second, without the first round where that is timed separately."""
         if self.first_seconds is None or self.tokens == self.first_tokens:
             return self.tokens / self.seconds if self.seconds else 0.0
         return (self.tokens - self.first_tokens) / (self.seconds - self.first_seconds)
@@ -52,11 +52,19 @@ class TextResult:
         wholly before it.
       log_probs: the target's log-probability of each of them, before temperature and top-p.
       stop_reason: "stop token", "stop string" or "max new tokens".
-      prompt_tokens: how many tokens the prompt has.
-      seed: repeats the call; `None` for greedy decoding.
+      prompt_tokens: the number of tokens of the prompt.
+      seed: passed as `seed=` it repeats the call; `None` for greedy decoding.
       stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
       timing: of the call, which all its prompts share.
       lossless: whether the verifier keeps the target's distribution exactly.
+
+    Example:
+        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+        >>> result = decoder.generate("the sea", max_new_tokens=4, temperature=0, stop_tokens=())
+        >>> len(result.token_ids), result.stop_reason, result.text == str(result)
+        (4, 'max new tokens', True)
+        >>> result.mean_acceptance_length >= 1
+        True
     """
 
     text: str
@@ -70,22 +78,22 @@ class TextResult:
     lossless: bool = True
 
     def measured_total_variation(self) -> float:
-        """How far a lossy verifier was from the target's distribution, as `Generation` says it."""
+        """Returns the total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
         return self.stats.measured_total_variation()
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted a round, the target's own included."""
+        """Tokens emitted a round, the one after the accepted drafts included."""
         return self.stats.mean_acceptance_length()
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of drafted tokens that was kept."""
+        """The share of drafted tokens that was accepted."""
         return self.stats.acceptance_rate()
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole call: with several prompts, their tokens together."""
+        """New tokens a second of the whole call: with several prompts, their tokens together."""
         return self.timing.tokens_per_second
 
     def __str__(self) -> str:
@@ -97,11 +105,11 @@ class RowText:
 
     Attributes:
       ids: the tokens, those of the round that completed a stop string included.
-      text: what has been shown.
+      text: the text returned so far.
       stopped: whether a stop string has ended it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], stop_tokens: tuple[int, ...]):
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], stop_tokens: tuple[int, ...]) -> None:
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
@@ -111,7 +119,7 @@ class RowText:
         self._stop_tokens = frozenset(stop_tokens)
 
     def push(self, ids: list[int], *, last: bool) -> str:
-        """Takes a round's tokens; returns the text that they make certain.
+        """Adds a round's tokens; returns the text that no later token can change.
 
         Args:
           ids: the tokens.
@@ -128,8 +136,8 @@ class RowText:
         self.text += shown
         return shown
 
-    def kept(self) -> int:
-        """How many of the tokens count: all, or those wholly before the stop string."""
+    def count(self) -> int:
+        """Counts the tokens of the result: all, or those that end before the stop string."""
         if not self.stopped:
             return len(self.ids)
         before = (n for n in range(len(self.ids), 0, -1) if self.text.startswith(self._tokenizer.decode(self.ids[:n])))
@@ -137,15 +145,12 @@ class RowText:
 
 
 def new_rows(request: TextRequest) -> list[RowText]:
-    """An empty text for each prompt."""
-    tokenizer = request.players.tokenizer
-    return [RowText(tokenizer, request.stop, request.stop_tokens) for _ in request.prompts]
+    """Returns an empty text for each prompt."""
+    return [RowText(request.tokenizer, request.stop, request.stop_tokens) for _ in request.prompts]
 
 
-def collect(
-    request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing
-) -> TextResult | list[TextResult]:
-    """The results of finished rows: one, or a list where the caller passed a list.
+def collect(request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing) -> list[TextResult]:
+    """Returns the results of finished rows, one a prompt.
 
     Raises:
       FloatingPointError, ValueError: if a row failed.
@@ -154,12 +159,12 @@ def collect(
     log_probs, reasons, stats = jax.device_get((generation.log_probs, generation.stop_reason, generation.stats))
     results = []
     for index, row in enumerate(rows):
-        kept = row.kept()
+        count = row.count()
         results.append(
             TextResult(
                 text=row.text,
-                token_ids=tuple(row.ids[:kept]),
-                log_probs=tuple(np.asarray(log_probs[index, :kept]).tolist()),
+                token_ids=tuple(row.ids[:count]),
+                log_probs=tuple(np.asarray(log_probs[index, :count]).tolist()),
                 stop_reason="stop string" if row.stopped else _STOP_REASONS[StopReason(int(reasons[index]))],
                 prompt_tokens=int(request.prompt_length[index]),
                 seed=request.seed,
@@ -168,8 +173,9 @@ def collect(
                 lossless=generation.lossless,
             )
         )
-    return results[0] if request.single else results
+    return results
 
 
 def _row(stats: Stats, index: int) -> Stats:
+    """Returns the statistics of one row, as arrays of one row."""
     return jax.tree.map(lambda counts: counts[index : index + 1], stats)

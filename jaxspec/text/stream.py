@@ -3,40 +3,46 @@
 import dataclasses
 import time
 from collections.abc import Iterator
+from typing import Generic, TypeVar, cast
 
 import jax
 import numpy as np
 from jaxtyping import Bool
 
 from jaxspec.core.state import GenerationState
-from jaxspec.decoding.generate import finish, init, jit_step
+from jaxspec.decoding.steps import finish, jit_step
 from jaxspec.text.request import TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
 
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
-class TextStream(Iterator[str | tuple[int, str]]):
-    """Yields pieces of text as rounds bring them; together they are the text of the result.
 
-    For one prompt the pieces are strings; for a list of prompts they are `(row, piece)`. Nothing is
-    decoded before the first piece is asked for.
+class TextStream(Iterator[Piece], Generic[Piece, Result]):
+    """Yields pieces of text round by round; together they are the text of the result.
+
+    For one prompt the pieces are strings, and the result is a `TextResult`; for a list of prompts they are
+    `(row, piece)`, and the result is a list. Nothing is decoded before the first piece is asked for.
 
     Example:
-      >>> stream = decoder.stream("The sea is")
-      >>> for piece in stream:
-      ...     print(piece, end="", flush=True)
-      >>> stream.result.acceptance_rate
+        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+        >>> stream = decoder.stream("the sea", max_new_tokens=8, temperature=0)
+        >>> "".join(piece for piece in stream) == stream.result.text
+        True
+        >>> stream.result.acceptance_rate <= 1
+        True
     """
 
-    def __init__(self, request: TextRequest):
+    def __init__(self, request: TextRequest) -> None:
         """Starts a stream; use `SpeculativeDecoder.stream`."""
         self._request = request
         self._rows = new_rows(request)
         self._ended = np.zeros(len(self._rows), np.bool_)
-        self._result: TextResult | list[TextResult] | None = None
+        self._results: list[TextResult] | None = None
         self._pieces = self._run()
 
-    def __next__(self) -> str | tuple[int, str]:
-        return next(self._pieces)
+    def __next__(self) -> Piece:
+        return cast("Piece", next(self._pieces))  # strings for one prompt, pairs for a list
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -46,31 +52,30 @@ class TextStream(Iterator[str | tuple[int, str]]):
 
     @property
     def ended(self) -> tuple[bool, ...]:
-        """Which prompts have all their text, the latest piece included."""
+        """Whether each prompt has all its text, the latest piece included."""
         return tuple(self._ended.tolist())
 
     @property
-    def result(self) -> TextResult | list[TextResult]:
-        """What `generate` would have returned, once the stream has ended.
+    def result(self) -> Result:
+        """The result of `generate`, once the stream has ended.
 
         Raises:
           RuntimeError: if it has not.
         """
-        if self._result is None:
+        if self._results is None:
             raise RuntimeError("the stream has not ended, so it has no result; iterate to its end first")
-        return self._result
+        return cast("Result", self._results[0] if self._request.single else self._results)
 
     def _run(self) -> Iterator[str | tuple[int, str]]:
-        players = self._request.players
-        clock = _Clock()
+        request, clock = self._request, _Clock()
         with clock:
-            state = init(players.target, players.drafter, self._request.prompts, **self._request.arguments())
+            state = request.init()
             done = np.asarray(state.done)
         self._ended = np.array(done)
         advance = jit_step(donate=True)
         while not done.all():
             with clock:
-                state, info = advance(players.target, players.drafter, players.verifier, state, lossy=players.lossy)
+                state, info = advance(request.target, request.drafter, request.verifier, state, lossy=request.lossy)
                 tokens, count, done = jax.device_get((info.tokens, info.count, state.done))
             clock.count(int(count.sum()))
             pieces = [
@@ -82,9 +87,9 @@ class TextStream(Iterator[str | tuple[int, str]]):
                 # Not for all rows at once: those whose last piece is yet to come have not ended.
                 self._ended[index] = done[index]
                 if piece:
-                    yield piece if self._request.single else (index, piece)
-        generation = finish(state, lossless=players.verifier.lossless)
-        self._result = collect(self._request, self._rows, generation, clock.timing())
+                    yield piece if request.single else (index, piece)
+        generation = finish(state, lossless=request.verifier.lossless)
+        self._results = collect(request, self._rows, generation, clock.timing())
 
 
 def _end_stopped(
@@ -98,17 +103,18 @@ def _end_stopped(
 
 
 class _Clock:
-    """Adds up the seconds spent in its `with` blocks, and splits them after the first count."""
+    """Adds up the seconds spent in its `with` blocks, those up to the first count also by themselves."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._seconds = 0.0
+        self._entered = 0.0
         self._tokens = 0
         self._first: tuple[float, int] | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._entered = time.perf_counter()
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self._seconds += time.perf_counter() - self._entered
 
     def count(self, tokens: int) -> None:

@@ -28,7 +28,7 @@ class TreeVerifier(Verifier):
     only the last token is drawn over the whole vocabulary, and the cost does not grow with the tree.
 
     Example:
-        >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)))
+        >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 1)))
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.TreeVerifier(), max_new_tokens=4)
         >>> jaxspec.generate(target, drafter, prompt, **options).tokens.shape
         (2, 4)

@@ -40,7 +40,7 @@ class DraftTree:
     def of(cls, proposal: Proposal) -> Self:
         """Returns the same drafts; a chain's parents are the drafts before."""
         parents, depth = proposal.parents, proposal.depth
-        if parents is None or depth is None:
+        if parents is None:
             depth = proposal.tokens.shape[1]
             parents = jnp.broadcast_to(jnp.arange(-1, depth - 1, dtype=jnp.int32)[None], proposal.tokens.shape)
         return cls(proposal.tokens, proposal.valid, proposal.log_probs, parents, depth)

@@ -1,4 +1,4 @@
-"""Who may play with whom: what `step`, `init` and `ModelDrafter` take, and what they refuse."""
+"""The arguments that `step`, `init` and `ModelDrafter` take, and those that they refuse."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def test_a_step_refuses_a_lossy_verifier_unless_told():
 
 @pytest.mark.parametrize("option", ["verifier", "lossy", "colour"])
 def test_init_refuses_options_that_it_could_only_ignore(option):
-    with pytest.raises(TypeError, match=f"init has no option {option}"):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         jaxspec.init(TARGET, None, PROMPT, max_new_tokens=4, **{option: None})
 
 

@@ -1,6 +1,6 @@
 """The joint distribution of the first tokens through the whole of `generate`, against exact products.
 
-One ragged batch for every pair of players: two texts of different lengths, two temperatures, top-p,
+One ragged batch for every pair of drafter and verifier: two texts of different lengths, two temperatures, top-p,
 and greedy rows between them. Monte Carlo with fixed seeds; `statistics.FALSE_ALARM` over all tests
 here states how often a correct program would fail under new ones.
 """
@@ -43,7 +43,7 @@ UNLIKE = jaxspec.CrossVocabularyDrafter(
 CHAINS = Tree.chains(3, 2)
 SAMPLED = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement())
 LIKELIEST = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
-PLAYERS = {
+PAIRS = {
     "model, token": (MODEL, TokenVerifier()),
     "model, block": (MODEL, BlockVerifier()),
     "model, coupled": (MODEL, CoupledVerifier()),
@@ -127,10 +127,10 @@ def generate(target, drafter, verifier, *, sampling=POLICY, texts=TEXTS, lengths
 
 
 @pytest.mark.parametrize(
-    "players", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLAYERS]
+    "pair", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PAIRS]
 )
-def test_the_joint_distribution_of_three_tokens(players):
-    result = generate(TARGET, *PLAYERS[players])
+def test_the_joint_distribution_of_three_tokens(pair):
+    result = generate(TARGET, *PAIRS[pair])
     tokens = np.asarray(result.tokens)
     same_distribution(joint_probs(TARGET), counts(tokens[FIRST]), tests=TESTS)
     same_distribution(joint_probs(TARGET, SHORT, 1.3, 0.8), counts(tokens[SECOND]), tests=TESTS)

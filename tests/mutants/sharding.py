@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "results stay split",
         "decoding/generate.py",
-        "placement.replicate(_collect(state, max_new, verifier.lossless))",
-        "_collect(state, max_new, verifier.lossless)",
+        "placement.replicate(collect(state, max_new, verifier.lossless))",
+        "collect(state, max_new, verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),
     Mutant(

@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
-from jaxspec.decoding.arguments import prepare
+from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.children import WithoutReplacement as Drawn
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
@@ -233,11 +233,9 @@ def test_rows_follow_the_targets_own_rules():
     """`TENSOR_PARALLEL` does not split them, whatever the mesh is called."""
     target = shard(TARGET, make_mesh(), TENSOR_PARALLEL)
     options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
-    prepared = prepare(
-        target, None, PROMPT, verifier=None, stop_tokens=(), capacity=None, lossy=False, mesh=make_mesh(), **options
-    )
-    assert prepared.request.prompt.sharding.is_fully_replicated
-    assert prepared.placement == target.placement
+    arguments = Arguments.check(target, None, PROMPT, stop_tokens=(), capacity=None, mesh=make_mesh(), **options)
+    assert arguments.rows.prompt.sharding.is_fully_replicated
+    assert arguments.placement == target.placement
 
 
 def test_an_adapters_model_on_a_mesh():

@@ -224,7 +224,7 @@ class _Lossy(jaxspec.TokenVerifier):
         ("ngram", {"verifier": _Lossy()}, ValueError, "pass lossy=True"),
     ],
 )
-def test_players_that_do_not_fit(model, draft, options, error, match):
+def test_arguments_that_do_not_fit(model, draft, options, error, match):
     with pytest.raises(error, match=match):
         SpeculativeDecoder(model, draft, **options)
 

@@ -73,8 +73,8 @@ PLAYERS = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tre
 
 @pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
 def test_the_result_says_how_far_it_is_off(drafter, rule):
-    players = (TARGET, DRAFTERS[drafter](), PROMPT)
-    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
+    models = (TARGET, DRAFTERS[drafter](), PROMPT)
+    result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
     assert not result.lossless
     assert (np.asarray(result.length) == 24).all()
     assert 0 < result.measured_total_variation() <= 1
@@ -84,17 +84,17 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
 @pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
 def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
     """Whatever the length, each new token counts once, so the mean is a total variation."""
-    players = (TARGET, DRAFTERS[drafter](), PROMPT)
-    whole = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
+    models = (TARGET, DRAFTERS[drafter](), PROMPT)
+    whole = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
     sums = []
     for budget in (1, 2, 3):
         options = OPTIONS | {"max_new_tokens": budget, "capacity": 40}
-        result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **options)
+        result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **options)
         sums.append(np.asarray(result.stats.deviation))
         assert (sums[-1] <= budget + 1e-6).all()
     assert (np.diff(sums, axis=0) >= -1e-6).all() and (np.diff(sums, axis=0) <= 1 + 1e-6).all()
     stop = {"stop_tokens": [int(whole.tokens[0, 0])], "capacity": 40}
-    result = jaxspec.generate(*players, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS | stop)
+    result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS | stop)
     assert result.length[0] == 1
     np.testing.assert_allclose(result.stats.deviation[0], sums[0][0], atol=1e-6)
 
