@@ -1,4 +1,4 @@
-"""A cascade: something cheap drafts for the model that drafts for the target.
+"""Drafts with a cascade: something cheap drafts for the model that drafts for the target.
 
     text         ... d e                 e is committed and unfed
     cheap guess          x y z           copied
@@ -20,11 +20,12 @@ from jaxtyping import Float, Int
 from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Cache, Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context, Proposal
+from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import ModelDraft
 from jaxspec.drafters.lookup import Guess, LookupDrafter
@@ -35,9 +36,9 @@ from jaxspec.drafters.lookup import Guess, LookupDrafter
 class CascadeDrafter(Drafter):
     """Drafts what `ModelDrafter(model, k)` drafts, in fewer passes where `cheap` guesses the drafts.
 
-    The vertical cascade of CS Drafting (Chen et al. 2312.11462, section 3.1), with shared noise in the place of
-    rejection (Daliri et al. 2408.07978), so that neither a draft nor its distribution hangs on what was guessed. Pays where
-    drafts are many and the model repeats the text; a pass without any guess is as wide as the model's own.
+    Guesses are verified with shared noise in the place of rejection, so that neither a draft nor its distribution
+    depends on what was guessed. It pays where drafts are many and the model repeats the text; a pass without any guess
+    is as wide as the model's own.
 
     Attributes:
       model: any `Model` with the target's vocabulary.
@@ -47,6 +48,17 @@ class CascadeDrafter(Drafter):
 
     Raises:
       TypeError, ValueError: `cheap` does not copy, or `k` is no integer of at least 1.
+
+    References:
+      CS Drafting: Chen et al., arXiv 2312.11462, section 3.1, the vertical cascade.
+      Coupling by shared noise: Daliri et al., arXiv 2408.07978.
+
+    Example:
+      >>> cascade = jaxspec.contrib.CascadeDrafter(draft, jaxspec.NGramDrafter(k=3), k=4)
+      >>> alone = jaxspec.ModelDrafter(draft, k=4)
+      >>> texts = [jaxspec.generate(target, one, prompt, max_new_tokens=8).tokens for one in (cascade, alone)]
+      >>> bool((texts[0] == texts[1]).all())
+      True
     """
 
     name: ClassVar[str] = "cascade"
@@ -75,11 +87,11 @@ class CascadeDrafter(Drafter):
         self._draft.check(type(self).__name__, target)
         self.cheap.check(target)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Cache:
         # A pass may guess beyond the last draft.
         return self._draft.init(context, prefilled, slots + self.cheap.max_drafts)
 
-    def propose(self, rng: Rng, state: Cache, context: Context):
+    def propose(self, rng: Rng, state: Cache, context: Context) -> tuple[Proposal, Cache]:
         policy = context.sampling if self.sampling is None else self.sampling
         live = jnp.any(~context.done)
         cache = self._draft.catch_up(state, context, live)
@@ -93,21 +105,23 @@ class CascadeDrafter(Drafter):
         # The last draft was never fed.
         return Proposal(tokens, valid, drafts.log_probs), drafts.cache.truncate(context.length + self.k - 1)
 
-    def observe(self, state: Cache, context: Context, verdict, hidden):
+    def observe(self, state: Cache, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> Cache:
         return state.truncate(jnp.minimum(state.length, context.length + verdict.accepted))
 
     @property
     def _draft(self) -> ModelDraft:
         return ModelDraft(self.model)
 
-    def _another(self, drafts: "_Drafts", policy: Policy, noise, context: Context) -> "_Drafts":
-        """One pass over the end of the drafts and a guess; each row that is not done gets at least one draft."""
+    def _another(
+        self, drafts: "_Drafts", policy: Policy, noise: Float[Array, "b k v"] | None, context: Context
+    ) -> "_Drafts":
+        """Runs one pass over the end of the drafts and a guess; each row that is not done gets at least one draft."""
         end = context.length + drafts.count
         guess = self.cheap.guess(drafts.text, end)
         guess = guess.cut(jnp.where(drafts.count < self.k, guess.count, 0))
         logits, cache = self._score(_write(drafts.text, guess.tokens, end), end, guess, drafts.cache)
         places = drafts.count[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
-        if policy.greedy:
+        if noise is None or drafts.log_probs is None:
             log_probs, own = None, argmax(logits)
         else:
             next_log_probs = policy.log_probs(logits)
@@ -121,7 +135,7 @@ class CascadeDrafter(Drafter):
         return _Drafts(count, _write(drafts.text, own, end), log_probs, cache)
 
     def _score(self, text, end, guess: Guess, cache: Cache) -> tuple[Float[Array, "b g v"], Cache]:
-        """The logits after the text's end and after each guessed token. Without any guess the pass is short."""
+        """Returns the logits after the text's end and after each guessed token. Without any guess the pass is short."""
         width = 2 + self.cheap.max_drafts
         start = jnp.maximum(end - 2, 0)
         at = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
@@ -154,7 +168,7 @@ class _Drafts:
     def none(cls, context: Context, k: int, guessed: int, vocab_size: int, policy: Policy, cache: Any) -> "_Drafts":
         count = jnp.where(context.done, jnp.int32(k), 0)
         text = jnp.pad(context.tokens, ((0, 0), (0, guessed + 2)))
-        # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+        # Unused positions hold the uniform distribution, so every row stays normalized.
         shape = (count.shape[0], k, vocab_size)
         log_probs = None if policy.greedy else jnp.full(shape, -jnp.log(jnp.float32(vocab_size)))
         return cls(count, text, log_probs, cache)
@@ -167,7 +181,10 @@ def _noise(rng: Rng, k: int, vocab_size: int) -> Float[Array, "b k v"]:
 def _lay(
     log_probs: Float[Array, "b k v"], next_log_probs: Float[Array, "b g v"], count: Int[Array, "b"]
 ) -> Float[Array, "b k v"]:
-    """`log_probs` over each row's distributions from `count` on. Gathered: XLA brings all rows to all devices for a scatter."""
+    """Returns `log_probs` with each row's from `count` on replaced.
+
+    It is a gather: for a scatter XLA brings all rows to all devices.
+    """
     place = jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None] - count[:, None]
     within = (place >= 0) & (place < next_log_probs.shape[1])
     new = jnp.take_along_axis(next_log_probs, jnp.clip(place, 0, next_log_probs.shape[1] - 1)[..., None], axis=1)
@@ -175,7 +192,7 @@ def _lay(
 
 
 def _write(text: Int[Array, "b s"], tokens: Int[Array, "b g"], end: Int[Array, "b"]) -> Int[Array, "b s"]:
-    """`tokens` behind each row's end."""
+    """Returns the text with `tokens` written behind each row's end."""
     rows = jnp.arange(text.shape[0], dtype=jnp.int32)[:, None]
     at = end[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     return text.at[rows, at].set(tokens, mode="drop")

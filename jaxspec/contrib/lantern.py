@@ -1,4 +1,4 @@
-"""Neighbourhoods of image tokens: codes that look alike may stand for each other."""
+"""Accepts image tokens that look like the target's: codes near each other may stand for each other (LANTERN)."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, regi
 @register_unchecked
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood(RelaxedRule):
-    """Accept draft `x` with the target's mass of the codes that look like it (LANTERN).
+    """Accepts draft `x` with the target's mass of the codes that look like it (LANTERN). Lossy.
 
     The neighbourhood of `x` are its nearest codes, in order, for as long as their mass `near(x)`
-    stays below `bound`. Jang et al. 2410.03355, section 4.
+    stays below `bound`.
 
     A certain draft is accepted with `target(x) + near(x)`; in its place comes a token outside of
     the neighbourhood. What is emitted is the paper's modified distribution, in which `x` has the mass of
@@ -46,6 +46,17 @@ class Neighbourhood(RelaxedRule):
     Raises:
       TypeError: if `bound` is not one number or `neighbours` are not integers.
       ValueError: if either is out of range, or a token is its own or twice another's neighbour.
+
+    References:
+      LANTERN: Jang et al., arXiv 2410.03355, section 4.
+
+    Example:
+      >>> codebook = jax.random.normal(key, (target.vocab_size, 8))
+      >>> rule = jaxspec.contrib.Neighbourhood(jaxspec.contrib.nearest_neighbours(codebook, 16), 0.1)
+      >>> drafter, verifier = jaxspec.ModelDrafter(draft, k=3), jaxspec.verifiers.RelaxedVerifier(rule)
+      >>> options = {"sampling": jaxspec.Sampling(), "verifier": verifier, "lossy": True, "max_new_tokens": 8}
+      >>> jaxspec.generate(target, drafter, prompt, key=key, **options).lossless
+      False
     """
 
     neighbours: Int[Array, "v n"]
@@ -57,7 +68,7 @@ class Neighbourhood(RelaxedRule):
         )
         _check_neighbours(self.neighbours)
 
-    def log_accepted(self, target, draft):
+    def log_accepted(self, target: Float[Array, "b n v"], draft: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
         more = draft > target
         gap = jnp.where(more, jnp.exp(draft) - jnp.exp(target), 0.0)
         excess = jnp.minimum(gap, jnp.where(target > -jnp.inf, self.near_all(target), 0.0))
@@ -65,18 +76,18 @@ class Neighbourhood(RelaxedRule):
         scale = jnp.where(deviation > bound, bound / deviation, 1.0)
         return jnp.where(more, jnp.minimum(jnp.logaddexp(target, jnp.log(scale * excess)), draft), draft)
 
-    def log_acceptance(self, target, tokens):
+    def log_acceptance(self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
         ids, inside = self._around(target, tokens)
         near = jnp.sum(jnp.where(inside, _mass(target, ids), 0.0), axis=-1)
         return jnp.minimum(jnp.logaddexp(at_tokens(target, tokens), jnp.log(near)), 0.0)
 
-    def log_rest(self, target, token):
+    def log_rest(self, target: Float[Array, "b v"], token: Int[Array, "b"]) -> Float[Array, "b v"]:
         ids, inside = self._around(target[:, None], token[:, None])
         beyond = target.shape[-1]
         return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])
 
     def near_all(self, target: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-        """The mass of each token's neighbourhood, the token itself left out."""
+        """Returns the mass of each token's neighbourhood, the token itself left out."""
         table, share, bound = self._table(target), jnp.exp(target), self._bound(target)
 
         def grow(i, found):
@@ -93,7 +104,7 @@ class Neighbourhood(RelaxedRule):
     def _around(
         self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]
     ) -> tuple[Int[Array, "b n c"], Bool[Array, "b n c"]]:
-        """Each token's neighbours, and which of them are in its neighbourhood.
+        """Returns each token's neighbours, and which of them are in its neighbourhood.
 
         None are in that of a token which the target excludes.
         """
@@ -110,12 +121,12 @@ class Neighbourhood(RelaxedRule):
             )
         return jnp.asarray(self.neighbours, jnp.int32)
 
-    def _bound(self, target):
+    def _bound(self, target: Float[Array, "b n v"]) -> Float[Array, ""]:
         return jnp.asarray(self.bound, target.dtype)
 
 
 def nearest_neighbours(codebook: Any, count: int) -> Int[Array, "v n"]:
-    """Each code's nearest others by Euclidean distance, for `Neighbourhood`; ties by index.
+    """Returns each code's nearest others by Euclidean distance, for `Neighbourhood`; ties by index.
 
     Compares all pairs, a block of codes at a time: run it once and keep the table.
 
@@ -129,6 +140,11 @@ def nearest_neighbours(codebook: Any, count: int) -> Int[Array, "v n"]:
     Raises:
       TypeError: if `count` is not a static integer.
       ValueError: if the codebook is not a matrix of finite numbers, or too small for `count`.
+
+    Example:
+      >>> codes = jnp.asarray([[0.0], [1.0], [5.0]])
+      >>> jaxspec.contrib.nearest_neighbours(codes, 1).tolist()
+      [[1], [0], [1]]
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"count must be a static integer, got {count!r}; it fixes the shape of the table")

@@ -1,4 +1,4 @@
-"""The target as its own drafter, over a few keys of a long text.
+"""Drafts with the target itself, over a few keys of a long text.
 
     text        a b c d e f g h i j      j is committed and unfed
     drafting    a b . . . . g h i        the first tokens and the last ones: all that j and its drafts see
@@ -9,7 +9,7 @@ and many rows. Keys of drafts are made from less than the target sees, so verifi
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import jax
 
@@ -17,10 +17,10 @@ from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context
+from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
-from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.chain import ChainDrafter, ChainState
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
 from jaxspec.nn.cache import KVCache
 
@@ -28,7 +28,7 @@ from jaxspec.nn.cache import KVCache
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SparseCacheDraft(SelfDraft):
-    """`target` over the first `sinks` and the last `window` tokens of its own cache, for up to `k` drafts."""
+    """Runs `target` over the first `sinks` and the last `window` tokens of its own cache, for up to `k` drafts."""
 
     target: Model
     sinks: int = dataclasses.field(metadata={"static": True})
@@ -48,7 +48,7 @@ class SparseCacheDraft(SelfDraft):
             )
 
     def catch_up(self, kept, context, begins):
-        return context.cache.sinks_and_window(self.sinks, self.window, self.k)
+        return cast(KVCache, context.cache).sinks_and_window(self.sinks, self.window, self.k)  # as `check` says
 
     def first(self, kept, context):
         output = self.target(context.last, kept)
@@ -63,9 +63,8 @@ class SparseCacheDraft(SelfDraft):
 class SparseCacheDrafter(ChainDrafter):
     """Draws a chain of tokens from the target itself, which sees the first and the last tokens of the text alone.
 
-    Chen et al. 2408.11049 (MagicDec); Sun et al. 2404.11912 (TriForce), section 4. Which tokens
-    are seen is StreamingLLM's choice (Xiao et al. 2309.17453): attention sinks and a recent window, here each at
-    its own position. There is no second model, and between rounds no second cache.
+    These are attention sinks and a recent window, each at its own position. There is no second model, and between
+    rounds no second cache.
 
     Attributes:
       sinks: how many of the first tokens are seen.
@@ -73,6 +72,19 @@ class SparseCacheDrafter(ChainDrafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    Raises:
+      ValueError: a number is below 1.
+
+    References:
+      MagicDec: Chen et al., arXiv 2408.11049.
+      TriForce: Sun et al., arXiv 2404.11912, section 4.
+      StreamingLLM: Xiao et al., arXiv 2309.17453, which tokens are seen.
+
+    Example:
+      >>> drafter = jaxspec.contrib.SparseCacheDrafter(sinks=1, window=4, k=3)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "sparse-cache"
@@ -89,6 +101,6 @@ class SparseCacheDrafter(ChainDrafter):
     def draft(self, target: Model) -> Draft:
         return SparseCacheDraft(target, self.sinks, self.window, self.max_drafts)
 
-    def propose(self, rng: Rng, state: Any, context: Context):
+    def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         proposal, state = super().propose(rng, state, context)
         return proposal, dataclasses.replace(state, kept=())

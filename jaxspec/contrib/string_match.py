@@ -1,33 +1,35 @@
 """Drafts from a model with any tokenizer, by way of strings: a loop on the host.
 
-String-level exact match (SLEM, Timor et al. 2502.05202, algorithm 2): what a draft model writes is decoded, encoded
-again with the target's tokenizer, and kept as far as the target says the same:
+What a draft model writes is decoded, encoded again with the target's tokenizer, and accepted as far as the target says
+the same (string-level exact match, SLEM):
 
     the target's text      The  Ġunbeliev  able          is "The unbelievable"
     the draft reads        The  Ġun  believ  able        and writes  Ġsto  ry  .      which is " story."
     the target verifies    Ġstory  .
 
-For vocabularies that have too little in common for `jaxspec.CrossVocabularyDrafter`, which stays on the device and is the
-faster one. Drafts are the draft model's likeliest tokens, so they follow from the text alone, and the target's distribution is
-kept however badly text comes through the two tokenizers.
+For vocabularies that have too little in common for `jaxspec.CrossVocabularyDrafter`, which stays on the device and is
+the faster one. Drafts are the draft model's top-1 tokens, so they follow from the text alone, and the target's
+distribution is kept however badly text comes through the two tokenizers.
 """
 
 import codecs
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundKeys
+from jaxspec.core.random import Rng, RoundKeys
 from jaxspec.core.sampling import Greedy
 from jaxspec.core.state import Context, Generation, Proposal
 from jaxspec.decoding.arguments import bucket, default_verifier
@@ -46,9 +48,13 @@ _ROOM = 3
 class StringMatch:
     """A target and a draft model that share nothing but text.
 
+    References:
+      SLEM: Timor et al., arXiv 2502.05202, algorithm 2.
+
     Example:
-      >>> matched = jaxspec.StringMatch(target, draft, k=4)
-      >>> result = matched.generate(jnp.asarray([target.tokenizer.encode("The sea is")]), max_new_tokens=32)
+      >>> matched = jaxspec.contrib.StringMatch(target, draft, k=3, draft_tokenizer=target.tokenizer)
+      >>> matched.generate(prompt, max_new_tokens=6).tokens.shape
+      (2, 6)
     """
 
     def __init__(
@@ -88,8 +94,8 @@ class StringMatch:
 
         Args:
           prompt: `[b, t]` token ids of the target, shorter rows padded on the right.
-          verifier: which drafts are kept; `None` is `TokenVerifier()`. With `CoupledVerifier()` the tokens are those of
-            plain decoding with the same key.
+          verifier: which drafts are accepted; `None` is `TokenVerifier()`. With `CoupledVerifier()` the tokens are
+            those of plain decoding with the same key.
           **options: those of `jaxspec.init`: `max_new_tokens`, `prompt_length`, `key`, `sampling`, `stop_tokens`.
 
         Raises:
@@ -112,7 +118,7 @@ class StringMatch:
         return finish(state)
 
     def in_draft_tokens(self, text: Sequence[int]) -> tuple[list[int], bytes]:
-        """A text in the draft's tokens, and what is missing of it: the beginning of its last character, if cut."""
+        """Returns a text in the draft's tokens, and what these lack: the beginning of its last character, if cut."""
         text = list(text[1:]) if text and text[0] == self._tokenizer.bos_token_id else list(text)
         parts = [self._tokenizer.token_bytes(index, skip_special_tokens=False) for index in text]
         # SentencePiece writes a space in front of a text, which is none of the text.
@@ -123,7 +129,12 @@ class StringMatch:
         return ids, whole.getstate()[0]
 
     def in_target_tokens(self, drafts: Sequence[int], missing: bytes) -> list[int]:
-        """What the draft wrote up to its first special token, in the target's; `missing` is what it wrote again."""
+        """Returns what the draft wrote up to its first special token, in the target's.
+
+        Args:
+          drafts: tokens of the draft's.
+          missing: the bytes that it had to write again.
+        """
         special = (place for place, index in enumerate(drafts) if self._draft_tokenizer.is_special(index))
         kept = drafts[: next(special, len(drafts))]
         data = b"".join(self._draft_tokenizer.token_bytes(index) for index in kept)
@@ -156,16 +167,16 @@ class GivenDrafter(Drafter):
     def lengths(self) -> tuple[int, ...]:
         return (0, self.k)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Proposal:
         tokens = jnp.zeros((context.tokens.shape[0], self.k), jnp.int32)
         return Proposal(tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, rng, state, context):
+    def propose(self, rng: Rng, state: Proposal, context: Context) -> tuple[Proposal, Proposal]:
         return state, state
 
 
 class _Writer:
-    """The draft model, its cache, and what this holds: each row's text as it was, and the drafts behind it."""
+    """Drafts with the draft model: its cache, and each row's text as the cache holds it."""
 
     def __init__(self, pair: StringMatch, texts: list[list[int]], most: int):
         self._pair = pair
@@ -179,7 +190,7 @@ class _Writer:
         self._state: ChainState | None = None
 
     def draft(self, texts: list[list[int]], done: np.ndarray) -> list[list[int]]:
-        """The target's tokens that each row's text may go on with; none for rows that are done or do not fit."""
+        """Drafts the target's tokens that each row's text may go on with; none for rows that are done or do not fit."""
         read = [self._pair.in_draft_tokens(text) for text in texts]
         tokens, lengths = np.zeros((len(texts), self._slots), np.int32), np.ones(len(texts), np.int32)
         silent = done.copy()
@@ -203,35 +214,41 @@ class _Writer:
         return found
 
 
-def _context(tokens, length, silent) -> Context:
-    return Context(None, None, tokens, length, silent, Greedy())
+def _context(tokens: Int[Array, "b s"], length: Int[Array, "b"], silent: Bool[Array, "b"]) -> Context:
+    """Returns a context of text alone: a draft model reads nothing of the target."""
+    return Context(cast(Any, None), cast(Any, None), tokens, length, silent, Greedy())
 
 
 @functools.partial(jax.jit, static_argnames="slots")
-def _begin(chain: Chain, tokens, length, silent, *, slots: int) -> ChainState:
+def _begin(
+    chain: Chain, tokens: Int[Array, "b s"], length: Int[Array, "b"], silent: Bool[Array, "b"], *, slots: int
+) -> ChainState:
     return chain.init(_context(tokens, length, silent), None, slots)
 
 
 @functools.partial(jax.jit, donate_argnames="state")
-def _roll_back(state: ChainState, held) -> ChainState:
+def _roll_back(state: ChainState, held: Int[Array, "b"]) -> ChainState:
     kept = state.kept.truncate(jnp.minimum(state.kept.length, held))
     return dataclasses.replace(state, kept=kept)
 
 
 @functools.partial(jax.jit, donate_argnames="state")
-def _write(chain: Chain, state: ChainState, tokens, length, silent) -> tuple[Proposal, ChainState]:
+def _write(
+    chain: Chain, state: ChainState, tokens: Int[Array, "b s"], length: Int[Array, "b"], silent: Bool[Array, "b"]
+) -> tuple[Proposal, ChainState]:
     # Greedy drafts make no use of them.
     rng = RoundKeys(jax.random.split(jax.random.key(0), length.shape[0]), length)
     return chain.propose(rng, state, _context(tokens, length, silent))
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Counts the tokens that two texts begin with alike."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def _needed(name: str, tokenizer: Tokenizer | None, model: Model) -> Tokenizer:
+    """Returns the tokenizer, or that of its model."""
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
         raise ValueError(f"a model has no tokenizer, and strings are what is compared; pass {name}=")

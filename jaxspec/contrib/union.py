@@ -1,13 +1,14 @@
-"""Several drafters at once, whose drafts compete."""
+"""Drafts with several drafters at once, whose drafts compete."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.model import Model
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
@@ -20,14 +21,26 @@ from jaxspec.drafters.lookup import one_hot
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionState:
-    """Each drafter's own state, and what was proposed last."""
+    """The state of a `UnionDrafter`.
+
+    Attributes:
+      drafters: each drafter's own state.
+      tokens: what was proposed last, chain beside chain.
+      valid: which of these are drafts.
+    """
 
     drafters: Any
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
 
     def verdicts(self, counts: list[int], verdict: Verdict) -> list[Verdict]:
-        """The verdict as each chain's drafter hears it: how much of its own was kept, and what followed."""
+        """Returns the verdict for each chain by itself: how many of its drafts were accepted, and what followed them.
+
+        Args:
+          counts: how long each chain is.
+          verdict: on all chains together.
+        """
+        assert verdict.path is not None  # that of a tree
         kept = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
         heard = []
         for start, count in _starts(counts):
@@ -46,12 +59,25 @@ class UnionState:
 class UnionDrafter(Drafter):
     """Proposes what several drafters draft, as chains side by side.
 
-    Different draft models, or a model and n-grams: where one guesses wrong, another may be right.
-    Each drafts with its own noise and reports its own distribution, which `MultiDraftVerifier` can make
-    use of (SpecInfer, Miao et al. 2305.09781, drafts with several models).
+    Different draft models, or a model and n-grams: where one guesses wrong, another may be right. Each drafts with its
+    own noise and reports its own distribution, which `MultiDraftVerifier` makes use of.
 
     Attributes:
       drafters: those of one chain each, with a fixed `k`.
+
+    Raises:
+      TypeError, ValueError: one of them is no drafter, drafts a tree, reads the target's states, or has no fixed `k`.
+
+    References:
+      SpecInfer: Miao et al., arXiv 2305.09781, where several models draft.
+
+    Example:
+      >>> both = (jaxspec.ModelDrafter(draft, k=3), jaxspec.NGramDrafter(k=4))
+      >>> union = jaxspec.contrib.UnionDrafter(both)
+      >>> union.max_drafts, union.lengths
+      (4, (7,))
+      >>> jaxspec.generate(target, union, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "union"
@@ -79,7 +105,6 @@ class UnionDrafter(Drafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
         return all(drafter.deterministic for drafter in self.drafters)
 
     @property
@@ -90,12 +115,12 @@ class UnionDrafter(Drafter):
         for drafter in self.drafters:
             drafter.check(target)
 
-    def init(self, context, prefilled, slots):
-        states = tuple(drafter.init(context, prefilled, slots) for drafter in self.drafters)
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> UnionState:
+        states = tuple(drafter.init(context, cast(Any, prefilled), slots) for drafter in self.drafters)
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
         return UnionState(states, tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, rng: Rng, state: UnionState, context: Context):
+    def propose(self, rng: Rng, state: UnionState, context: Context) -> tuple[Proposal, UnionState]:
         proposals, states = [], []
         for index, (drafter, own) in enumerate(zip(self.drafters, state.drafters, strict=True)):
             proposal, own = drafter.propose(rng.of_draft(index), own, context)
@@ -110,10 +135,10 @@ class UnionDrafter(Drafter):
         proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.max_drafts)
         return proposal, UnionState(tuple(states), tokens, valid)
 
-    def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
-        """Tells each drafter how much of its own chain was kept, whichever chains the path took."""
-        players = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
-        states = (drafter.observe(own, context, heard, hidden) for drafter, own, heard in players)
+    def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> UnionState:
+        """Tells each drafter how much of its own chain was accepted, whichever chains the path took."""
+        chains = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
+        states = (drafter.observe(own, context, heard, hidden) for drafter, own, heard in chains)
         return dataclasses.replace(state, drafters=tuple(states))
 
     @property
@@ -122,13 +147,13 @@ class UnionDrafter(Drafter):
 
 
 def chain_parents(counts: list[int], batch: int) -> Int[Array, "b n"]:
-    """The parents of the drafts of chains side by side; `counts` is how long each is."""
+    """Returns the parents of the drafts of chains side by side; `counts` is how long each is."""
     parents = [start + i - 1 if i else -1 for start, count in _starts(counts) for i in range(count)]
     return jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (batch, len(parents)))
 
 
 def _starts(counts: list[int]) -> list[tuple[int, int]]:
-    """Where each chain begins, and how long it is."""
+    """Returns where each chain begins, and how long it is."""
     return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
 
 
@@ -154,5 +179,5 @@ def _check_kind(drafter: Any) -> None:
 
 
 def _log_probs(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
-    """The distribution of a chain's drafts; of certain ones, one-hot."""
+    """Returns the distribution of a chain's drafts, or probabilities of 0 and 1 where they are certain."""
     return one_hot(proposal.tokens, vocab_size) if proposal.log_probs is None else proposal.log_probs

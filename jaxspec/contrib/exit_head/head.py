@@ -1,7 +1,7 @@
-"""An early exit with its weights: what a target's first layers guess through a norm and blocks of their own."""
+"""An early exit with its weights: blocks and a norm after a target's first layers."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,12 @@ class EarlyExitHead(Network):
       layers: after how many layers it exits.
       ids: its draft vocabulary, rising; `None` is the target's own, with the target's own head.
       placement: how its parameters are laid out over a mesh; `jaxspec.shard` sets it.
+
+    Example:
+      >>> from jaxspec.contrib import exit_head
+      >>> head = exit_head.init(target, key, layers=1)
+      >>> isinstance(head, jaxspec.contrib.EarlyExitHead), head.layers
+      (True, 1)
     """
 
     module: ExitNetwork = dataclasses.field(metadata={"static": True})
@@ -44,24 +50,24 @@ class EarlyExitHead(Network):
         return self.module.config.width
 
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """The logits over the draft vocabulary, float32.
+        """Computes the logits over the draft vocabulary, float32.
 
         Args:
           target: whose states these are, and whose head is shared.
           hidden: the states after `layers` layers.
         """
         own = {name: part for name, part in self.params.items() if name != "head"}
-        states = self.module.apply({"params": own}, hidden.astype(self.module.dtype))
+        states = cast(Array, self.module.apply({"params": own}, hidden.astype(self.module.dtype)))
         head = self.params.get("head")
         logits = project(states.astype(target.dtype), target.head) if head is None else project(states, head)
         return logits.astype(jnp.float32)
 
     def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
-        """The same logits over the target's vocabulary."""
+        """Returns the same logits over the target's vocabulary."""
         return logits if self.ids is None else expand(logits, self.ids, vocab_size)
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """The target's ids of tokens of the draft vocabulary."""
+        """Returns the target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
 
 

@@ -1,4 +1,4 @@
-"""What turns the state between two layers into logits: an early exit that is trained, of a model that is not.
+"""The network of an early exit, from the state between two layers to what an output head reads.
 
 state after layer E-1 -> block -> ... -> norm -> rows of the target's output head
 """
@@ -45,7 +45,7 @@ class ExitNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """What the output head is given."""
+        """Returns what the output head is given."""
         config = self.config
         for i in range(config.num_blocks):
             x = x + MLP(config, self.dtype, name=f"block_{i}")(Norm(config, name=f"block_{i}_norm")(x))

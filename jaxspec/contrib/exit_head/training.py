@@ -1,8 +1,8 @@
-"""Training an early exit of a frozen target: what its first layers know already is made easier to read.
+"""Trains an early exit of a frozen target: it reads what the first layers know already.
 
 The exit begins as the one that `EarlyExitDrafter` has without training: the target's final norm, blocks that add
-nothing, and the target's output head. It learns the target's whole distribution of each answer token, from the state that the
-first layers leave of the token before.
+nothing, and the target's output head. It learns the target's distribution of each answer token, from the state that
+the first layers leave of the token before.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from jaxspec.training.recipe import Recipe, check_at_least, option
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExitRecipe(Recipe):
-    """An exit after some layers of a target that stays as it is: blocks and a norm before the target's own head.
+    """Trains an exit after some layers of a target that stays as it is: blocks and a norm before the target's own head.
 
     For SmolLM2-135M and the defaults 2.7 million parameters are trained. Verification goes on from what drafting
     computed, as without training.
@@ -49,12 +49,13 @@ class EarlyExitRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EarlyExitRecipe":
-        """The recipe with an exit after a quarter of the target's layers, unless `layers` is given.
+        """Returns the recipe with an exit after a quarter of the target's layers, unless `layers` is given.
 
         Raises:
           ValueError: the target has not more layers than that.
         """
-        recipe = cls(**({"layers": max(1, target.module.config.num_layers // 4)} | options))
+        defaults: dict[str, Any] = {"layers": max(1, target.module.config.num_layers // 4)}
+        recipe = cls(**(defaults | options))
         EarlyExitDrafter(recipe.layers).check(target)
         return recipe
 
@@ -88,7 +89,7 @@ class EarlyExitRecipe(Recipe):
         write_early_exit(self.head(params, target), target, path)
 
     def head(self, params: Any, target: LanguageModel) -> EarlyExitHead:
-        """The exit of these parameters, with its rows of the target's output head."""
+        """Returns the exit of these parameters, with its rows of the target's output head."""
         own, ids = params["exit"], params.get("ids")
         dtype = own["final_norm"]["scale"].dtype
         if ids is not None:
@@ -98,7 +99,11 @@ class EarlyExitRecipe(Recipe):
 
 
 def _before_answers(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """`count` places of each row, in rising order, whose next token is an answer's, and which of them are such."""
+    """Draws `count` places of each row whose next token is an answer's.
+
+    Returns:
+      The places, rising, and which of them are such: a row may have fewer.
+    """
     fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1)))
     order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
     places = jnp.sort(jax.lax.top_k(order, min(count, fits.shape[1]))[1].astype(jnp.int32), axis=1)

@@ -1,6 +1,6 @@
-"""How often layers are dropped, and what exits after them weigh in the loss: LayerSkip's schedules.
+"""Schedules of LayerSkip: how often layers are dropped, and the weights of exits after them in the loss.
 
-Elhoushi et al. 2404.16710, section 4.1. For a model of four layers, `most=0.1` and `scale=1`:
+Elhoushi et al., arXiv 2404.16710, section 4.1. For a model of four layers, `most=0.1` and `scale=1`:
 
     layer                    0      1      2      3
     dropped            0.000  0.026  0.059  0.100     one row of a batch at a time
@@ -18,18 +18,18 @@ from jaxtyping import Bool, Float, Int
 
 
 def dropout_rates(layers: int, most: float) -> Float[np.ndarray, "l"]:
-    """`most * (exp(l * ln 2 / (layers - 1)) - 1)`: none of the first layer, `most` of the last; `layers` above 1."""
+    """Returns `most * (exp(l * ln 2 / (layers - 1)) - 1)`: 0 for the first layer, `most` for the last of several."""
     return most * np.expm1(np.arange(layers) * (math.log(2) / (layers - 1)))
 
 
 def growth(step: Int[Array, ""], steps: Int[Array, ""]) -> Float[Array, ""]:
-    """`exp(step * ln 2 / (steps - 1)) - 1`: from 0 at the first update to 1 at the last."""
+    """Returns `exp(step * ln 2 / (steps - 1)) - 1`: from 0 at the first update to 1 at the last."""
     share = step.astype(jnp.float32) / jnp.maximum(steps - 1, 1).astype(jnp.float32)
     return jnp.expm1(share * math.log(2))
 
 
 def exit_weights(layers: int, scale: float) -> Float[np.ndarray, "l"]:
-    """`scale * (1 + ... + l)` for the exit after `l` layers; `layers` more than the exit before it for the last one.
+    """Returns `scale * (1 + ... + l)` for the exit after `l` layers, the last: `layers` more than the one before.
 
     The paper counts layers from 0, and so gives the exit after one layer no weight at all; here they count from 1.
     """
@@ -38,11 +38,11 @@ def exit_weights(layers: int, scale: float) -> Float[np.ndarray, "l"]:
 
 
 class Curriculum(abc.ABC):
-    """Which exits are in the loss of an update."""
+    """Chooses the exits in the loss of an update."""
 
     @abc.abstractmethod
     def exits(self, step: Int[Array, ""], steps: Int[Array, ""], layers: int) -> Bool[Array, "l"]:
-        """Those after each of the layers; the last one always is.
+        """Returns whether the exit after each layer is in the loss; the last one always is.
 
         Args:
           step: the number of the update, from 0; may be traced.
@@ -53,7 +53,7 @@ class Curriculum(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Rotational(Curriculum):
-    """Each `every`-th exit, and in the next update those one layer deeper.
+    """Takes each `every`-th exit, and in the next update those one layer deeper.
 
     Attributes:
       every: at least 1, which is all of them always.
@@ -61,16 +61,16 @@ class Rotational(Curriculum):
 
     every: int
 
-    def exits(self, step, steps, layers):
+    def exits(self, step: Int[Array, ""], steps: Int[Array, ""], layers: int) -> Bool[Array, "l"]:
         layer = jnp.arange(layers, dtype=jnp.int32)
         return ((layer - step) % self.every == 0) | (layer == layers - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gradual(Curriculum):
-    """The last exit at first, and one more before it each `steps / (2 * layers)` updates."""
+    """Takes the last exit at first, and one more before it each `steps / (2 * layers)` updates."""
 
-    def exits(self, step, steps, layers):
+    def exits(self, step: Int[Array, ""], steps: Int[Array, ""], layers: int) -> Bool[Array, "l"]:
         before_last = layers - 1 - jnp.arange(layers, dtype=jnp.int32)
         # Rounded up; in two parts, since before_last * steps may be more than an integer holds.
         whole, rest = steps // (2 * layers), steps % (2 * layers)

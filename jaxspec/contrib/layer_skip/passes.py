@@ -1,4 +1,4 @@
-"""A pass over a decoder in which each row drops layers of its own, for LayerSkip's training."""
+"""Runs a decoder in which each row drops layers of its own, for LayerSkip's training."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def run_dropping(
     tokens: Int[Array, "b t"],
     cache: KVCache,
 ) -> Float[Array, "l b t d"]:
-    """The states after each layer, before the final norm, of a pass that differs from row to row; for training.
+    """Returns the states after each layer, before the final norm, of a pass that differs from row to row.
 
     Every layer is computed for all rows. What is computed within one is computed again for its gradients, and not
     kept.

@@ -1,17 +1,17 @@
-"""Training a whole model to exit early (LayerSkip, Elhoushi et al. 2404.16710, section 4.1).
+"""Trains a whole model to exit early (LayerSkip, Elhoushi et al., arXiv 2404.16710, section 4.1).
 
 All of the target's weights learn to say the next token after any of its layers, through its own final norm and head:
 
     loss  =  sum over exits of weight * cross-entropy with the data's own tokens
 
 in a pass where each row of the batch leaves out layers by chance, late ones more often, so that early ones rely less
-on what comes after them. What comes out is another model: `EarlyExitDrafter` is lossless for its distribution, not for that of
-the target as it was.
+on what comes after them. The result is another model: `EarlyExitDrafter` is lossless for its distribution, not for
+that of the target as it was.
 """
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
+from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.matmul import project
 from jaxspec.training.batching import Batch, at_places
 from jaxspec.training.losses import acceptance
@@ -38,7 +39,7 @@ _CHUNK = 1024
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkipRecipe(Recipe):
-    """The target itself, trained to exit early: another model then, whose distribution is kept in place of the target's.
+    """Trains the target itself to exit early: another model then, whose distribution is kept in place of the target's.
 
     A forward and a backward pass over all layers, which are computed though they are dropped, and one over what is
     inside them once more, so that memory holds the states between layers alone; the output head for each exit that is
@@ -76,7 +77,7 @@ class LayerSkipRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "LayerSkipRecipe":
-        """The recipe with an exit after a quarter of the target's layers, and a rotation that fits so few.
+        """Returns the recipe with an exit after a quarter of the target's layers, and a rotation that fits so few.
 
         Raises:
           TypeError: the target's weights are no plain arrays.
@@ -85,7 +86,8 @@ class LayerSkipRecipe(Recipe):
         if kernels := packed_weights(target):
             raise TypeError(f"all weights are trained, got {type(kernels[0]).__name__}; load the target as floats")
         count = target.module.config.num_layers
-        recipe = cls(**({"layers": max(1, count // 4), "rotation": min(8, max(1, count - 1))} | options))
+        defaults: dict[str, Any] = {"layers": max(1, count // 4), "rotation": min(8, max(1, count - 1))}
+        recipe = cls(**(defaults | options))
         EarlyExitDrafter(recipe.layers).check(target)
         return recipe
 
@@ -96,7 +98,7 @@ class LayerSkipRecipe(Recipe):
 
     @property
     def curriculum(self) -> Curriculum:
-        """Which exits are in the loss of which update."""
+        """The schedule of exits in the loss."""
         return Gradual() if self.rotation is None else Rotational(self.rotation)
 
     def init(self, key, target, token_counts):
@@ -114,7 +116,7 @@ class LayerSkipRecipe(Recipe):
         model, answers = self.target(params, target), _Answers.of(batch)
         runs = self.runs(params["moment"], model.module.config.num_layers, batch.tokens.shape[0], key)
         cache = model.init_cache(batch.tokens.shape[0], 0)
-        states = run_dropping(model.module, model.params, runs, batch.tokens, cache)
+        states = run_dropping(cast(Transformer, model.module), model.params, runs, batch.tokens, cache)
         weights = self.weights(params["moment"], len(states))
         total = sum_over_exits(model, states, weights, answers)
         count = jnp.sum(batch.answer[:, 1:], dtype=jnp.float32)
@@ -122,20 +124,21 @@ class LayerSkipRecipe(Recipe):
         return means[0], means[1] | {"count": count}
 
     def runs(self, moment: Int[Array, "2"], layers: int, rows: int, key: Array) -> Bool[Array, "l b"]:
-        """Which layers run for which rows of a batch, at this update of so many."""
+        """Draws which layers run for which rows of a batch, at this update of so many."""
         rates = jnp.asarray(dropout_rates(layers, self.dropout), jnp.float32)
         if self.growing_dropout:
             rates = rates * growth(*moment)
         return jax.random.uniform(key, (layers, rows)) >= rates[:, None]
 
     def weights(self, moment: Int[Array, "2"], layers: int) -> Float[Array, "l"]:
-        """What each exit weighs in the loss, of a sum of 1."""
+        """Returns the weight of each exit in the loss; they sum to 1."""
         weights = jnp.asarray(exit_weights(layers, self.exit_scale), jnp.float32)
-        weights = jnp.where(self.curriculum.exits(*moment, layers), weights, 0.0)
+        step, steps = moment
+        weights = jnp.where(self.curriculum.exits(step, steps, layers), weights, 0.0)
         return weights / jnp.sum(weights)
 
     def _reported(self, model: LanguageModel, features: Any, answers: "_Answers") -> dict[str, Array]:
-        """Sums over answer tokens of what the model does without dropout."""
+        """Sums over answer tokens what the model does without dropout."""
         model = jax.lax.stop_gradient(model)
 
         def one(chunk):
@@ -162,7 +165,7 @@ class LayerSkipRecipe(Recipe):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Answers:
-    """The answer tokens of each row, in chunks of all rows; those that are not `there` follow.
+    """The answer tokens of each row, in chunks of all rows, and behind them the others.
 
     Attributes:
       order: of each row the places before answer tokens, then the others.
@@ -183,12 +186,12 @@ class _Answers:
         return cls(order, tokens, there)
 
     def chunks(self, states: Float[Array, "b t d"]) -> Float[Array, "n b c d"]:
-        """The states at these places."""
+        """Returns the states at these places."""
         return _in_chunks(at_places(states, self.order))
 
 
 def _in_chunks(x: Array) -> Array:
-    """`[b, t, ...]` as `[n, b, c, ...]`, with zeros at the end: rows may be split over devices, so time is cut."""
+    """Cuts `[b, t, ...]` into `[n, b, c, ...]`, with zeros at the end: rows may lie on several devices."""
     rows, time = x.shape[:2]
     size = min(time, max(1, _CHUNK // rows))
     x = jnp.pad(x, ((0, 0), (0, -time % size), *((0, 0),) * (x.ndim - 2)))
@@ -198,7 +201,7 @@ def _in_chunks(x: Array) -> Array:
 def sum_over_exits(
     model: LanguageModel, states: Float[Array, "l b t d"], weights: Float[Array, "l"], answers: _Answers
 ) -> Float[Array, ""]:
-    """The cross-entropies of all answer tokens after each layer, weighted; an exit of weight 0 costs nothing.
+    """Sums the cross-entropies of all answer tokens after each layer, weighted; an exit of weight 0 costs nothing.
 
     Distributions are computed again for gradients, so that they never stand in memory for more than one chunk and exit.
     """

@@ -1,7 +1,7 @@
-"""Several draft models of one architecture, which draft at the same time on a mesh."""
+"""Drafts with several models of one architecture at the same time on a mesh."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array
 from jaxspec.contrib.parallel.stack import ModelStack
 from jaxspec.contrib.union import UnionDrafter, UnionState, chain_parents
 from jaxspec.core.model import Model, placement_of
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
@@ -27,9 +28,8 @@ from jaxspec.sharding.placement import Placement
 class ParallelDrafter(Drafter):
     """Drafts chains with several models at the same time, each on its own devices of a mesh.
 
-    The chains are gathered and verified jointly in one pass of the target (SpecInfer, Miao et al.
-    2305.09781, section 3, with several models). The proposals are those of a `UnionDrafter` of the
-    same models, token by token, and without a mesh that is what runs. On a mesh with an axis
+    The chains are gathered and verified jointly in one pass of the target. The proposals are those of a
+    `UnionDrafter` of the same models, token by token, and without a mesh that is what runs. On a mesh with an axis
     `draft` (`generate(mesh=)`, or `sharding.shard_models`) each group of devices along it holds
     one model and its cache alone, split over the other axes, and the target is split over all:
 
@@ -38,8 +38,7 @@ class ParallelDrafter(Drafter):
 
     Between the groups move tokens, and where the verifier reads distributions, those: each `[b, k, v]`, cut
     over `draft` as the target's are. `CoupledVerifier` and greedy decoding read none. Drafting and
-    verification take turns on all devices; DSI (2405.14105) and PEARL (2408.11850), which overlap
-    them, need devices that only draft.
+    verification take turns on all devices; DSI and PEARL, which overlap them, need devices that only draft.
 
     Replicas of one model draw independently, so `MultiDraftVerifier(KSequence())` takes them too.
     With the noise that `CoupledVerifier` shares they would all draft the same: pass different
@@ -58,6 +57,17 @@ class ParallelDrafter(Drafter):
     Raises:
       TypeError, ValueError: the models differ in more than their weights, or `k` is no integer
         of at least 1.
+
+    References:
+      SpecInfer: Miao et al., arXiv 2305.09781, section 3, with several models.
+      DSI: arXiv 2405.14105. PEARL: arXiv 2408.11850.
+
+    Example:
+      >>> drafter = jaxspec.contrib.ParallelDrafter(draft, k=3, num_drafts=2)
+      >>> drafter.lengths, drafter.identically_distributed
+      ((6,), True)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "parallel"
@@ -95,7 +105,7 @@ class ParallelDrafter(Drafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (self.num_drafts * self.k,)
+        return (sum(self._counts),)
 
     @property
     def context_length(self) -> int | None:
@@ -104,14 +114,14 @@ class ParallelDrafter(Drafter):
     def check(self, target: Model) -> None:
         self._drafter(self.models.first).check(target)
 
-    def init(self, context, prefilled, slots):
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> UnionState:
         if not self.models.axes:
             return self._union().init(context, prefilled, slots)
         start = lambda _, model, own, context: self._drafter(model).init(context, None, slots)  # noqa: E731
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
         return UnionState(self.models.each(start, (), _text(context)), tokens, tokens.astype(jnp.bool_))
 
-    def propose(self, rng: Rng, state: UnionState, context: Context):
+    def propose(self, rng: Rng, state: UnionState, context: Context) -> tuple[Proposal, UnionState]:
         if not self.models.axes:
             return self._union().propose(rng, state, context)
 
@@ -125,11 +135,11 @@ class ParallelDrafter(Drafter):
         proposal = Proposal(tokens, valid, log_probs, chain_parents(self._counts, tokens.shape[0]), self.k)
         return proposal, UnionState(own, tokens, valid)
 
-    def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden):
+    def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> UnionState:
         if not self.models.axes:
             return self._union().observe(state, context, verdict, hidden)
-        # All caches go back to what the least lucky chain kept: the others wait for its model to catch up
-        # anyway, and caches of one length make every loop run equally often on all devices.
+        # All caches are rolled back to the chain with the fewest accepted drafts: the others wait for its model to
+        # catch up anyway, and caches of one length make every loop run equally often on all devices.
         heard = jax.tree.map(lambda *each: jnp.stack(each), *state.verdicts(self._counts, verdict))
         least = jnp.argmin(heard.accepted, axis=0)[None]
         verdict = jax.tree.map(lambda each: jnp.take_along_axis(each, least, axis=0)[0], heard)
@@ -139,7 +149,7 @@ class ParallelDrafter(Drafter):
 
     @property
     def _counts(self) -> list[int]:
-        return [self.k] * self.num_drafts
+        return [self.k] * cast(int, self.num_drafts)  # set by `__post_init__`
 
     def _drafter(self, model: Model) -> ModelDrafter:
         return ModelDrafter(model, self.k, self.sampling)
@@ -149,18 +159,18 @@ class ParallelDrafter(Drafter):
 
 
 def _text(context: Context) -> Context:
-    """What a model drafter reads: the target and its cache stay where they are."""
-    return dataclasses.replace(context, target=None, cache=None)
+    """Returns what a model drafter reads: the target and its cache stay where they are."""
+    return dataclasses.replace(context, target=cast(Any, None), cache=cast(Any, None))
 
 
 def _side_by_side(chains: Array) -> Array:
-    """`[m, b, k, ...]` as `[b, m * k, ...]`."""
+    """Reshapes `[m, b, k, ...]` to `[b, m * k, ...]`."""
     count, batch, k, *rest = chains.shape
     return jnp.moveaxis(chains, 0, 1).reshape(batch, count * k, *rest)
 
 
 def _models(models: Any, num_drafts: int | None) -> tuple[tuple[Model, ...], bool]:
-    """The models, one for each chain, and whether they are one and the same."""
+    """Returns the models, one for each chain, and whether they are one and the same."""
     alike = not isinstance(models, tuple | list)
     if alike:
         if num_drafts is None:
@@ -179,7 +189,7 @@ def _models(models: Any, num_drafts: int | None) -> tuple[tuple[Model, ...], boo
 
 
 def _stack(models: tuple[Model, ...]) -> ModelStack:
-    """The models as one thing, and side by side at once if they lie on a mesh."""
+    """Stacks the models, and puts them side by side at once if they lie on a mesh."""
     models = tuple(map(_without_tokenizer, models))
     for other in models[1:]:
         if difference := _difference(models[0], other):
@@ -193,19 +203,19 @@ def _stack(models: tuple[Model, ...]) -> ModelStack:
 
 
 def _without_tokenizer(model: Model) -> Model:
-    """Two tokenizers that were loaded apart may not compare equal, and drafting needs none."""
+    """Drops the tokenizer: two that were loaded separately may not compare equal, and drafting needs none."""
     return dataclasses.replace(model, tokenizer=None) if isinstance(model, LanguageModel) else model
 
 
 def _difference(first: Model, second: Model) -> str:
-    """In what two models differ besides the values of their weights, in words."""
+    """Says in what two models differ besides the values of their weights."""
     if isinstance(first, LanguageModel) and isinstance(second, LanguageModel):
         if first.placement != second.placement:
             return "places on a mesh"
-        ours, theirs = (dict(vars(model.module.config), dtype=model.dtype) for model in (first, second))
-        if names := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:
+        one, other = (dict(vars(model.module.config), dtype=model.dtype) for model in (first, second))
+        if names := [name for name in one | other if one.get(name) != other.get(name)]:
             return ", ".join(names)
     if jax.tree.structure(first) != jax.tree.structure(second):
         return "structure"
-    ours, theirs = ([(x.shape, x.dtype) for x in jax.tree.leaves(model)] for model in (first, second))
-    return "" if ours == theirs else "shapes or dtypes"
+    one, other = ([(x.shape, x.dtype) for x in jax.tree.leaves(model)] for model in (first, second))
+    return "" if one == other else "shapes or dtypes"
