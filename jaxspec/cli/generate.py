@@ -2,7 +2,7 @@
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,7 +149,7 @@ class Options:
         )
         return SpeculativeDecoder(target, draft, verifier=None if self.verifier is None else VERIFIERS[self.verifier]())
 
-    def stream(self, decoder: "SpeculativeDecoder", texts: Sequence[str], **changes: Any) -> "TextStream":
+    def stream(self, decoder: "SpeculativeDecoder", texts: list[str], **changes: Any) -> "TextStream":
         """Streams what follows the prompts, as `(row, piece)`."""
         keywords = self.decoding.keywords() | changes
         if not self.chat:

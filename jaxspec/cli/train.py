@@ -188,21 +188,11 @@ def run(options: Options) -> None:
 @functools.cache
 def kinds() -> "Mapping[str, type[Recipe]]":
     """Returns the recipe of every kind of drafter that can be trained, by the name of its command."""
-    from jaxspec.contrib.exit_head.training import EarlyExitRecipe
-    from jaxspec.heads.dflash.training import DFlashRecipe
-    from jaxspec.heads.eagle.training import EagleRecipe
-    from jaxspec.heads.medusa.training import MedusaRecipe
-    from jaxspec.heads.tandem.training import TandemRecipe
+    from jaxspec.named import HEADS
     from jaxspec.training.distill import DistillRecipe
 
-    return {
-        "eagle": EagleRecipe,
-        "dflash": DFlashRecipe,
-        "medusa": MedusaRecipe,
-        "tandem": TandemRecipe,
-        "early-exit": EarlyExitRecipe,
-        "distill": DistillRecipe,
-    }
+    heads = {kind.name: kind.recipe for kind in HEADS}
+    return {name: recipe for name, recipe in heads.items() if recipe is not None} | {"distill": DistillRecipe}
 
 
 def whole_models() -> "Mapping[str, type[Recipe]]":
