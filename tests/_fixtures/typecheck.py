@@ -16,6 +16,7 @@ BOUNDARY_FUNCTIONS = ("generate", "train", "init", "stream", "as_threefry", "row
 BOUNDARY_FUNCTIONS += ("shard", "shard_models", "default_rules", "_check_kind", "Placement.on")
 BOUNDARY_FUNCTIONS += (
     "as_draft_length",
+    "LengthOption.parse",
     "load_head",
     "read_head",
     "Rules.check",

@@ -53,7 +53,7 @@ def joint_probs() -> np.ndarray:
     return np.array(probs)
 
 
-PLAYERS = {
+CASES = {
     "confidence": jaxspec.TokenVerifier(),
     "entropy": BlockVerifier(),
     "adaptive": BlockVerifier(),
@@ -63,12 +63,12 @@ MORE = ("entropy", "ngram, adaptive")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in PLAYERS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in CASES]
 )
 def test_the_joint_distribution_of_four_tokens(name):
-    result = generate(DRAFTERS[name], verifier=PLAYERS[name])
+    result = generate(DRAFTERS[name], verifier=CASES[name])
     counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)
-    same_distribution(joint_probs(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(PLAYERS))
+    same_distribution(joint_probs(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(CASES))
     assert 0 < result.stats.acceptance_rate() < 1
     # Rounds of the same text drafted different numbers of tokens.
     assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()

@@ -28,13 +28,13 @@ DRAFTERS = {
 
 # Their trees are verified as the drawn one is.
 MORE = ("dynamic tree", "union")
-PLAYERS = [
+CASES = [
     pytest.param(drafter, id=name, marks=[pytest.mark.slow] if name in MORE else [])
     for name, drafter in DRAFTERS.items()
 ]
 
 
-@pytest.mark.parametrize("drafter", PLAYERS)
+@pytest.mark.parametrize("drafter", CASES)
 @pytest.mark.parametrize(
     "sampling",
     [pytest.param(SAMPLING, id="sampled"), pytest.param(jaxspec.Greedy(), id="greedy", marks=pytest.mark.slow)],

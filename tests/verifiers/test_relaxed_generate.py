@@ -68,10 +68,10 @@ DRAFTERS = {
     "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
     "tree": Branches,
 }
-PLAYERS = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
+CASES = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
 
 
-@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
+@pytest.mark.parametrize(("drafter", "rule"), CASES, ids=[name for name, _ in CASES])
 def test_the_result_says_how_far_it_is_off(drafter, rule):
     models = (TARGET, DRAFTERS[drafter](), PROMPT)
     result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
@@ -81,7 +81,7 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
     assert result.stats.deviation.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("drafter", "rule"), PLAYERS, ids=[name for name, _ in PLAYERS])
+@pytest.mark.parametrize(("drafter", "rule"), CASES, ids=[name for name, _ in CASES])
 def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
     """Whatever the length, each new token counts once, so the mean is a total variation."""
     models = (TARGET, DRAFTERS[drafter](), PROMPT)

@@ -21,7 +21,7 @@ verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Likeliest(RoundKeys):
+class ArgmaxNext(RoundKeys):
     """Without luck: the token that follows is the most likely one."""
 
     def next_noise(self, vocab_size):
@@ -92,7 +92,7 @@ def test_the_longest_path_of_a_tree_against_trying_them_all():
         valid[:, node] &= np.where(trees[:, node] < 0, True, valid[np.arange(rows), trees[:, node]])
     as_int = lambda x: jnp.asarray(x, jnp.int32)
     tree = Proposal(as_int(tokens), jnp.asarray(valid), None, as_int(trees), depth)
-    rng = Likeliest(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 4, jnp.int32))
+    rng = ArgmaxNext(jax.random.split(jax.random.key(0), rows), jnp.full(rows, 4, jnp.int32))
     verdict = verify(RelaxedVerifier(Typical(epsilon, delta)), rng, tree, log32(probs))
     assert set(np.asarray(verdict.accepted).tolist()) >= {0, 1, 2, 3}
     for row in range(rows):
