@@ -256,10 +256,10 @@ class _Loader:
             if k:
                 raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
             return NoDrafter()
-        word, _, argument = os.fspath(name).partition(":")
+        word, colon, argument = os.fspath(name).partition(":")
         if word in DRAFTERS and isinstance(name, str):
             _check_draws_one(num_drafts)
-            return DRAFTERS[word].by_name(self.target, argument, k)
+            return DRAFTERS[word].by_name(self.target, argument if colon else None, k)
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
                 raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")

@@ -203,18 +203,18 @@ class AdjustableDrafter(Drafter):
         return dataclasses.replace(cast(Any, self), k=k)
 
     @classmethod
-    def by_name(cls, target: Model, argument: str = "", k: int | DraftLength | None = None) -> Self:
+    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
         """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
 
         Args:
           target: the model to draft for.
-          argument: what follows the colon.
+          argument: what follows the colon; `None` without one.
           k: its `k`; `None` is the default.
 
         Raises:
           ValueError: the argument, or `k`, does not fit.
         """
-        if argument:
+        if argument is not None:
             raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
         make = cast(Any, cls)
         return make() if k is None else make(k=k)

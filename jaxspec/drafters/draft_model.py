@@ -226,10 +226,10 @@ class SelfDraft(Draft):
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return ()
 
-    def cache(self, kept: Any) -> Cache:
+    def cache(self, kept: Any) -> Any:
         return kept
 
-    def put(self, kept: Any, cache: Cache) -> Any:
+    def put(self, kept: Any, cache: Any) -> Any:
         return cache
 
     def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:

@@ -192,9 +192,9 @@ class EarlyExitDrafter(ChainDrafter):
         return model.first_layers(self.layers)
 
     @classmethod
-    def by_name(cls, target: Model, argument: str = "", k: int | DraftLength | None = None) -> Self:
+    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
         """Makes the drafter of "early-exit", a quarter of the target's layers, or of "early-exit:5", five of them."""
-        if argument and not argument.isdecimal():
+        if argument is not None and not argument.isdecimal():
             raise ValueError(f"'{cls.name}:{argument}' says no number of layers; pass such as '{cls.name}:4'")
         cls(1).check(target)  # it has layers to count
         layers = int(argument) if argument else max(1, _config(target).num_layers // 4)
