@@ -24,9 +24,8 @@ from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
-from jaxspec.ops.int8 import Int8Weight
+from jaxspec.ops.formats import FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import PackedWeight, is_packed
 
 _Network = TypeVar("_Network", bound=Network)
@@ -38,14 +37,14 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, or a head, with plain float weights.
-      pack: converts one weight `[*out, in]`, such as `Int8Weight.pack`.
+      pack: converts one weight `[*out, in]`: `pack` of a class in `jaxspec.ops.formats.FORMATS`, or of your own.
 
     Raises:
       TypeError: the model is of another kind, or its weights are packed already.
 
     Example:
-        >>> from jaxspec.ops.int8 import Int8Weight
-        >>> small = jaxspec.nn.pack_weights(target, Int8Weight.pack)
+        >>> from jaxspec.ops.formats import FORMATS
+        >>> small = jaxspec.nn.pack_weights(target, FORMATS["int8"].pack)
         >>> small.params["embedding"].values.dtype
         dtype('int8')
     """
@@ -75,7 +74,7 @@ def quantize_weights(model: LanguageModel) -> LanguageModel:
         (2, 4)
     """
     _check(model, "quantize_weights", heads=False)
-    return pack_weights(model, Int8Weight.pack)
+    return pack_weights(model, FORMATS["int8"].pack)
 
 
 def quantize_cache(model: LanguageModel) -> LanguageModel:
@@ -131,7 +130,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
     register()
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
-    model = pack_weights(model, functools.partial(NativeWeight.pack, dtype=weights))
+    model = pack_weights(model, functools.partial(FORMATS["native"].pack, dtype=weights))
     has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
     return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
 

@@ -1,7 +1,10 @@
-"""The table of weight formats: one row a class, each in a file of its own."""
+"""The table of weight formats by name: each class in a file of its own, which states the rest."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from jaxspec.ops.int8 import Int8Weight
 from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import PackedWeight
 
-FORMATS: tuple[type[PackedWeight], ...] = (Int8Weight, NativeWeight)
+FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType({kind.name: kind for kind in (Int8Weight, NativeWeight)})

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int8
 
 from jaxspec.core.pytree import register_dataclass
@@ -48,8 +49,10 @@ class Int8Weight(PackedWeight):
     dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
-    def pack(cls, weight: Float[Array, "*out in"]) -> Self:
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
         """Rounds each output's weights to the nearest multiple of their largest magnitude over 127."""
+        if dtype is not None and jnp.dtype(dtype) != jnp.int8:
+            raise ValueError(f"int8 weights are stored as int8, got dtype {jnp.dtype(dtype)}; leave it None")
         return _pack(cls, weight)
 
     @property

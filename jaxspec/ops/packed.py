@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 # The logical axes of an array, one entry a dimension (`jaxspec.sharding.Rules`).
@@ -31,8 +32,13 @@ class PackedWeight(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def pack(cls, weight: Float[Array, "*out in"]) -> Self:
-        """Converts a weight; the result may be an approximation of it."""
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
+        """Converts a weight; the result may be an approximation of it.
+
+        Args:
+          weight: plain floats.
+          dtype: of the stored values, if the format leaves a choice; `None` is the format's own.
+        """
 
     @abc.abstractmethod
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:

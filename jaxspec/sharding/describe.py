@@ -1,4 +1,4 @@
-"""What a call is, as bytes that are the same on every process that makes the same call."""
+"""Descriptions of a call's arguments: bytes that are equal on all processes that make the same call."""
 
 import dataclasses
 import enum
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
@@ -18,11 +19,11 @@ _MOST_VALUES = 2**24
 
 
 def describe(value: Any, *, with_values: bool = True) -> Iterator[bytes]:
-    """Classes, static fields, shapes and dtypes, and the values of arrays.
+    """Yields classes, static fields, shapes and dtypes, and the values of arrays.
 
-    Left out are the values of what lies in a `Model`, of arrays of more than 2^24, and of those of which this process
-    has only a part. Of an object that is neither plain, nor a container, a dataclass or a pytree, there is only its
-    class: what its `repr` says may differ between processes.
+    Left out are the values of arrays inside a `Model`, of arrays of more than 2^24 elements, and of those of which this
+    process has only a part. An object that is neither plain, nor a container, a dataclass or a pytree gives its class
+    alone: its `repr` may differ between processes.
     """
     yield f"({_name(type(value))} ".encode()
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
@@ -47,7 +48,7 @@ def _describe_parts(value: Any, with_values: bool) -> Iterator[bytes]:
     elif isinstance(value, Set):
         yield from sorted(b"".join(describe(part, with_values=with_values)) for part in value)
     elif dataclasses.is_dataclass(value):
-        # What `repr` leaves out, such as the parent of a Flax module, may lead back here.
+        # Fields that `repr` leaves out, such as the parent of a Flax module, may lead back here.
         for field in dataclasses.fields(value):
             if field.repr and hasattr(value, field.name):
                 yield field.name.encode()
@@ -67,9 +68,10 @@ def _pytree_parts(value: Any) -> tuple[Any, ...]:
 
 def _describe_array(x: Any, with_values: bool) -> Iterator[bytes]:
     yield f"{tuple(x.shape)} {x.dtype} {getattr(x, 'weak_type', False)}".encode()
-    whole_here = not isinstance(x, jax.ShapeDtypeStruct) and (not isinstance(x, Array) or x.is_fully_addressable)
-    if with_values and whole_here and x.size <= _MOST_VALUES:
-        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    if not with_values or isinstance(x, jax.ShapeDtypeStruct) or x.size > _MOST_VALUES:
+        return
+    if not isinstance(x, Array) or x.is_fully_addressable:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         yield np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
 
 

@@ -1,16 +1,18 @@
-"""Meshes over several processes: joining them, and what they tell each other on the host.
+"""Meshes over several processes: joins them, and exchanges values between their hosts.
 
 Every process runs the same program on the same inputs, and holds the parts of each array that lie
 on its own devices. Nothing here is needed, or does anything, on a mesh of one process.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -25,28 +27,34 @@ def join(
     timeout: int = 60,
     start_timeout: int = 300,
 ) -> None:
-    """Makes one JAX program of several processes, on one host or on many. Call it before anything of JAX runs.
+    """Joins several processes to one JAX program, on one host or on many. Call it before any other function of JAX.
 
     Each process then calls the same functions of jaxspec with the same arguments, and a mesh over `jax.devices()`.
 
     If a process dies, is stopped, cannot be reached or ends with an error, JAX ends the others with an error message
     and a status other than 0 within `timeout` and ten more seconds, whatever they are doing. The same happens to those
     that reach their own end so much earlier than the last one. A process that is alive and never makes its next call
-    is not noticed by that. A signal to terminate ends a process, as usual; JAX by itself would only take note of it.
-    JAX's collectives on CPUs also end with an error where a process makes its first one half a minute before another
+    is not detected. A signal to terminate ends a process, as usual; JAX by itself would only take note of it.
+    JAX's collectives on CPUs also end with an error if a process makes its first one half a minute before another
     process does, and print a line about each connection.
 
     Args:
       coordinator: `host:port` of the first process, reachable by all of them; any free port. `None` lets JAX find
         this and the other two on Cloud TPU, Slurm and Open MPI.
-      num_processes: how many there are.
-      process_id: which of them this is, from 0.
+      num_processes: the number of processes.
+      process_id: the number of this one, from 0.
       timeout: seconds without a sign of life after which a process is taken for dead.
       start_timeout: seconds to wait for all processes to start; then JAX ends those that came, with an error.
 
     Raises:
-      ValueError: some of the three are given and some not, or they do not fit; or none, where JAX cannot find them.
+      ValueError: some of the three are given and some not, or they do not fit; or none, and JAX cannot find them.
       RuntimeError: JAX has run something already.
+
+    Example:
+        >>> jaxspec.sharding.join("localhost:1234", num_processes=2)
+        Traceback (most recent call last):
+          ...
+        ValueError: join needs all of coordinator, num_processes, process_id or none, got no process_id
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
@@ -70,10 +78,10 @@ def join(
 
 
 def put_from_host(x: Any, sharding: NamedSharding) -> Array:
-    """An array that this process has whole, and the others too, as one array over all of them.
+    """Makes one array over all processes of equal arrays that each process has completely.
 
-    Unlike `jax.device_put` it sends nothing, and takes no look at whether the others have the same. An array that
-    lies on several processes already is moved by `jax.device_put`.
+    Unlike `jax.device_put` it sends nothing, and does not check that the others have the same. An array that
+    is on several processes already is moved by `jax.device_put`.
     """
     if isinstance(x, Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
@@ -85,26 +93,26 @@ def put_from_host(x: Any, sharding: NamedSharding) -> Array:
 
 
 def _is_key(x: Any) -> bool:
-    return isinstance(x, Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def is_tracing() -> bool:
-    """Whether JAX traces a function here, so that constants too must stay out of arrays over several processes."""
-    return isinstance(jax.device_put(0), jax.core.Tracer)
+    """Returns whether JAX is tracing: then constants too must stay out of arrays over several processes."""
+    return isinstance(jax.device_put(0), Tracer)
 
 
 def spans_processes(mesh: Mesh) -> bool:
-    """Whether some devices of a mesh belong to other processes."""
+    """Returns whether some devices of a mesh belong to other processes."""
     return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
 
 
 def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
-    """Compares what each process of a mesh passes, and shares a number: one exchange of 32 bytes.
+    """Compares the values that the processes of a mesh pass, and shares a number: one exchange of 32 bytes.
 
-    Each part is compared as `describe` has it. While JAX traces there is nothing to compare.
+    Each part is compared by `describe`. While JAX traces there is nothing to compare.
 
     Args:
-      parts: what must be the same, by the names that the error tells.
+      parts: the values that must be the same, by the names that the error tells.
       mesh: the processes that its devices belong to take part.
       number: below 2^32.
 
@@ -114,12 +122,12 @@ def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
     Raises:
       ValueError: on every process, if some process passes something else.
     """
-    if not spans_processes(mesh) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(parts)):
+    if not spans_processes(mesh) or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(parts)):
         return number
     size = 28 // len(parts)
     digests = [hashlib.sha256(b"".join(describe(part))).digest()[:size] for part in parts.values()]
     devices = sorted(mesh.devices.flat, key=lambda device: device.id)
-    rows = _everyones(number.to_bytes(4, "little") + b"".join(digests), devices)
+    rows = _gather(number.to_bytes(4, "little") + b"".join(digests), devices)
     theirs = rows[:, 4:].reshape(len(devices), len(parts), size)
     differ = (theirs != theirs[0]).any(-1)
     if differ.any():
@@ -132,8 +140,8 @@ def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
     return int.from_bytes(rows[0, :4].tobytes(), "little")
 
 
-def _everyones(row: bytes, devices: list[jax.Device]) -> np.ndarray:
-    """The rows of the processes of all devices, on every process."""
+def _gather(row: bytes, devices: Sequence[Any]) -> np.ndarray:
+    """Returns the rows of the processes of all devices, on every process."""
     # Not the caller's mesh: that of another process may have other axes.
     line = Mesh(np.array(devices), ("devices",))
     own = np.frombuffer(row, np.uint8)[None]
@@ -147,7 +155,7 @@ def by_first(step: Callable[[], None]) -> None:
     """Runs a step on the first of all of JAX's processes, while the others wait for its end.
 
     Raises:
-      Exception: what the step raises; on the others `RuntimeError`, or `FileExistsError` if it is that.
+      Exception: that of the step; on the other processes `RuntimeError`, or `FileExistsError` if it is one.
     """
     error = None
     if jax.process_index() == 0:

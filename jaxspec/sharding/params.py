@@ -70,7 +70,14 @@ def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
 
 
 def parameter_shardings(placement: Placement, params: Any) -> Any:
-    """Returns the `NamedSharding` of each array in `params`, in a pytree of the same structure."""
+    """Returns the `NamedSharding` of each array in `params`, in a pytree of the same structure.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> placement = jaxspec.sharding.Placement.on(mesh, jaxspec.sharding.TENSOR_PARALLEL)
+        >>> tuple(jaxspec.sharding.parameter_shardings(placement, target.params)["embedding"].spec)
+        ('model', None)
+    """
 
     def shardings(path: tuple[Any, ...], x: Any) -> Any:
         names = tuple(key.key for key in path if isinstance(key, DictKey))

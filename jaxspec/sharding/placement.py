@@ -1,26 +1,42 @@
-"""Where a model's arrays lie: a mesh and the rules, and what they say of caches and activations."""
+"""`Placement`: a mesh and rules, and the layouts of caches and activations that follow."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
 
-from jaxspec.sharding import multihost as hosts
+from jaxspec.sharding import multihost
 from jaxspec.sharding.rules import Rules
+
+_Tree = TypeVar("_Tree")
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh and the rules by which arrays are split over it. Static and hashable."""
+    """A mesh and the rules by which arrays are split over it: the `jaxspec.core.Layout` of sharded models.
+
+    Static and hashable.
+
+    Attributes:
+      mesh: the devices, with automatic axes.
+      rules: the mesh axes of each logical axis.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> jaxspec.shard(target, mesh).placement.mesh.axis_names
+        ('model',)
+    """
 
     mesh: Mesh
     rules: Rules
 
     @classmethod
     def on(cls, mesh: Mesh, rules: Rules) -> Self:
-        """Checks both.
+        """Makes a placement after checking mesh and rules.
 
         A mesh with explicit axes is taken as automatic: the loop's gathers over a split
         vocabulary have no explicit form.
@@ -35,58 +51,72 @@ class Placement:
         return cls(automatic(mesh), rules)
 
     def sharding(self, shape: tuple[int, ...], axes: tuple[Any, ...]) -> NamedSharding:
-        """The sharding of an array with these logical axes."""
+        """Returns the sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.rules.spec(self.mesh, shape, axes))
 
     def constrain(self, x: Array, axes: tuple[Any, ...]) -> Array:
-        """`x`, laid out so."""
+        """Lays an array out by its logical axes."""
         return put(x, self.sharding(x.shape, axes))
 
-    def cache(self, cache: Any) -> Any:
-        """A `KVCache`, its heads and rows split."""
+    def cache(self, cache: _Tree) -> _Tree:
+        """Splits a `KVCache` by heads and rows."""
         slots = lambda x: self.constrain(x, (None, "batch", "kv_heads", None, None))  # noqa: E731
         return jax.tree.map(lambda x: slots(x) if x.ndim == 5 else self.rows(x), cache)
 
-    def logits(self, logits: Array) -> Array:
-        """`[b, t, v]`, rows and vocabulary split."""
+    def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        """Splits logits by rows and vocabulary."""
         return self.constrain(logits, ("batch", None, "vocab"))
 
-    def rows(self, tree: Any) -> Any:
-        """Arrays that have the batch first, their rows split."""
+    def rows(self, tree: _Tree) -> _Tree:
+        """Splits arrays that have the batch first by rows."""
         return jax.tree.map(lambda x: self.constrain(x, ("batch", *(None,) * (x.ndim - 1))), tree)
 
-    def replicate(self, tree: Any) -> Any:
-        """The same arrays, whole on every device."""
+    def replicate(self, tree: _Tree) -> _Tree:
+        """Puts complete arrays on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
-        """Raises `ValueError` unless every process of the mesh passes the same; see `hosts.check_same`."""
-        return hosts.check_same(parts, self.mesh, number)
+        """Raises `ValueError` unless every process of the mesh passes the same; see `multihost.check_same`."""
+        return multihost.check_same(parts, self.mesh, number)
 
     @property
     def replicated(self) -> NamedSharding:
-        """The whole array on every device."""
+        """The sharding of arrays that are complete on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
 
 def put(x: Any, sharding: NamedSharding) -> Any:
-    """`x` moved there, or told to be there where it is traced or only a shape."""
+    """Moves `x` to a sharding; constrains it if it is traced, and annotates it if it is only a shape.
+
+    Example:
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> replicated = NamedSharding(jax.make_mesh((1,), ("model",)), PartitionSpec())
+        >>> jaxspec.sharding.put(prompt, replicated).sharding == replicated
+        True
+    """
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    if not isinstance(x, jax.core.Tracer) and sharding.is_fully_addressable:
+    if not isinstance(x, Tracer) and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if not isinstance(x, jax.core.Tracer) and not hosts.is_tracing():
-        return hosts.put_from_host(x, sharding)
+    if not isinstance(x, Tracer) and not multihost.is_tracing():
+        return multihost.put_from_host(x, sharding)
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         return jax.sharding.reshard(x, sharding.spec)  # there a constraint only asserts
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def to_host(tree: Any) -> Any:
-    """Arrays that lie on a mesh, whole on each of its devices; others, and traced ones, as they are."""
+def to_host(tree: _Tree) -> _Tree:
+    """Puts complete copies of arrays that are on a mesh on each of its devices, so that every host can read them.
 
-    def gather(x):
-        if isinstance(x, jax.core.Tracer) or not isinstance(x.sharding, NamedSharding):
+    Other arrays, and traced ones, are returned as they are.
+
+    Example:
+        >>> jaxspec.sharding.to_host({"tokens": prompt})["tokens"].shape
+        (2, 5)
+    """
+
+    def gather(x: Any) -> Any:
+        if isinstance(x, Tracer) or not isinstance(x.sharding, NamedSharding):
             return x
         return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
 
@@ -94,7 +124,7 @@ def to_host(tree: Any) -> Any:
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """The same devices and names, with automatic axes."""
+    """Returns the mesh with automatic axes."""
     if all(kind == AxisType.Auto for kind in mesh.axis_types):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))

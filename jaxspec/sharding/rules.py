@@ -1,4 +1,4 @@
-"""Which mesh axes each logical axis is split over: one table, and presets of it."""
+"""Rules: the mesh axes that each logical axis is split over, and presets."""
 
 import dataclasses
 import warnings
@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 MeshAxes = str | tuple[str, ...] | None
 
-# Axes of one array: a weight, the cache, logits.
+# Pairs of axes of one array: a weight, the cache, logits.
 _TOGETHER = (
     ("vocab", "embed"),
     ("kv_heads", "embed"),
@@ -22,7 +22,7 @@ _TOGETHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """For each logical axis the mesh axis, or axes, that it is split over; `None` is not split.
+    """A table of the mesh axis, or axes, that each logical axis is split over; `None` is not split.
 
     Attributes:
       batch: rows, of everything that the loop carries.
@@ -31,8 +31,14 @@ class Rules:
       queries: the queries of one key-value head, where there are more devices than such heads.
       mlp: the inner width of the feed-forward block.
       embed: the width of the residual stream, of weights only: activations are not split by it.
-      drafts: the models of a `ParallelDrafter`, one at each place along the axis. What else is
-        split over this axis is so for other models, and not for those.
+      drafts: the models of a `ParallelDrafter`, one at each place along the axis. Other logical axes that are
+        split over this axis are so for other models only.
+
+    Example:
+        >>> mesh = jax.make_mesh((1, 1), ("rows", "columns"))
+        >>> rules = jaxspec.sharding.Rules(batch="rows", vocab="columns", mlp="columns")
+        >>> tuple(rules.spec(mesh, (310, 16), ("vocab", "embed")))
+        ('columns', None)
     """
 
     batch: MeshAxes = None
@@ -59,7 +65,7 @@ class Rules:
         return {name for field in dataclasses.fields(self) for name in as_tuple(getattr(self, field.name))}
 
     def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Raises `ValueError` if a rule names an axis that `mesh` has not, `TypeError` if that is no mesh."""
+        """Raises `ValueError` if a rule names an axis that `mesh` lacks, `TypeError` if that is no mesh."""
         _check_kind(mesh)
         if unknown := sorted(self.mesh_axes - set(mesh.axis_names)):
             raise ValueError(
@@ -68,19 +74,19 @@ class Rules:
             )
 
     def within(self, mesh: Mesh | AbstractMesh) -> Self:
-        """The same rules without the axes that `mesh` has not."""
+        """Returns the rules without the axes that `mesh` lacks."""
         _check_kind(mesh)
         return self.without(tuple(self.mesh_axes - set(mesh.axis_names)))
 
     def without(self, names: tuple[str, ...]) -> Self:
-        """The same rules without these mesh axes."""
-        kept = {}
+        """Returns the rules without these mesh axes."""
+        rest = {}
         for field in dataclasses.fields(self):
-            kept[field.name] = tuple(name for name in as_tuple(getattr(self, field.name)) if name not in names) or None
-        return type(self)(**kept)
+            rest[field.name] = tuple(name for name in as_tuple(getattr(self, field.name)) if name not in names) or None
+        return type(self)(**rest)
 
     def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[Any, ...]) -> PartitionSpec:
-        """How an array with these logical axes is split; an axis that does not divide evenly is not.
+        """Returns the split of an array with these logical axes; an axis that does not divide evenly is not split.
 
         An axis of the array may be several logical ones, flattened: a tuple of them.
         """
@@ -88,7 +94,7 @@ class Rules:
 
     @classmethod
     def tensor_parallel(cls, config: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] | None = None) -> Self:
-        """Splits a decoder's weights over as many devices as its sizes allow, for any mesh.
+        """Makes rules that split a decoder's weights over as many devices as its sizes allow, for any mesh.
 
         Each mesh axis that divides the key-value heads splits those, each other one that divides a
         head's queries splits these; vocabulary and inner width are split over all axes that divide
@@ -124,17 +130,21 @@ class Rules:
         batch = "data" if "data" in mesh.axis_names and "data" not in axes else None
         return cls(batch=batch, vocab=vocab, kv_heads=kv_heads, queries=queries, mlp=mlp)
 
-    def _split(self, mesh, size: int, axis: MeshAxes) -> MeshAxes:
+    def _split(self, mesh: Mesh | AbstractMesh, size: int, axis: MeshAxes) -> MeshAxes:
         names = tuple(name for logical in as_tuple(axis) for name in as_tuple(getattr(self, logical)))
         return names if names and size % pieces(mesh, names) == 0 else None
 
 
 def default_rules(mesh: Mesh | AbstractMesh) -> Rules:
-    """The rules where none are given: those of `DRAFTS_BESIDE` for the axes that `mesh` has.
+    """Returns the default rules of a mesh: those of `DRAFTS_BESIDE` for the axes that it has.
 
     Raises:
       TypeError: that is no mesh.
       ValueError: it has an axis that these rules do not know, so that models would not be split over it.
+
+    Example:
+        >>> jaxspec.sharding.default_rules(jax.make_mesh((1,), ("model",))).vocab
+        ('model',)
     """
     rules = DRAFTS_BESIDE.within(mesh)
     unused = [name for name in mesh.axis_names if mesh.shape[name] > 1 and name not in rules.mesh_axes]
@@ -147,9 +157,10 @@ def default_rules(mesh: Mesh | AbstractMesh) -> Rules:
 
 
 def _normal(name: str, axes: Any) -> MeshAxes:
-    names = (axes,) if isinstance(axes, str) else axes
-    if names is None or (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
-        return tuple(names) if isinstance(axes, list) else axes
+    if axes is None or isinstance(axes, str):
+        return axes
+    if isinstance(axes, tuple | list) and all(isinstance(one, str) for one in axes):
+        return tuple(axes)
     raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {axes!r}")
 
 
@@ -159,14 +170,14 @@ def _check_kind(mesh: Any) -> None:
 
 
 def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
-    """The mesh axes of one rule."""
+    """Returns the mesh axes of one rule as a tuple."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """Those of these axes that divide `size` together, the first ones first."""
+    """Chooses the axes that divide `size` together, the first ones first."""
     used: tuple[str, ...] = ()
     for name in axes:
         if size % pieces(mesh, (*used, name)) == 0:
@@ -175,7 +186,7 @@ def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tu
 
 
 def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
-    """How many pieces these mesh axes cut an array into."""
+    """Counts the pieces that these mesh axes cut an array into."""
     count = 1
     for name in names:
         count *= mesh.shape[name]
@@ -188,10 +199,10 @@ TENSOR_PARALLEL = Rules(vocab="model", kv_heads="model", mlp="model")
 DATA_AND_TENSOR = dataclasses.replace(TENSOR_PARALLEL, batch="data")
 # Weights are split over every device, for models that fit no other way.
 FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
-# Every device has the whole model: for a small draft beside a large target.
+# Every device has the complete model: for a small draft beside a large target.
 REPLICATED = Rules(batch="data")
 # Several drafts at once, each on its own part of the mesh, and the target over all of it. `model`
-# stands first: a draft's distribution is then cut further where it lies, and its pieces swapped along `draft`.
+# comes first: a draft's distribution is then cut further where it lies, and its pieces swapped along `draft`.
 DRAFTS_BESIDE = Rules(
     batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
 )

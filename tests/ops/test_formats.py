@@ -14,7 +14,7 @@ from jaxspec.ops.native.build import register
 from jaxspec.ops.packed import is_packed
 from tests._fixtures import tiny
 
-pytestmark = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+pytestmark = pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,8 +26,8 @@ def weight(*shape):
     return jax.random.normal(jax.random.key(1), shape)
 
 
-def test_names_are_unique(kind):
-    assert [other.name for other in FORMATS].count(kind.name) == 1
+def test_it_is_found_by_its_name(kind):
+    assert FORMATS[kind.name] is kind and kind.name in kind.pack(weight(2, 4)).kernels
 
 
 def test_it_has_the_shape_and_dtype_of_the_weight(kind):

@@ -127,9 +127,10 @@ def _put_together(parts: tuple[Any, ...], sharding: NamedSharding) -> Any:
     shape = (len(parts), *parts[0].shape)
     if isinstance(parts[0], jax.ShapeDtypeStruct):
         return put(jax.ShapeDtypeStruct(shape, parts[0].dtype), sharding)
-    return jax.make_array_from_callback(shape, sharding, lambda index: _piece(parts, index))
+    return jax.make_array_from_callback(shape, sharding, lambda index: _piece(parts, index or ()))
 
 
 def _piece(parts: tuple[Array, ...], index: tuple[slice, ...]) -> Array:
+    """Cuts a device's piece out of the one model that it holds."""
     (part,) = parts[index[0]]
     return part[index[1:]][None]
