@@ -112,7 +112,7 @@ def test_the_target_itself(shipped):
     for name, said in (("early-exit:", "says no number"), ("early-exit:0", "layers"), ("early-exit:9", "got layers=9")):
         with pytest.raises(ValueError, match=said):
             jaxspec.load_drafter(name, deep, k=3)
-    assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.SparseCacheDrafter)
+    assert isinstance(jaxspec.load_drafter("sparse-cache", deep), jaxspec.contrib.SparseCacheDrafter)
     with pytest.raises(ValueError, match="of a target of 1"):
         jaxspec.load_drafter("early-exit", tiny.transformer())
 

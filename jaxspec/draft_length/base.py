@@ -45,7 +45,7 @@ class DraftLength(abc.ABC):
         confidence head can give.
 
     Example:
-      >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.EntropyStop(4))
+      >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.draft_length.EntropyStop(4))
       >>> isinstance(drafter.k, jaxspec.DraftLength), drafter.k.lengths
       (True, (0, 2, 4))
     """
@@ -125,7 +125,7 @@ class Fixed(DraftLength):
       k: how many.
 
     Example:
-      >>> jaxspec.Fixed(4).lengths
+      >>> jaxspec.draft_length.Fixed(4).lengths
       (4,)
     """
 

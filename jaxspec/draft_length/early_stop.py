@@ -28,7 +28,7 @@ class ConfidenceStop(DraftLength):
       threshold: in [0, 1], traced; 0 always goes on.
 
     Example:
-      >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.ConfidenceStop(4, threshold=0.3))
+      >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.draft_length.ConfidenceStop(4, threshold=0.3))
       >>> drafter.lengths
       (1, 2, 4)
     """
@@ -67,7 +67,7 @@ class CumulativeConfidence(DraftLength):
       DSpark, section 3.2.
 
     Example:
-      >>> jaxspec.CumulativeConfidence(7).lengths
+      >>> jaxspec.draft_length.CumulativeConfidence(7).lengths
       (0, 2, 4, 7)
     """
 
@@ -123,7 +123,7 @@ class EntropyStop(DraftLength):
       AdaEDL, Agrawal et al. 2410.18351; the threshold as in Draft & Verify, Zhang et al. 2309.08168.
 
     Example:
-      >>> jaxspec.EntropyStop(8).lengths
+      >>> jaxspec.draft_length.EntropyStop(8).lengths
       (0, 2, 4, 8)
     """
 

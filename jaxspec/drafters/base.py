@@ -19,7 +19,7 @@ from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 class Drafter(abc.ABC):
     """Guesses up to `max_drafts` tokens a round. A frozen pytree; what changes lives in its own state.
 
-    A drafter of your own is a frozen dataclass under `jaxspec.register_dataclass`. It gives `max_drafts`, `init` and
+    A drafter of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. It gives `max_drafts`, `init` and
     `propose`, and overrides of the rest what differs:
 
     * `propose` returns a `Proposal` of `tokens` and `valid`, `[b, k]`: the valid drafts of a row are its first ones. If
@@ -34,7 +34,7 @@ class Drafter(abc.ABC):
 
     Example:
       >>> import dataclasses
-      >>> @jaxspec.register_dataclass
+      >>> @jaxspec.core.register_dataclass
       ... @dataclasses.dataclass(frozen=True)
       ... class RepeatDrafter(jaxspec.Drafter):
       ...     k: int = dataclasses.field(default=3, metadata={"static": True})
@@ -44,7 +44,7 @@ class Drafter(abc.ABC):
       ...         return ()
       ...     def propose(self, rng, state, context):
       ...         tokens = jnp.repeat(context.last, self.k, axis=1)
-      ...         return jaxspec.Proposal(tokens, ~context.done[:, None] & (tokens >= 0)), state
+      ...         return jaxspec.core.Proposal(tokens, ~context.done[:, None] & (tokens >= 0)), state
       >>> jaxspec.generate(target, RepeatDrafter(), prompt, max_new_tokens=6).tokens.shape
       (2, 6)
     """

@@ -141,7 +141,7 @@ class CrossVocabularyDrafter(ChainDrafter):
     the intersection covers, the fewer drafts are kept.
 
     Example:
-      >>> token_map = jaxspec.TokenMap.between(target.tokenizer, draft.tokenizer,
+      >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
       ...     target_size=target.vocab_size, draft_size=draft.vocab_size)
       >>> drafter = jaxspec.IntersectionDrafter(draft, token_map, k=4)
 

@@ -34,7 +34,7 @@ class TextStore:
       oldest: the row that is written next.
 
     Example:
-      >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.TextStore.empty(256, 512))
+      >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.drafters.TextStore.empty(256, 512))
       >>> result = jaxspec.generate(target, drafter, prompt, max_new_tokens=512)
       >>> store = drafter.store.add(result.tokens, result.length)
       >>> drafter = dataclasses.replace(drafter, store=store)

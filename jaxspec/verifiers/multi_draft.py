@@ -44,7 +44,7 @@ class RecursiveRejection:
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
-        >>> verifier = jaxspec.MultiDraftVerifier(jaxspec.RecursiveRejection())
+        >>> verifier = jaxspec.MultiDraftVerifier(jaxspec.verifiers.RecursiveRejection())
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, max_new_tokens=4)
         >>> jaxspec.generate(target, drafter, prompt, **options).tokens.shape
         (2, 4)

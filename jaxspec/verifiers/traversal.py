@@ -30,7 +30,7 @@ class TraversalVerifier(Verifier):
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
-        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.TraversalVerifier())
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.verifiers.TraversalVerifier())
         >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=4, **options).tokens.shape
         (2, 4)
 

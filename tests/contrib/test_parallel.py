@@ -84,7 +84,7 @@ SMALL = tiny.transformer(1)
         ((FIRST, SECOND), {"num_drafts": 3}, ValueError, "num_drafts is for one model, got 3 with 2 models"),
         ((FIRST, SECOND), {"k": 0}, ValueError, "k must be at least 1, got 0"),
         ((FIRST, SECOND), {"k": 2.0}, TypeError, "k must be an integer, got 2.0"),
-        ((FIRST, SECOND), {"k": jaxspec.EntropyStop(3)}, ValueError, "got EntropyStop; pass an integer k"),
+        ((FIRST, SECOND), {"k": jaxspec.draft_length.EntropyStop(3)}, ValueError, "got EntropyStop; pass an integer k"),
         ((FIRST, "a model"), {}, TypeError, "needs Models, got str; jaxspec.load makes one"),
         (tiny.HistoryModel, {"num_drafts": 2}, TypeError, "got the class HistoryModel itself"),
         (

@@ -53,19 +53,19 @@ class SparseCacheContract(DrafterContract):
 
 
 class TestSparseCache(SparseCacheContract):
-    drafter = jaxspec.SparseCacheDrafter(SINKS, WINDOW, k=K)
+    drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=K)
 
 
 @pytest.mark.slow
 class TestPauses(PausesContract, SparseCacheContract):
     """Lengths in turn, down to none."""
 
-    drafter = jaxspec.SparseCacheDrafter(SINKS, WINDOW, k=Turns())
+    drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=Turns())
 
 
 def test_a_text_that_it_sees_whole_is_guessed_right():
     """Prompts of 1 to 7 tokens and 20 new ones: the drafts are the target's own tokens."""
-    drafter = jaxspec.SparseCacheDrafter(sinks=20, window=40, k=K)
+    drafter = jaxspec.contrib.SparseCacheDrafter(sinks=20, window=40, k=K)
     found = jaxspec.generate(
         SparseCacheContract.target,
         drafter,
@@ -85,11 +85,11 @@ def test_it_keeps_nothing_between_rounds():
 def test_a_target_without_keys_does_not_fit():
     target = tiny.history_model(vocab=tiny.VOCAB)
     with pytest.raises(TypeError, match="got a target that keeps a TokenCache"):
-        jaxspec.generate(target, jaxspec.SparseCacheDrafter(), jnp.asarray(PROMPTS), max_new_tokens=3)
+        jaxspec.generate(target, jaxspec.contrib.SparseCacheDrafter(), jnp.asarray(PROMPTS), max_new_tokens=3)
 
 
 @pytest.mark.parametrize("options", [{"sinks": 0}, {"window": 0}, {"k": -1}])
 def test_sizes_are_positive(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be at least"):
-        jaxspec.SparseCacheDrafter(**options)
+        jaxspec.contrib.SparseCacheDrafter(**options)

@@ -18,7 +18,7 @@ TEXT = "a b.  grüße 中😀\n\nab ab"
 def matched(own, other, text, k=4):
     """A target and a draft that both recite a text, each in its own tokens."""
     target, draft = (text_models.recite_ids(tokenizer.encode(text)) for tokenizer in (own, other))
-    return jaxspec.StringMatch(target, draft, k=k, tokenizer=own, draft_tokenizer=other)
+    return jaxspec.contrib.StringMatch(target, draft, k=k, tokenizer=own, draft_tokenizer=other)
 
 
 @pytest.mark.parametrize(("own", "other"), [(BYTES, PIECES), (PIECES, BYTES)], ids=["pieces draft", "bytes draft"])
@@ -54,7 +54,7 @@ def test_the_output_is_that_of_plain_decoding(sampling):
     options |= {"key": jax.random.key(1), "stop_tokens": BYTES.eos_token_ids}
     plain = jaxspec.generate(TARGET, None, jnp.asarray(PROMPT), **options)
     verifier = None if sampling.greedy else jaxspec.CoupledVerifier()
-    found = jaxspec.StringMatch(TARGET, DRAFT, k=3).generate(jnp.asarray(PROMPT), verifier=verifier, **options)
+    found = jaxspec.contrib.StringMatch(TARGET, DRAFT, k=3).generate(jnp.asarray(PROMPT), verifier=verifier, **options)
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_array_equal(found.length, plain.length)
     np.testing.assert_array_equal(found.stop_reason, plain.stop_reason)
@@ -63,7 +63,7 @@ def test_the_output_is_that_of_plain_decoding(sampling):
 
 def test_the_cache_is_rolled_back_to_what_is_still_so():
     """A text that is encoded otherwise as it grows: what is drafted is what a new draft model would draft."""
-    pair = jaxspec.StringMatch(TARGET, DRAFT, k=3)
+    pair = jaxspec.contrib.StringMatch(TARGET, DRAFT, k=3)
     ids = BYTES.encode("the sea — 中 ab")
     writer, done = _Writer(pair, [ids[:1]], 60), np.zeros(1, np.bool_)
     for count in (1, 2, 5, 6, 7, 8, len(ids), 3):
@@ -98,9 +98,9 @@ def test_a_draft_ends_before_a_special_token():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: jaxspec.StringMatch(TARGET, 3), TypeError, "needs a Model, got int"),
-        (lambda: jaxspec.StringMatch(TARGET, DRAFT, k=0), ValueError, "k is 0"),
-        (lambda: jaxspec.StringMatch(TARGET, tiny.transformer(2)), ValueError, "pass draft_tokenizer="),
+        (lambda: jaxspec.contrib.StringMatch(TARGET, 3), TypeError, "needs a Model, got int"),
+        (lambda: jaxspec.contrib.StringMatch(TARGET, DRAFT, k=0), ValueError, "k is 0"),
+        (lambda: jaxspec.contrib.StringMatch(TARGET, tiny.transformer(2)), ValueError, "pass draft_tokenizer="),
     ],
     ids=["no model", "no drafts", "no tokenizer"],
 )

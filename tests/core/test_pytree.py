@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import register_dataclass
+from jaxspec.core import register_dataclass
 
 
 @register_dataclass
@@ -33,9 +33,9 @@ ALIKE = [
         jaxspec.BlockVerifier(),
         jaxspec.CoupledVerifier(),
         jaxspec.Greedy(),
-        jaxspec.NoDrafter(),
+        jaxspec.drafters.NoDrafter(),
     ],
-    [jaxspec.TreeVerifier(), jaxspec.TraversalVerifier()],
+    [jaxspec.TreeVerifier(), jaxspec.verifiers.TraversalVerifier()],
 ]
 
 

@@ -46,8 +46,8 @@ DEEP = tiny.transformer(0, layers=2)
 OWN = {
     "early exit": jaxspec.EarlyExitDrafter(1, k=2),
     "early exit that rests": jaxspec.EarlyExitDrafter(1, k=RESTS),
-    "sparse cache": jaxspec.SparseCacheDrafter(sinks=2, window=6, k=2),
-    "sparse cache that rests": jaxspec.SparseCacheDrafter(sinks=2, window=6, k=RESTS),
+    "sparse cache": jaxspec.contrib.SparseCacheDrafter(sinks=2, window=6, k=2),
+    "sparse cache that rests": jaxspec.contrib.SparseCacheDrafter(sinks=2, window=6, k=RESTS),
 }
 
 ALL = DRAFTERS | HEADS | OWN

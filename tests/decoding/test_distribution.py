@@ -56,7 +56,7 @@ PAIRS = {
     "ngram, tree": (NGRAM, TreeVerifier()),
     "suffix, default": (SUFFIX, None),
     "suffix or model, block": (jaxspec.HybridDrafter(SUFFIX, MODEL), BlockVerifier()),
-    "cascade, token": (jaxspec.CascadeDrafter(DRAFT, SUFFIX, k=2), TokenVerifier()),
+    "cascade, token": (jaxspec.contrib.CascadeDrafter(DRAFT, SUFFIX, k=2), TokenVerifier()),
     "three drafts, K-SEQ": (
         TreeDrafter(DRAFT, CHAINS, draw=WithReplacement()),
         MultiDraftVerifier(KSequence()),

@@ -16,13 +16,15 @@ SAMPLING = jaxspec.Sampling(jnp.array([0.7, 1.0, 1.4]), top_p=0.95, top_k=8)
 
 
 # Another model drafts, so later siblings are accepted too, and only theirs have children.
-DRAWN = jaxspec.TreeDrafter(tiny.transformer(1), jaxspec.Tree((-1, -1, -1, 1, 2, 3)), draw=jaxspec.WithoutReplacement())
+DRAWN = jaxspec.TreeDrafter(
+    tiny.transformer(1), jaxspec.Tree((-1, -1, -1, 1, 2, 3)), draw=jaxspec.drafters.WithoutReplacement()
+)
 DRAFTERS = {
     "plain": NoDrafter(),
     "model": jaxspec.ModelDrafter(tiny.transformer(1), k=3),
     "drawn tree": DRAWN,
-    "dynamic tree": jaxspec.DynamicTreeDrafter(TARGET, top_k=2, depth=3, nodes=6),
-    "union": jaxspec.UnionDrafter((jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(TARGET, k=3))),
+    "dynamic tree": jaxspec.drafters.DynamicTreeDrafter(TARGET, top_k=2, depth=3, nodes=6),
+    "union": jaxspec.contrib.UnionDrafter((jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(TARGET, k=3))),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Status, StopReason
+from jaxspec.core import Status, StopReason
 from tests._fixtures import tiny
 
 VOCAB, BROKEN = 5, 4

@@ -27,7 +27,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def test_an_option_is_a_number_a_draft_length_or_a_word():
-    length = jaxspec.EntropyStop(4)
+    length = jaxspec.draft_length.EntropyStop(4)
     assert (
         LengthOption.parse(3) == LengthOption.parse("3") == LengthOption(k=3) and LengthOption.parse(length).k is length
     )
@@ -68,7 +68,7 @@ def test_costs_by_what_is_read(monkeypatch):
         (jaxspec.SuffixDrafter, TARGET),
         (lambda: jaxspec.EagleDrafter(HEAD), TARGET),
         (lambda: jaxspec.EarlyExitDrafter(1), TARGET),
-        (jaxspec.SparseCacheDrafter, TARGET),
+        (jaxspec.contrib.SparseCacheDrafter, TARGET),
         (lambda: jaxspec.ModelDrafter(TARGET), TARGET),
     ],
     ids=["ngram", "suffix", "eagle", "early-exit", "sparse-cache", "model"],

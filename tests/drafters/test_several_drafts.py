@@ -16,7 +16,7 @@ DRAFT = tiny.nearby(TARGET, 0.7)
 @pytest.mark.slow
 @pytest.mark.parametrize("distinct", [True, False])
 def test_it_drafts_as_a_tree_of_chains_does(distinct):
-    draw = jaxspec.WithoutReplacement() if distinct else jaxspec.WithReplacement()
+    draw = jaxspec.drafters.WithoutReplacement() if distinct else jaxspec.drafters.WithReplacement()
     tree = jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.chains(3, 2), draw=draw)
     several = jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=3, distinct=distinct)
     assert several.tree and several.k == tree.k and several.lengths == tree.lengths == (6,)
@@ -66,7 +66,7 @@ def test_what_does_not_fit_together():
     with pytest.raises(ValueError, match="BlockVerifier verifies one chain of drafts, got ModelDrafter"):
         run(several, jaxspec.BlockVerifier())
     with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution"):
-        run(several, jaxspec.MultiDraftVerifier(jaxspec.KSequence()))
-    run(independent, jaxspec.MultiDraftVerifier(jaxspec.KSequence()))
+        run(several, jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
+    run(independent, jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
     with pytest.raises(ValueError, match="vocabulary"):
         run(jaxspec.ModelDrafter(DRAFT, num_drafts=5), None)

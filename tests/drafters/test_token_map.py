@@ -25,7 +25,7 @@ def text_of(tokenizer, ids) -> bytes:
 @pytest.mark.parametrize(("own", "other"), PAIRS)
 def test_every_token_keeps_its_text(own, other):
     own, other = TOKENIZERS[own], TOKENIZERS[other]
-    token_map = jaxspec.TokenMap.between(own, other)
+    token_map = jaxspec.drafters.TokenMap.between(own, other)
     columns = np.asarray(token_map.columns)
     shared = columns[columns >= 0]
     assert len(set(shared.tolist())) == len(shared) == token_map.shared()
@@ -39,7 +39,7 @@ def test_every_token_keeps_its_text(own, other):
 def test_spellings_of_spaces_newlines_bytes_and_characters():
     """What GPT-2 spells `Ġa`, `Ċ` and `Ã`, SentencePiece spells `▁a`, `<0x0A>` and `<0xC3>`."""
     own, other = TOKENIZERS["pieces"], TOKENIZERS["bytes"]
-    token_map = jaxspec.TokenMap.between(own, other)
+    token_map = jaxspec.drafters.TokenMap.between(own, other)
     ids, others = own._backend.token_to_id, other._backend.token_to_id
     for piece, token in {"a": "a", "▁": "Ġ", "<0x0A>": "Ċ", "<0xC3>": "Ã", "<0xFF>": "ÿ"}.items():
         assert int(token_map.columns[ids(piece)]) == others(token)
@@ -54,13 +54,13 @@ def test_spellings_of_spaces_newlines_bytes_and_characters():
 def test_special_tokens_are_no_text():
     """They meet by spelling or role, and an end is never taken for its letters."""
     own, other = TOKENIZERS["bytes"], TOKENIZERS["pieces"]
-    token_map = jaxspec.TokenMap.between(own, other)
+    token_map = jaxspec.drafters.TokenMap.between(own, other)
     end = own.eos_token_ids[0]
     assert int(token_map.columns[end]) == other.eos_token_ids[0]
     role = own._backend.token_to_id("<|user|>")
     assert int(token_map.columns[role]) == -1
     assert text_of(other, pieces_of(token_map, role)) == b"<|user|>"
-    assert jaxspec.TokenMap.between(own, own).keeps_ids()
+    assert jaxspec.drafters.TokenMap.between(own, own).keeps_ids()
     assert not token_map.keeps_ids()
 
 
@@ -72,7 +72,7 @@ def with_pieces(*pieces, special=()) -> Tokenizer:
 
 
 def test_a_special_token_spelled_like_text_is_another_token():
-    token_map = jaxspec.TokenMap.between(
+    token_map = jaxspec.drafters.TokenMap.between(
         with_pieces("<", "/", "s", ">", "</s>"), with_pieces(*"<s>/", special=["</s>"])
     )
     assert token_map.columns.tolist() == [0, 3, 1, 2, -1]
@@ -80,12 +80,12 @@ def test_a_special_token_spelled_like_text_is_another_token():
 
 
 def test_long_texts_keep_their_end():
-    token_map = jaxspec.TokenMap.between(with_pieces("a", "b", "abababababb"), with_pieces("b", "a"))
+    token_map = jaxspec.drafters.TokenMap.between(with_pieces("a", "b", "abababababb"), with_pieces("b", "a"))
     assert pieces_of(token_map, 2) == [0, 1, 0, 1, 0, 1, 0, 0][-MOST_PIECES:]
 
 
 def test_what_cannot_be_spelled_and_padding():
-    token_map = jaxspec.TokenMap.between(
+    token_map = jaxspec.drafters.TokenMap.between(
         with_pieces("a", "xax", "y"), with_pieces("b", "a"), target_size=5, draft_size=4
     )
     assert token_map.columns.tolist() == [1, -1, -1, -1, -1]
@@ -94,21 +94,21 @@ def test_what_cannot_be_spelled_and_padding():
 
 
 def test_tokens_beyond_the_draft_model_are_not_guessed():
-    token_map = jaxspec.TokenMap.between(with_pieces("a", "b"), with_pieces("a", "b"), draft_size=1)
+    token_map = jaxspec.drafters.TokenMap.between(with_pieces("a", "b"), with_pieces("a", "b"), draft_size=1)
     assert token_map.columns.tolist() == [0, -1]
     assert int(token_map.pieces.max()) == 0
 
 
 def test_nothing_in_common():
     with pytest.raises(ValueError, match="no token of text in common"):
-        jaxspec.TokenMap.between(with_pieces("a"), with_pieces("b"))
+        jaxspec.drafters.TokenMap.between(with_pieces("a"), with_pieces("b"))
 
 
 @pytest.mark.smollm2
 def test_a_real_vocabulary(smollm2):
     """Most of a small vocabulary is in a large one, and any text is read as it was written."""
     own, other = TOKENIZERS["bytes"], smollm2.tokenizer
-    token_map = jaxspec.TokenMap.between(own, other)
+    token_map = jaxspec.drafters.TokenMap.between(own, other)
     assert token_map.shared() > 256
     text = "the sea — naïve 中文 👩‍👩‍👧\t\n\n  42"
     assert text_of(other, sum((pieces_of(token_map, index) for index in own.encode(text)), [])) == text.encode()

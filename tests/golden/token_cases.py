@@ -44,8 +44,8 @@ def _numbers():
         "none": None,
         "model": model,
         "model, greedy": jaxspec.ModelDrafter(DRAFT, k=3, sampling=jaxspec.Greedy()),
-        "model, entropy": jaxspec.ModelDrafter(DRAFT, k=jaxspec.EntropyStop(4)),
-        "model, confidence": jaxspec.ModelDrafter(DRAFT, k=jaxspec.ConfidenceStop(4, 0.4)),
+        "model, entropy": jaxspec.ModelDrafter(DRAFT, k=jaxspec.draft_length.EntropyStop(4)),
+        "model, confidence": jaxspec.ModelDrafter(DRAFT, k=jaxspec.draft_length.ConfidenceStop(4, 0.4)),
         "model, adaptive": jaxspec.ModelDrafter(DRAFT, k=jaxspec.Adaptive(COSTS, (0, 2, 4))),
         "models, several drafts": jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=3),
         "models, independent drafts": jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=3, distinct=False),
@@ -53,7 +53,7 @@ def _numbers():
         "suffix": suffix,
         "hybrid": jaxspec.HybridDrafter(ngram, model),
         "hybrid, suffix": jaxspec.HybridDrafter(suffix, model),
-        "cascade": jaxspec.CascadeDrafter(DRAFT, ngram, k=3),
+        "cascade": jaxspec.contrib.CascadeDrafter(DRAFT, ngram, k=3),
         "cross vocabulary": jaxspec.CrossVocabularyDrafter(
             token_maps.nearby(NUMBERS, SHARED, 11), token_maps.made(PIECES, SHARED, [], 11), k=3
         ),
@@ -63,8 +63,8 @@ def _numbers():
         "dynamic tree": DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=8),
         "union": UnionDrafter((model, jaxspec.ModelDrafter(OTHER, k=2))),
         "union, ngram": UnionDrafter((model, ngram)),
-        "parallel": jaxspec.ParallelDrafter((DRAFT, OTHER), k=2),
-        "parallel, replicas": jaxspec.ParallelDrafter(DRAFT, k=2, num_drafts=2),
+        "parallel": jaxspec.contrib.ParallelDrafter((DRAFT, OTHER), k=2),
+        "parallel, replicas": jaxspec.contrib.ParallelDrafter(DRAFT, k=2, num_drafts=2),
     }
 
 
@@ -91,7 +91,7 @@ def _network():
         "medusa, tree": jaxspec.MedusaDrafter(conditioned, topology=BRANCHES),
         "early exit": jaxspec.EarlyExitDrafter(2, k=3),
         "early exit, head": jaxspec.EarlyExitDrafter(2, k=2, head=random_exit(NETWORK, 2, ids=SOME)),
-        "sparse cache": jaxspec.SparseCacheDrafter(sinks=2, window=3, k=3),
+        "sparse cache": jaxspec.contrib.SparseCacheDrafter(sinks=2, window=3, k=3),
     }
 
 
@@ -101,9 +101,9 @@ VERIFIERS = {
     "block": jaxspec.BlockVerifier(),
     "coupled": jaxspec.CoupledVerifier(),
     "multi-draft": jaxspec.MultiDraftVerifier(),
-    "k-seq": jaxspec.MultiDraftVerifier(jaxspec.KSequence()),
+    "k-seq": jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence()),
     "tree": jaxspec.TreeVerifier(),
-    "traversal": jaxspec.TraversalVerifier(),
+    "traversal": jaxspec.verifiers.TraversalVerifier(),
     "lenience": RelaxedVerifier(Lenience(0.5)),
     "neighbourhood": RelaxedVerifier(Neighbourhood(RING, 0.5)),
     "typical": RelaxedVerifier(Typical()),

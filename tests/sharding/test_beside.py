@@ -46,11 +46,11 @@ def make_mesh(shape, kind=AxisType.Auto):
 
 
 def union(count):
-    return jaxspec.UnionDrafter(tuple(jaxspec.ModelDrafter(model, k=K) for model in models(count)))
+    return jaxspec.contrib.UnionDrafter(tuple(jaxspec.ModelDrafter(model, k=K) for model in models(count)))
 
 
 def parallel(count):
-    return jaxspec.ParallelDrafter(models(count), k=K)
+    return jaxspec.contrib.ParallelDrafter(models(count), k=K)
 
 
 VERIFIERS = {"recursive": MultiDraftVerifier(), "coupled": CoupledVerifier(), "greedy": TreeVerifier()}
@@ -126,7 +126,7 @@ def test_each_device_holds_its_own_draft_alone(shape):
 def sent_between_drafts(verifier, shape):
     """What crosses the axis in the compiled program; the drafts are of a width that nothing else has."""
     drafts = tuple(tiny.wide_transformer(seed, vocab=VOCAB, width=48, gated_mlp=False) for seed in range(shape[0]))
-    program = run.lower(*arguments(verifier, make_mesh(shape), jaxspec.ParallelDrafter(drafts, k=K))).compile()
+    program = run.lower(*arguments(verifier, make_mesh(shape), jaxspec.contrib.ParallelDrafter(drafts, k=K))).compile()
     found = collectives(program.as_text())
     assert any(48 in c.shape for c in found) == (shape[1] > 1)
     return [c for c in found if c.crosses(shape, 0)]
@@ -190,7 +190,7 @@ def test_inside_the_callers_jit():
 def test_models_that_lie_on_the_mesh_already_are_put_side_by_side():
     mesh = make_mesh((2, 4))
     target, *drafts = (shard(model, mesh, DRAFTS_BESIDE.within(mesh)) for model in (TARGET, *models(2)))
-    drafter = jaxspec.ParallelDrafter(drafts, k=K)
+    drafter = jaxspec.contrib.ParallelDrafter(drafts, k=K)
     assert drafter.models.axes == ("draft",)
     same(generate(target, drafter), of_two())
 
@@ -213,8 +213,8 @@ def test_other_rules(rules):
 
 @pytest.mark.slow
 def test_replicas_of_one_model_draft_independently():
-    replicas = jaxspec.ParallelDrafter(models(1)[0], k=K, num_drafts=4)
-    alone = jaxspec.UnionDrafter((jaxspec.ModelDrafter(models(1)[0], k=K),) * 4)
+    replicas = jaxspec.contrib.ParallelDrafter(models(1)[0], k=K, num_drafts=4)
+    alone = jaxspec.contrib.UnionDrafter((jaxspec.ModelDrafter(models(1)[0], k=K),) * 4)
     target, placed = shard_models((TARGET, replicas), make_mesh((4, 2)))
     same(generate(target, placed), generate(TARGET, alone))
     verifier = MultiDraftVerifier(KSequence())
@@ -237,11 +237,11 @@ def test_meshes_that_do_not_fit():
     with pytest.raises(ValueError, match="got rules without drafts, and a mesh with axes data, model"):
         generate(TARGET, parallel(2), mesh=other)
     with pytest.raises(ValueError, match="or Rules\\(drafts=...\\)"):
-        jaxspec.ParallelDrafter(tuple(shard(model, other, REPLICATED) for model in models(2)))
+        jaxspec.contrib.ParallelDrafter(tuple(shard(model, other, REPLICATED) for model in models(2)))
     placed = shard_models(parallel(2), make_mesh((2, 4)))
     with pytest.raises(ValueError, match="mesh must be the one that the models lie on"):
         shard_models(placed, other)
-    history = jaxspec.ParallelDrafter(tiny.history_model(0), num_drafts=2)
+    history = jaxspec.contrib.ParallelDrafter(tiny.history_model(0), num_drafts=2)
     with pytest.raises(
         TypeError, match="only LanguageModels run at the same time, got HistoryModel; pass a UnionDrafter"
     ):

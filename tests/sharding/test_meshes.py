@@ -59,7 +59,7 @@ def drafters(draft):
         "model, token": (ModelDrafter(draft, k=3), TokenVerifier()),
         "model, coupled": (ModelDrafter(draft, k=3), CoupledVerifier()),
         "model, relaxed": (ModelDrafter(draft, k=3), RelaxedVerifier(Typical())),
-        "adaptive, block": (ModelDrafter(draft, k=jaxspec.EntropyStop(3)), BlockVerifier()),
+        "adaptive, block": (ModelDrafter(draft, k=jaxspec.draft_length.EntropyStop(3)), BlockVerifier()),
         "n-gram, token": (NGramDrafter(k=3, min_ngram=1), TokenVerifier()),
         "suffix, token": (suffix, TokenVerifier()),
         "suffix or model, block": (HybridDrafter(suffix, ModelDrafter(draft, k=2)), BlockVerifier()),

@@ -107,8 +107,8 @@ def test_trees_write_what_plain_decoding_writes(smollm2, drafters, record_proper
     keys = jax.random.split(jax.random.key(8), len(lengths))
     draft = drafters["draft model, k=4"].model
     trees = {
-        "drawn": jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(8), draw=jaxspec.WithoutReplacement()),
-        "dynamic": jaxspec.DynamicTreeDrafter(draft, top_k=3, depth=3, nodes=8),
+        "drawn": jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(8), draw=jaxspec.drafters.WithoutReplacement()),
+        "dynamic": jaxspec.drafters.DynamicTreeDrafter(draft, top_k=3, depth=3, nodes=8),
     }
     sampled = jaxspec.Sampling(temperature=0.8, top_p=0.95)
     for name, policy in {"greedy": jaxspec.Greedy(), "sampled": sampled}.items():

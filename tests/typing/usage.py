@@ -28,14 +28,14 @@ def drafters(
     return [
         *(adaptive, fixed, ngram),
         ModelDrafter(model, k=3, sampling=Greedy(), num_drafts=2, distinct=False),
-        ModelDrafter(model, k=jaxspec.ConfidenceStop(4, 0.4)),
+        ModelDrafter(model, k=jaxspec.draft_length.ConfidenceStop(4, 0.4)),
         jaxspec.SuffixDrafter(k=4),
         jaxspec.HybridDrafter(ngram, fixed),
         jaxspec.EarlyExitDrafter(2, k=3),
         jaxspec.TreeDrafter(model, jaxspec.Tree((-1, -1, 0))),
-        jaxspec.DynamicTreeDrafter(model, top_k=3, depth=3, nodes=8),
+        jaxspec.drafters.DynamicTreeDrafter(model, top_k=3, depth=3, nodes=8),
         jaxspec.load_drafter(folder, target, k="adaptive"),
-        jaxspec.NoDrafter(),
+        jaxspec.drafters.NoDrafter(),
     ]
 
 
@@ -74,10 +74,10 @@ def under_vmap_and_scan(target: jaxspec.LanguageModel, prompts: Array, keys: Arr
 
 def round_by_round(target: jaxspec.LanguageModel, drafter: jaxspec.Drafter) -> jaxspec.Generation:
     state = jaxspec.init(target, drafter, [[1, 2, 3]], max_new_tokens=8, sampling=Greedy())
-    assert_type(state, jaxspec.GenerationState)
+    assert_type(state, jaxspec.core.GenerationState)
     while not state.done.all():
         state, info = jaxspec.step(target, drafter, TokenVerifier(), state)
-        assert_type(info, jaxspec.RoundInfo)
+        assert_type(info, jaxspec.core.RoundInfo)
     state, info = jaxspec.step(target, None, None, state)
     state, info = jaxspec.jit_step(donate=True)(target, drafter, TokenVerifier(), state)
     for rows in jaxspec.stream(target, drafter, [[1, 2, 3]], max_new_tokens=8):
@@ -116,7 +116,7 @@ def trees_of_arrays(target: jaxspec.LanguageModel, folder: pathlib.Path) -> None
     jaxspec.generate(frozen, None, [[1]], max_new_tokens=2)
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnCache:
     """A cache that holds all tokens."""
@@ -133,7 +133,7 @@ class OwnCache:
         return OwnCache(self.tokens, jnp.minimum(self.length, length))
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnModel:
     """A bigram model."""
@@ -157,12 +157,12 @@ class OwnModel:
         positions: Array | None = None,
         capture: tuple[int, ...] = (),
         pending: Any = None,
-    ) -> jaxspec.ModelOutput:
+    ) -> jaxspec.core.ModelOutput:
         del cache, mask, positions, capture, pending
-        return jaxspec.ModelOutput(self.table[tokens], tokens)
+        return jaxspec.core.ModelOutput(self.table[tokens], tokens)
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnDrafter(jaxspec.Drafter):
     """Drafts the last token again."""
@@ -173,22 +173,22 @@ class OwnDrafter(jaxspec.Drafter):
     def init(self, context: Context, prefilled: Any, slots: int) -> tuple[()]:
         return ()
 
-    def propose(self, rng: Any, state: tuple[()], context: Context) -> tuple[jaxspec.Proposal, tuple[()]]:
+    def propose(self, rng: Any, state: tuple[()], context: Context) -> tuple[jaxspec.core.Proposal, tuple[()]]:
         tokens = jnp.tile(context.last, (1, self.k))
-        return jaxspec.Proposal(tokens, jnp.ones(tokens.shape, jnp.bool_)), state
+        return jaxspec.core.Proposal(tokens, jnp.ones(tokens.shape, jnp.bool_)), state
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnVerifier(jaxspec.Verifier):
     """Accepts nothing."""
 
-    def verify(self, rng: Any, proposal: jaxspec.Proposal, target_log_probs: Array) -> jaxspec.Verdict:
+    def verify(self, rng: Any, proposal: jaxspec.core.Proposal, target_log_probs: Array) -> jaxspec.core.Verdict:
         first = target_log_probs[:, 0] + rng.next_noise(target_log_probs.shape[-1])
-        return jaxspec.Verdict(jnp.zeros(len(first), jnp.int32), jnp.argmax(first, axis=-1).astype(jnp.int32))
+        return jaxspec.core.Verdict(jnp.zeros(len(first), jnp.int32), jnp.argmax(first, axis=-1).astype(jnp.int32))
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnPolicy:
     """A fixed temperature."""
@@ -199,7 +199,7 @@ class OwnPolicy:
         return jax.nn.log_softmax(logits / 2.0)
 
 
-@jaxspec.register_dataclass
+@jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnLength(jaxspec.DraftLength):
     """Drafts four tokens, or none after a round in which nothing was accepted."""

@@ -23,7 +23,7 @@ class SampleAndMatch(jaxspec.Verifier):
         accepted = count_leading(proposal.valid & (jnp.log(rng.uniforms(n)) < chance))
         log_probs = next_log_probs(certain, target_log_probs, accepted)  # without the rejected draft
         next_token = jnp.argmax(log_probs + rng.next_noise(log_probs.shape[-1]), axis=-1)
-        return jaxspec.Verdict(accepted, next_token.astype(jnp.int32))
+        return jaxspec.core.Verdict(accepted, next_token.astype(jnp.int32))
 
 
 class TestSampleAndMatch(VerifierContract):

@@ -169,7 +169,7 @@ class EagleTreeContract(TreeDrafterContract):
 @pytest.mark.slow
 class TestTree(EagleTreeContract):
     topology = Tree((-1, 0, 0, 2, -1))
-    drafter = jaxspec.TreeDrafter(HEAD, topology, jaxspec.WithoutReplacement())
+    drafter = jaxspec.TreeDrafter(HEAD, topology, jaxspec.drafters.WithoutReplacement())
 
     def expected(self, text, before, node):
         left = probs(HEAD, text, len(path_to(self.topology.parents, node)) - 1)
@@ -181,7 +181,7 @@ class TestTree(EagleTreeContract):
 
 @pytest.mark.slow
 class TestDynamicTree(EagleTreeContract):
-    drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
+    drafter = jaxspec.drafters.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
 
     def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         """All nodes at once: the chosen paths, in the order they were found."""

@@ -39,7 +39,7 @@ def chain(head):
 
 
 def tree(head):
-    return jaxspec.DynamicTreeDrafter(head, top_k=2, depth=2, nodes=4)
+    return jaxspec.drafters.DynamicTreeDrafter(head, top_k=2, depth=2, nodes=4)
 
 
 @pytest.mark.parametrize("make", [chain, pytest.param(tree, marks=pytest.mark.slow)])

@@ -95,7 +95,7 @@ class TestPauses(PausesContract, TandemContract):
 class TestDynamicTree(TreeDrafterContract):
     target = TARGET
     sees_every_acceptance = False
-    drafter = jaxspec.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
+    drafter = jaxspec.drafters.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
     test_its_model_is_traced_twice_however_many_levels_there_are = None
 
     def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
