@@ -142,7 +142,7 @@ def _of_network(
     options: dict[str, Any] = {} if k is None else {"k": k}
     for kind in HEADS:
         if isinstance(draft, kind.head):
-            _check_draws_one(num_drafts)
+            _check_single(num_drafts)
             return kind.drafter(draft, **options)
     if isinstance(draft, type) or not isinstance(draft, Model):
         raise TypeError(
@@ -252,13 +252,13 @@ class _Loader:
     def load(self, name: str | os.PathLike[str], k: int | DraftLength | None, num_drafts: int) -> Drafter:
         """Loads the drafter of a name in full; `k=None` is its default."""
         if name == NoDrafter.name:
-            _check_draws_one(num_drafts)
+            _check_single(num_drafts)
             if k:
                 raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
             return NoDrafter()
         word, colon, argument = os.fspath(name).partition(":")
         if word in DRAFTERS and isinstance(name, str):
-            _check_draws_one(num_drafts)
+            _check_single(num_drafts)
             return DRAFTERS[word].by_name(self.target, argument if colon else None, k)
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
@@ -280,7 +280,7 @@ def _check_one_draft(k: Any, num_drafts: int) -> None:
         raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
 
 
-def _check_draws_one(num_drafts: int) -> None:
+def _check_single(num_drafts: int) -> None:
     """Raises if several drafts are asked of what draws one."""
     if num_drafts != 1:
         raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")

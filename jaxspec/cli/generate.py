@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from jaxspec.text.stream import TextStream
 
 _SAMPLING = ("top_p", "top_k", "min_p", "seed")
-# Drafts that are no model: none of them draws several.
-_ONE_DRAFT = ("ngram", "suffix", "early-exit", "sparse-cache", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +121,11 @@ class Options:
             raise ValueError("--system is a message of a conversation; pass --chat too")
         if self.compare and self.draft == "none":
             raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
-        if self.num_drafts != 1 and self.draft.partition(":")[0] in _ONE_DRAFT:
-            raise ValueError(f"--num-drafts {self.num_drafts} needs a draft model; pass --draft too")
+        if self.num_drafts != 1:
+            from jaxspec.named import DRAFTERS  # which loads JAX: only for who asks for several
+
+            if self.draft.partition(":")[0] in (*DRAFTERS, "none"):
+                raise ValueError(f"--num-drafts {self.num_drafts} needs a draft model; pass --draft too")
 
     def decoder(self, mesh: "Mesh | None", *, batch: int) -> "SpeculativeDecoder":
         """Loads the models for so many prompts, split over the mesh if there is one."""

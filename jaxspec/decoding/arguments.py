@@ -126,12 +126,7 @@ class Arguments:
             sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
         )
         policy = None if isinstance(sampling, Sampling) else sampling
-        if mesh is not None:
-            target, drafter = shard_models((target, drafter), mesh)
-        check_devices((target, drafter))
-        placement = placement_of(target)
-        if mesh is not None and isinstance(placement, Unsharded):
-            placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
+        target, drafter, placement = _on_mesh(target, drafter, mesh)
         placement.check_same(
             {
                 "target": target,
@@ -154,6 +149,17 @@ class Arguments:
             width=returned,
             placement=placement,
         )
+
+
+def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Any]:
+    """Returns both models, placed on the mesh if there is one, and the placement of the call's rows."""
+    if mesh is not None:
+        target, drafter = shard_models((target, drafter), mesh)
+    check_devices((target, drafter))
+    placement = placement_of(target)
+    if mesh is not None and isinstance(placement, Unsharded):
+        placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
+    return target, drafter, placement
 
 
 def bucket(size: int) -> int:

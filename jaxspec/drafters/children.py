@@ -1,4 +1,4 @@
-"""How the children of a drafted node are chosen: the likeliest, or drawn in one of two ways."""
+"""How the children of a drafted node are chosen: the most probable, or drawn in one of two ways."""
 
 import abc
 import dataclasses
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.drafters.frontier import likeliest
+from jaxspec.drafters.frontier import top_tokens
 
 
 class Draw(abc.ABC):
@@ -48,7 +48,7 @@ class Draw(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MostLikely(Draw):
-    """The likeliest tokens, in order: the child of rank 0 is the draft's own best.
+    """The most probable tokens, in order: the child of rank 0 is the draft's own best.
 
     Deterministic guesses: they need no distribution, and are accepted with the target's probability of
     them (EAGLE, Li et al. 2401.15077). They do not follow the noise that `CoupledVerifier`
@@ -62,7 +62,7 @@ class MostLikely(Draw):
         return logits
 
     def children(self, rng, level, weights, count):
-        best, tokens = likeliest(weights, count)
+        best, tokens = top_tokens(weights, count)
         return tokens, best > -jnp.inf
 
 
@@ -73,13 +73,13 @@ class WithoutReplacement(Draw):
     Drawn at once: the largest log-probabilities with Gumbel noise added, in falling order (Kool
     et al. 1903.06059; RSD, Jeon et al. 2402.14160, section 3). Where fewer tokens have
     any probability, the other children are not there. With the noise that `CoupledVerifier`
-    shares, these are the target's likeliest draws.
+    shares, these are the target's most probable draws.
     """
 
     def children(self, rng, level, weights, count):
         _, width, vocab = weights.shape
         noise = jnp.stack([rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width)], axis=1)
-        best, tokens = likeliest(weights + noise, count)
+        best, tokens = top_tokens(weights + noise, count)
         return tokens, best > -jnp.inf
 
     def log_probs(self, parent, before):
@@ -103,5 +103,5 @@ class WithReplacement(Draw):
     def children(self, rng, level, weights, count):
         batch, width, vocab = weights.shape
         noise = [rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]
-        _, tokens = likeliest(jnp.repeat(weights, count, axis=1) + jnp.stack(noise, axis=1), 1)
+        _, tokens = top_tokens(jnp.repeat(weights, count, axis=1) + jnp.stack(noise, axis=1), 1)
         return tokens.reshape(batch, width, count), jnp.ones((batch, width, count), jnp.bool_)

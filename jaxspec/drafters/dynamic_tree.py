@@ -1,7 +1,7 @@
 """A tree of drafts that grows where the draft model is sure, another in each row and round.
 
     expand      the best `top_k` nodes of a level are fed; each gets `top_k` children
-    rerank      of all children found, the `nodes` with the likeliest paths are submitted
+    rerank      of all children found, the `nodes` with the most probable paths are submitted
 
 A candidate's number counts the text's children first, and then each fed node's in turn, so that
 parents have lower numbers than their children.
@@ -25,7 +25,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import positive
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
-from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, likeliest, of_rows
+from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, top_tokens, of_rows
 
 
 @register_dataclass
@@ -44,7 +44,7 @@ class Candidates:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DynamicTreeDrafter(Drafter):
-    """Drafts the tree of the likeliest paths that a draft model finds: EAGLE-2's expand and rerank.
+    """Drafts the tree of the most probable paths that a draft model finds: EAGLE-2's expand and rerank.
 
     Li et al. 2406.16858, section 4. The tree is a function of the text, and its tokens are
     certain, so any verifier of trees keeps the target's distribution. `depth` passes over `top_k` tokens.
@@ -142,7 +142,7 @@ class DynamicTreeDrafter(Drafter):
 
     def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
-        scores, tokens = likeliest(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
+        scores, tokens = top_tokens(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
         # At most 0, even by rounding: a path is never likelier than its beginning. NaN is worst.
         return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 

@@ -154,7 +154,7 @@ def by_row(found: Array) -> Array:
     return jnp.swapaxes(found, 0, 1).reshape(batch, levels * width, *found.shape[3:])
 
 
-def likeliest(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
+def top_tokens(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
     """The `count` largest weights in falling order, and their tokens; of equals the first.
 
     They lie in the `count` parts of the vocabulary with the largest maxima, so only those are

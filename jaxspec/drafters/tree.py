@@ -38,7 +38,7 @@ class TreeDrafter(Drafter):
       topology: the tree's shape: `Tree.of_size(16)`, `Tree.balanced((3, 2, 2))`, or
         `Tree.chains(num_drafts, k)` for several drafts side by side.
       draw: how children are chosen: `MostLikely()`, `WithoutReplacement()` or
-        `WithReplacement()`. A greedy policy takes the likeliest whatever is passed.
+        `WithReplacement()`. A greedy policy takes the most probable whatever is passed.
       sampling: the policy that children are drawn with, one for all rows; `None` is the target's
         own, row by row.
     """

@@ -9,7 +9,7 @@ import jaxspec
 from jaxspec.core import random as keys
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplacement
-from jaxspec.drafters.frontier import likeliest
+from jaxspec.drafters.frontier import top_tokens
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
@@ -105,7 +105,7 @@ def test_the_most_likely_children_in_order(tree):
 def test_of_equal_weights_the_first_are_taken(vocab, count):
     """As `top_k` does over a vocabulary that is looked through in parts, with many equals."""
     weights = np.random.default_rng(count).integers(0, 3 + vocab // 9, (4, 2, vocab)).astype(np.float32)
-    best, tokens = likeliest(jnp.asarray(weights), count)
+    best, tokens = top_tokens(jnp.asarray(weights), count)
     order = np.argsort(-weights, axis=-1, kind="stable")[..., :count]
     np.testing.assert_array_equal(tokens, order)
     np.testing.assert_array_equal(best, np.take_along_axis(weights, order, -1))

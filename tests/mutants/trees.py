@@ -92,15 +92,15 @@ MUTANTS = (
     Mutant(
         "siblings do not stand in the order they were drawn in",
         "drafters/children.py",
-        "best, tokens = likeliest(weights + noise, count)\n",
-        "best, tokens = (x[..., ::-1] for x in likeliest(weights + noise, count))\n",
+        "best, tokens = top_tokens(weights + noise, count)\n",
+        "best, tokens = (x[..., ::-1] for x in top_tokens(weights + noise, count))\n",
         (f"{_TREE}::test_each_coupled_child_is_the_target_s_next_best_draw",),
     ),
     Mutant(
         "a child that has no probability is submitted",
         "drafters/children.py",
-        "best, tokens = likeliest(weights + noise, count)\n        return tokens, best > -jnp.inf",
-        "best, tokens = likeliest(weights + noise, count)\n        return tokens, best == best",
+        "best, tokens = top_tokens(weights + noise, count)\n        return tokens, best > -jnp.inf",
+        "best, tokens = top_tokens(weights + noise, count)\n        return tokens, best == best",
         (f"{_TREE}::test_a_row_at_temperature_zero_has_one_certain_path",),
     ),
     Mutant(

@@ -141,19 +141,19 @@ class DFlashDrafter(AdjustableDrafter):
         ]
 
         def draw(carry, draft):
-            token, going, log_survival = carry
+            token, going, log_cum_accept = carry
             offset, known, logits = draft
             before = head.before(token[:, None])
             log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
             if length.reads_confidence:
-                log_survival = log_survival + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < limit) & length.should_verify(state.length_state, jnp.exp(log_survival))
+                log_cum_accept = log_cum_accept + head.log_trust(head.odds(known, before)[:, 0], offset)
+            submitted = going & (offset < limit) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
             submitted = submitted & length.should_draft(state.length_state, seen)
             token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
             going = submitted & length.continue_(state.length_state, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
-            return (token, going, log_survival), (jnp.where(submitted, token, 0), submitted, log_probs)
+            return (token, going, log_cum_accept), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
         start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))

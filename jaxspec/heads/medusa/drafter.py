@@ -23,7 +23,7 @@ from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed, as_d
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.base import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
-from jaxspec.drafters.frontier import likeliest
+from jaxspec.drafters.frontier import top_tokens
 from jaxspec.heads.medusa.head import MedusaHead
 
 
@@ -58,8 +58,8 @@ class MedusaDrafter(AdjustableDrafter):
         head 0                        .            the distribution of the token after e
         head 1                             .
 
-    A chain takes head `i`'s likeliest token under a greedy policy, and draws from head `i`'s distribution under any other; no
-    draft looks at another, so that distribution is reported for each. A tree has head `i`'s likeliest tokens at depth `i`, the
+    A chain takes head `i`'s most probable token under a greedy policy, and draws from head `i`'s distribution under any other; no
+    draft looks at another, so that distribution is reported for each. A tree has head `i`'s most probable tokens at depth `i`, the
     same below every parent. A text of one token has no state yet: its row drafts nothing in that round.
 
     Attributes:
@@ -84,7 +84,7 @@ class MedusaDrafter(AdjustableDrafter):
         length = self.draft_length
         if self.topology is not None and (length != Fixed(self.topology.depth) or self.sampling is not None):
             raise ValueError(
-                f"a tree is as deep as its topology, here {self.topology.depth}, and takes the likeliest tokens, got "
+                f"a tree is as deep as its topology, here {self.topology.depth}, and takes the most probable tokens, got "
                 f"k={self.k} and sampling={self.sampling}; leave k and sampling out"
             )
 
@@ -170,7 +170,7 @@ class MedusaDrafter(AdjustableDrafter):
     def _draft_tree(self, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
         tree = self.topology
         levels = np.sum(tree.ancestors, axis=1) - 1
-        best, places = likeliest(self._logits(state, context), max(tree.ranks) + 1)
+        best, places = top_tokens(self._logits(state, context), max(tree.ranks) + 1)
         at = lambda x: x[:, levels, np.asarray(tree.ranks)]  # noqa: E731
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), (*ready.shape, tree.size))
         valid = ready[:, None] & (at(best) > -jnp.inf)

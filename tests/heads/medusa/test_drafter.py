@@ -143,7 +143,7 @@ def generate(target, drafter, **options):
         (
             lambda: jaxspec.MedusaDrafter(HEAD, topology=Tree((-1,)), sampling=jaxspec.Sampling()),
             ValueError,
-            "takes the likeliest tokens, got .*; leave k and sampling out",
+            "takes the most probable tokens, got .*; leave k and sampling out",
         ),
         (lambda: generate(TARGET, jaxspec.MedusaDrafter(7, k=2)), TypeError, "needs a MedusaHead, got int"),
         (lambda: generate(TARGET, jaxspec.MedusaDrafter(HEAD, k=4)), ValueError, "there are 3 heads .* got k=4"),
