@@ -102,6 +102,14 @@ class Adaptive(DraftLength):
       reserve: what gains add up to at most, to be lost later: rounds of plain decoding.
       lag: the time of reading one token of the text that the drafter missed while it drafted
         nothing, relative to plain decoding; it reads them before it drafts again.
+
+    Example:
+      >>> length = jaxspec.Adaptive(costs=(1.0, 1.2, 1.4), lengths=(0, 2, 4))
+      >>> drafter = jaxspec.ModelDrafter(draft, k=length)
+      >>> drafter.max_drafts, drafter.lengths
+      (4, (0, 2, 4))
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     costs: Float[Array, "n"] | tuple[float, ...]

@@ -53,6 +53,11 @@ class MostLikely(Draw):
     Deterministic guesses: they need no distribution, and are accepted with the target's probability of
     them (EAGLE, Li et al. 2401.15077). They do not follow the noise that `CoupledVerifier`
     shares: there, `WithoutReplacement` is accepted more.
+
+    Example:
+      >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)), jaxspec.drafters.MostLikely())
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     deterministic: ClassVar[bool] = True
@@ -74,6 +79,13 @@ class WithoutReplacement(Draw):
     et al. 1903.06059; RSD, Jeon et al. 2402.14160, section 3). Where fewer tokens have
     any probability, the other children are not there. With the noise that `CoupledVerifier`
     shares, these are the target's most probable draws.
+
+    Example:
+      >>> draw = jaxspec.drafters.WithoutReplacement()
+      >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)), draw)
+      >>> warm = jaxspec.Sampling(temperature=1.0)
+      >>> jaxspec.generate(target, drafter, prompt, key=key, sampling=warm, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     def children(self, rng, level, weights, count):
@@ -98,6 +110,12 @@ class WithReplacement(Draw):
 
     SpecTr, Sun et al. 2310.15141, section 4. With the noise that `CoupledVerifier` shares they
     always are: pass `WithoutReplacement` there.
+
+    Example:
+      >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.chains(2, 2), jaxspec.drafters.WithReplacement())
+      >>> warm = jaxspec.Sampling(temperature=1.0)
+      >>> jaxspec.generate(target, drafter, prompt, key=key, sampling=warm, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     def children(self, rng, level, weights, count):

@@ -136,14 +136,9 @@ class CrossVocabularyDraft(ModelDraft):
 class CrossVocabularyDrafter(ChainDrafter):
     """Draws up to `k` tokens from a draft model with another tokenizer: token-level intersection.
 
-    Timor et al. 2502.05202, algorithm 4. The draft's distribution is that of `model` over the tokens that both vocabularies
-    have; tokens of the target alone are never drafted, and come from the verifier. The smaller the share of text that
-    the intersection covers, the fewer drafts are kept.
-
-    Example:
-      >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
-      ...     target_size=target.vocab_size, draft_size=draft.vocab_size)
-      >>> drafter = jaxspec.IntersectionDrafter(draft, token_map, k=4)
+    The draft's distribution is that of `model` over the tokens that both vocabularies have; tokens of the target alone
+    are never drafted, and come from the verifier. The smaller the share of text that the intersection covers, the
+    fewer drafts are kept.
 
     Attributes:
       model: any `Model`.
@@ -153,6 +148,16 @@ class CrossVocabularyDrafter(ChainDrafter):
         applies to the distribution over the intersection.
       room: how many tokens of the draft's there is room for, as a multiple of the target's. A row whose text takes
         more, or more than the draft model's context, is decoded on without drafts.
+
+    References:
+      TLI: Timor et al., arXiv 2502.05202, algorithm 4.
+
+    Example:
+      >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
+      ...     target_size=target.vocab_size, draft_size=draft.vocab_size)
+      >>> drafter = jaxspec.CrossVocabularyDrafter(draft, token_map, k=3)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "cross-vocabulary"

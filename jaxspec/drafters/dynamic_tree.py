@@ -56,6 +56,11 @@ class DynamicTreeDrafter(Drafter):
       nodes: how many are submitted to verification.
       sampling: the policy whose distribution scores paths, one for all rows; `None` is the draft model's
         own distribution, as in the paper. A temperature of 0 leaves one chain.
+
+    Example:
+      >>> drafter = jaxspec.drafters.DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "dynamic-tree"

@@ -163,6 +163,11 @@ class EarlyExitDrafter(ChainDrafter):
         own, row by row.
       head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
         target's final norm and head.
+
+    Example:
+      >>> drafter = jaxspec.EarlyExitDrafter(layers=1, k=3)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "early-exit"

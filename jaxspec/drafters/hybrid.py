@@ -99,6 +99,11 @@ class HybridDrafter(Drafter):
 
     Raises:
       TypeError, ValueError: the drafters are of other kinds.
+
+    Example:
+      >>> drafter = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(draft, k=2))
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "hybrid"

@@ -44,6 +44,11 @@ class ModelDrafter(ChainDrafter):
       num_drafts: how many chains compete; several need a model that takes trees, and a fixed `k`.
       distinct: of several, whether the first tokens differ (drawn without replacement), which is
         accepted more; if not, the chains are independent, as `KSequence` needs them.
+
+    Example:
+      >>> result = jaxspec.generate(target, jaxspec.ModelDrafter(draft, k=3), prompt, max_new_tokens=8)
+      >>> result.tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "model"

@@ -26,6 +26,11 @@ class NGramDrafter(LookupDrafter):
       k: drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
       max_ngram: the longest end that is looked for.
       min_ngram: the shortest; raise it for fewer and better guesses.
+
+    Example:
+      >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=3), prompt, max_new_tokens=8)
+      >>> result.tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "ngram"

@@ -34,10 +34,11 @@ class TextStore:
       oldest: the row that is written next.
 
     Example:
-      >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.drafters.TextStore.empty(256, 512))
-      >>> result = jaxspec.generate(target, drafter, prompt, max_new_tokens=512)
-      >>> store = drafter.store.add(result.tokens, result.length)
-      >>> drafter = dataclasses.replace(drafter, store=store)
+      >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.drafters.TextStore.empty(16, 32))
+      >>> result = jaxspec.generate(target, drafter, prompt, max_new_tokens=8)
+      >>> drafter = jaxspec.SuffixDrafter(store=drafter.store.add(result.tokens, result.length))
+      >>> drafter.store.tokens.shape, int(drafter.store.oldest)
+      ((16, 32), 2)
     """
 
     tokens: Int[Array, "n w"]
@@ -103,6 +104,13 @@ class SuffixDrafter(LookupDrafter):
       offset: drafts besides.
       min_probability: drafts that are less likely to survive are not submitted.
       store: earlier outputs, or other text to copy from; `None` is the text alone.
+
+    Example:
+      >>> drafter = jaxspec.SuffixDrafter(k=4, max_match=8)
+      >>> drafter.deterministic, drafter.max_drafts
+      (True, 4)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "suffix"

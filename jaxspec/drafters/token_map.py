@@ -47,6 +47,12 @@ class TokenMap:
       count: how many they are. One in the intersection, which is that of `columns`.
       start: the draft's tokens that begin each text, where the target's vocabulary has no such token.
       draft_vocab_size: how many tokens the draft has, static.
+
+    Example:
+      >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
+      ...     target_size=target.vocab_size, draft_size=draft.vocab_size)
+      >>> token_map.columns.shape, token_map.draft_vocab_size
+      ((310,), 310)
     """
 
     columns: Int[Array, "v"]

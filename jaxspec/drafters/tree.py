@@ -41,6 +41,11 @@ class TreeDrafter(Drafter):
         `WithReplacement()`. A greedy policy takes the most probable whatever is passed.
       sampling: the policy that children are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    Example:
+      >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)))
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "tree"

@@ -211,6 +211,11 @@ class EagleDrafter(ChainDrafter):
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    Example:
+      >>> head = jaxspec.heads.eagle.init(target, key)
+      >>> jaxspec.generate(target, jaxspec.EagleDrafter(head, k=3), prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "eagle"

@@ -1,0 +1,19 @@
+"""What the base class of drafters says of itself."""
+
+import doctest
+import inspect
+
+import numpy as np
+
+import jaxspec
+from tests._fixtures import examples
+
+
+def test_the_drafter_in_the_docstring_gives_the_tokens_of_plain_decoding(tmp_path):
+    names = examples.names(tmp_path)
+    shown = doctest.DocTestParser().get_doctest(inspect.getdoc(jaxspec.Drafter), names, "Drafter", None, 0)
+    doctest.DocTestRunner().run(shown, out=lambda text: None, clear_globs=False)
+    toy = shown.globs["RepeatDrafter"]()
+    decode = lambda drafter: jaxspec.generate(names["target"], drafter, names["prompt"], max_new_tokens=24)
+    assert isinstance(toy, jaxspec.Drafter)
+    np.testing.assert_array_equal(decode(toy).tokens, decode(None).tokens)
