@@ -9,7 +9,19 @@ import pytest
 import jaxspec
 from tests._fixtures import examples
 
-ROOMS = ("", "core", "drafters", "verifiers", "draft_length", "heads", "contrib", "sharding", "training", "checkpoints", "nn")
+ROOMS = (
+    "",
+    "core",
+    "drafters",
+    "verifiers",
+    "draft_length",
+    "heads",
+    "contrib",
+    "sharding",
+    "training",
+    "checkpoints",
+    "nn",
+)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -36,7 +36,10 @@ ROOMS = (
     ("nn",),
     ("ops",),
     ("core",),
-    ("_lazy",),
+    (
+        "_lazy",
+        "_version",
+    ),
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(ROOMS)) for room in rooms}
 FLAX = {"nn", "heads", "contrib"}  # where networks are

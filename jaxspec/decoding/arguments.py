@@ -33,6 +33,8 @@ PerRow: TypeAlias = Array | np.ndarray | int | Sequence[int] | Sequence[Array | 
 StopTokens: TypeAlias = Array | np.ndarray | Sequence[int] | Sequence[Array | int] | Sequence[Sequence[int]]
 
 _SMALLEST_BUCKET = 16
+# What the parts of a row are called where processes disagree.
+_ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 
 
 @register_dataclass
@@ -117,28 +119,13 @@ class Arguments:
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)
         max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
-        rows = Rows(
-            prompt=jnp.pad(validate.to_int32(ids), ((0, 0), (0, bucket(width) - width))),
-            prompt_length=_lengths(prompt_length, batch, width),
-            max_new_tokens=jnp.broadcast_to(validate.to_int32(max_new_tokens), (batch,)),
-            stop_tokens=validate.stop_tokens(stop_tokens, batch, target.vocab_size),
-            keys=row_keys(jax.random.key(0) if key is None else key, batch),
-            sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
-        )
+        stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
+        rows = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         policy = None if isinstance(sampling, Sampling) else sampling
         target, drafter, placement = _on_mesh(target, drafter, mesh)
-        placement.check_same(
-            {
-                "target": target,
-                "drafter": drafter,
-                "verifier and lossy": (verifier, lossy),
-                "prompts, lengths, keys, sampling parameters, budgets and stop tokens": (
-                    (rows, policy),
-                    max_new,
-                    returned,
-                ),
-            }
-        )
+        asked = ((rows, policy), max_new, returned)
+        said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy), _ASKED: asked}
+        placement.check_same(said)
         return cls(
             target=target,
             drafter=drafter,
@@ -149,6 +136,21 @@ class Arguments:
             width=returned,
             placement=placement,
         )
+
+
+def _rows(
+    ids: Any, prompt_length: PerRow | None, max_new_tokens: PerRow, stops: Any, key: Array | None, sampling: Policy
+) -> Rows:
+    """Makes the arrays of each row, the prompt padded to its bucket, from arguments that were checked."""
+    batch, width = ids.shape
+    return Rows(
+        prompt=jnp.pad(validate.to_int32(ids), ((0, 0), (0, bucket(width) - width))),
+        prompt_length=_lengths(prompt_length, batch, width),
+        max_new_tokens=jnp.broadcast_to(validate.to_int32(max_new_tokens), (batch,)),
+        stop_tokens=stops,
+        keys=row_keys(jax.random.key(0) if key is None else key, batch),
+        sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
+    )
 
 
 def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Any]:
