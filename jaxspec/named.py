@@ -1,4 +1,4 @@
-"""Names to drafters and verifiers: those that ship with a model, folders of heads and of models, and those without weights.
+"""Names to drafters and verifiers: those shipped with a model, folders of heads and models, those without weights.
 
 Each table has one row a thing: a new drafter, head or verifier is one file and one row here.
 """
@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import Mesh
 
@@ -173,7 +173,7 @@ def _token_map(draft: Any, target: Any, tokenizer: Tokenizer | None) -> TokenMap
 
 def load_drafter(
     name_or_path: str | os.PathLike[str],
-    target: LanguageModel,
+    target: Model,
     *,
     target_name: str | None = None,
     k: int | DraftLength | str | None = None,
@@ -242,7 +242,7 @@ def split_hybrid(name: str | os.PathLike[str]) -> tuple[type[LookupDrafter], str
 class _Loader:
     """Loads drafters for one target; attributes as the arguments of `load_drafter`."""
 
-    target: LanguageModel
+    target: Model
     target_name: str | None
     tokenizer: Tokenizer | None
     dtype: Any
@@ -268,7 +268,7 @@ class _Loader:
             return HybridDrafter(lookup.by_name(self.target, k=model.max_drafts), model)
         placed = {"dtype": self.dtype, "mesh": self.mesh, "rules": self.rules}
         if kind_in(name, HEADS) is not None:
-            network = load_head(name, self.target, **placed)
+            network = load_head(name, cast(LanguageModel, self.target), **placed)  # which refuses others
         else:
             network = load(name, **placed)
         return _of_network(native_like(self.target, network), k, num_drafts, self.target, self.tokenizer)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.adaptive import Adaptive, AdaptiveState
@@ -73,5 +73,7 @@ class SharedAccount:
         return _with_balance(jnp.where(live, balance, first.balance), first, second)
 
 
-def _with_balance(balance, *states: AdaptiveState) -> tuple[AdaptiveState, ...]:
-    return tuple(dataclasses.replace(state, balance=balance) for state in states)
+def _with_balance(
+    balance: Float[Array, "b"], first: AdaptiveState, second: AdaptiveState
+) -> tuple[AdaptiveState, AdaptiveState]:
+    return dataclasses.replace(first, balance=balance), dataclasses.replace(second, balance=balance)

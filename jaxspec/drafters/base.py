@@ -19,8 +19,8 @@ from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 class Drafter(abc.ABC):
     """Guesses up to `max_drafts` tokens a round. A frozen pytree; what changes lives in its own state.
 
-    A drafter of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. It gives `max_drafts`, `init` and
-    `propose`, and overrides of the rest what differs:
+    A drafter of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. It gives `max_drafts`, `init`
+    and `propose`, and overrides of the rest what differs:
 
     * `propose` returns a `Proposal` of `tokens` and `valid`, `[b, k]`: the valid drafts of a row are its first ones. If
       the drafts are a function of the text, `deterministic` is True and that is all. If they are drawn, they are
@@ -132,7 +132,9 @@ class Drafter(abc.ABC):
         return self.name or type(self).__name__
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        """Predicts the time that drafting takes, for the choice of a length. By default each draft is a pass of the target.
+        """Predicts the time that drafting takes, for the choice of a length.
+
+        By default each draft is a pass of the target.
 
         Args:
           model: predicts the time of passes for a target and a batch.

@@ -5,8 +5,8 @@ from typing import Any
 from jaxspec.nn.language_model import LanguageModel
 
 
-def check_capture(name: str, target: Any, capture: tuple[int, ...], width: int) -> None:
-    """Raises unless `target` has the states `capture`, each `width` wide.
+def check_capture(name: str, target: Any, capture: tuple[int, ...], width: int) -> LanguageModel:
+    """Returns `target`, which has the states `capture`, each `width` wide.
 
     Args:
       name: of the drafter, for the message.
@@ -34,3 +34,4 @@ def check_capture(name: str, target: Any, capture: tuple[int, ...], width: int) 
             f"{name}'s head reads states of width {width}, got a target of width {config.width}; pass the head that "
             "was trained for this target"
         )
+    return target

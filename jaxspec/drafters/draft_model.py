@@ -30,13 +30,13 @@ class Window:
 
     Attributes:
       logits: those of the first draft, over the draft vocabulary.
-      cache: it holds the text.
+      cache: it holds the text; an early exit, which has none of its own, puts its `Fed` there.
       entries: any of the entries that a pass adds to the cache; buffers take their shape from it.
       hidden: what the next pass needs of this one besides the cache, `[b, ...]` each; often nothing.
     """
 
     logits: Float[Array, "b n"]
-    cache: Cache
+    cache: Any
     entries: Any
     hidden: Hidden
 

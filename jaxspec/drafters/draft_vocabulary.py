@@ -1,7 +1,7 @@
 """A draft vocabulary: the tokens that a head may guess, where these are fewer than the target's.
 
-The head's other columns are never computed; a token outside has probability 0 in the draft's distribution, which keeps the
-target's distribution as any other draft does (EAGLE-3, Li et al. 2503.01840).
+The head's other columns are never computed; a token outside has probability 0 in the draft's distribution, which
+keeps the target's distribution as any other draft does (EAGLE-3, Li et al. 2503.01840).
 """
 
 import jax.numpy as jnp

@@ -25,7 +25,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import positive
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
-from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, top_tokens, of_rows
+from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows, top_tokens
 
 
 @register_dataclass

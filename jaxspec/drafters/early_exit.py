@@ -7,7 +7,7 @@ verify     [e x y z]                 the other layers alone
 """
 
 import dataclasses
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Hidden, SelfDraft, Window
+from jaxspec.nn.cache import KVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.partial import Partial
@@ -108,7 +109,8 @@ class EarlyExitDraft(SelfDraft):
     def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
         shape = (context.length.shape[0], self.k + 1)
         whole = jax.ShapeDtypeStruct(shape, jnp.int32)
-        _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, context.cache, self.layers), whole)
+        cache = cast(KVCache, context.cache)  # that of a LanguageModel
+        _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, cache, self.layers), whole)
         return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
 
     def first(self, kept: Fed, context: Context) -> tuple[Window, Fed]:
@@ -117,7 +119,7 @@ class EarlyExitDraft(SelfDraft):
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         logits, partial = self.feed(context, tokens, cache)
-        return ModelOutput(logits, partial)
+        return ModelOutput(logits, cast(Any, partial))  # no cache takes it: `Fed.append` does
 
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         if self.head is None:
@@ -134,7 +136,7 @@ class EarlyExitDraft(SelfDraft):
         offsets = jnp.append(room, fed.count)
         logits, partial = self.target.begin(
             tokens,
-            context.cache,
+            cast(KVCache, context.cache),  # that of a LanguageModel
             self.layers,
             mask=jnp.broadcast_to(mask, (tokens.shape[0], 1, self.k + 2)),
             positions=context.length[:, None] - 1 + offsets[None],
@@ -208,7 +210,8 @@ class EarlyExitDrafter(ChainDrafter):
         return drafter
 
     def draft(self, target: Model) -> EarlyExitDraft:
-        return EarlyExitDraft(target, self.layers, self.max_drafts, self.head)
+        own = cast(LanguageModel, target)  # `EarlyExitDraft.check` refuses others
+        return EarlyExitDraft(own, self.layers, self.max_drafts, self.head)
 
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
         proposal, state = super().propose(rng, state, context)

@@ -70,6 +70,7 @@ class Drafted:
         """
         if self.pending is None:
             return cache
+        assert verdict.path is not None  # it is of a tree
         at = lambda values, nodes: jnp.take_along_axis(values, jnp.maximum(nodes, 0), axis=1)  # noqa: E731
         # The last node's own ancestors, and not the verdict's path: of drafts that are the same
         # tokens, the path may hold one that was not fed.

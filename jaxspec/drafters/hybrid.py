@@ -81,8 +81,8 @@ class HybridDrafter(Drafter):
         (1 + E) * cost > 1 + A
 
     The model rests in those rows, and where no row needs it, it does not run; later it catches up. The choice is
-    made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's distribution is
-    one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
+    made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's
+    distribution is one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
 
     Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for tries of
     the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
@@ -209,8 +209,9 @@ class HybridDrafter(Drafter):
     def _account(self) -> SharedAccount | None:
         """What both may lose together, where both keep an account."""
         copying, model = self.copying.draft_length, self.model.draft_length
-        both = isinstance(copying, Adaptive) and isinstance(model, Adaptive)
-        return SharedAccount(copying, model) if both else None
+        if isinstance(copying, Adaptive) and isinstance(model, Adaptive):
+            return SharedAccount(copying, model)
+        return None
 
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
@@ -276,7 +277,8 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
 def _check_kinds(copying: Any, model: Any) -> None:
     if not isinstance(copying, LookupDrafter):
         raise TypeError(
-            f"HybridDrafter needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or NGramDrafter()"
+            f"HybridDrafter needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or "
+            "NGramDrafter()"
         )
     if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
         raise TypeError(

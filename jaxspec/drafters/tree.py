@@ -140,6 +140,7 @@ class TreeDrafter(Drafter):
             found = found.followed_by(below)
         slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
         proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
+        assert proposal.parents is not None  # it is a tree's
         return proposal, Drafted(kept, pending, slots, proposal.parents)
 
     def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:

@@ -1,9 +1,40 @@
 """The configuration of a decoder: the one class that every model family is read into."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from jaxspec.ops.rope import Rope
+
+
+@runtime_checkable
+class NormConfig(Protocol):
+    """The part of a configuration that norms read."""
+
+    @property
+    def norm(self) -> Literal["rms", "layer"]: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+
+@runtime_checkable
+class MLPConfig(Protocol):
+    """The part of a configuration that feed-forward blocks read."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def mlp_width(self) -> int: ...
+
+    @property
+    def activation(self) -> str: ...
+
+    @property
+    def gated_mlp(self) -> bool: ...
+
+    @property
+    def mlp_bias(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)

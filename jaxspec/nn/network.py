@@ -1,16 +1,13 @@
 """`Network`: a Flax module with its parameters, the base of whole models and of heads. Itself it imports no Flax."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.nn.cache import KVCache
 from jaxspec.ops.packed import PackedWeight, is_packed
-
-if TYPE_CHECKING:
-    import flax.linen as nn
 
 
 class Network:
@@ -32,7 +29,7 @@ class Network:
     # Every subclass is a dataclass, which `dataclasses.replace` takes.
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
-    module: "nn.Module"
+    module: Any  # each subclass says which
     params: Any
     placement: Any
     cache_type: type[KVCache] = KVCache

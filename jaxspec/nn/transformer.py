@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate
@@ -31,7 +31,7 @@ _init = nn.initializers.normal(0.02)
 class Norm(nn.Module):
     """RMS or layer normalization over the last axis, computed in float32."""
 
-    config: TransformerConfig
+    config: NormConfig
 
     @nn.compact
     def __call__(self, x):
@@ -125,7 +125,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """The feed-forward block, gated (SwiGLU, GeGLU) or plain."""
 
-    config: TransformerConfig
+    config: MLPConfig
     dtype: Any
 
     @nn.compact

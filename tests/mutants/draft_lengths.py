@@ -26,7 +26,8 @@ MUTANTS = (
         _CHAIN,
         "submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)",
         "drawn = argmax(next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1]))\n"
-        "            seen = jnp.where(drawn[:, None] == jnp.arange(next_log_probs.shape[1])[None], confidence, -jnp.inf)\n"
+        "            drawn = drawn[:, None] == jnp.arange(next_log_probs.shape[1])[None]\n"
+        "            seen = jnp.where(drawn, confidence, -jnp.inf)\n"
         "            submitted = drafts.going & self.draft_length.should_draft(length_state, seen)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
     ),

@@ -118,16 +118,33 @@ def trees_of_arrays(target: jaxspec.LanguageModel, folder: pathlib.Path) -> None
 
 @jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class OwnEntries:
+    """Fed tokens, which are all that the cache holds."""
+
+    tokens: Array
+
+    def pad(self, count: int) -> "OwnEntries":
+        return OwnEntries(jnp.pad(self.tokens, ((0, 0), (0, count - self.tokens.shape[1]))))
+
+    def keep_path(self, nodes: Array) -> "OwnEntries":
+        return OwnEntries(jnp.take_along_axis(self.tokens, nodes, axis=1))
+
+    def put(self, fresh: "OwnEntries", start: Array | int) -> "OwnEntries":
+        return OwnEntries(jax.lax.dynamic_update_slice_in_dim(self.tokens, fresh.tokens, start, axis=1))
+
+
+@jaxspec.core.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class OwnCache:
     """A cache that holds all tokens."""
 
     tokens: Array
     length: Array
 
-    def append(self, entries: Array) -> "OwnCache":
-        rows = jnp.arange(len(entries))[:, None]
-        places = self.length[:, None] + jnp.arange(entries.shape[1])
-        return OwnCache(self.tokens.at[rows, places].set(entries), self.length + entries.shape[1])
+    def append(self, entries: OwnEntries) -> "OwnCache":
+        rows = jnp.arange(len(entries.tokens))[:, None]
+        places = self.length[:, None] + jnp.arange(entries.tokens.shape[1])
+        return OwnCache(self.tokens.at[rows, places].set(entries.tokens), self.length + entries.tokens.shape[1])
 
     def truncate(self, length: Array) -> "OwnCache":
         return OwnCache(self.tokens, jnp.minimum(self.length, length))
@@ -159,7 +176,7 @@ class OwnModel:
         pending: Any = None,
     ) -> jaxspec.core.ModelOutput:
         del cache, mask, positions, capture, pending
-        return jaxspec.core.ModelOutput(self.table[tokens], tokens)
+        return jaxspec.core.ModelOutput(self.table[tokens], OwnEntries(tokens))
 
 
 @jaxspec.core.register_dataclass
@@ -168,7 +185,14 @@ class OwnDrafter(jaxspec.Drafter):
     """Drafts the last token again."""
 
     k: int = dataclasses.field(default=2, metadata={"static": True})
-    deterministic = True
+
+    @property
+    def max_drafts(self) -> int:
+        return self.k
+
+    @property
+    def deterministic(self) -> bool:
+        return True
 
     def init(self, context: Context, prefilled: Any, slots: int) -> tuple[()]:
         return ()

@@ -59,8 +59,9 @@ class EarlyExitRecipe(Recipe):
         EarlyExitDrafter(recipe.layers).check(target)
         return recipe
 
+    # A field of other recipes; here it follows from one.
     @property
-    def capture(self) -> tuple[int, ...]:
+    def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The state at the exit."""
         return (self.layers,)
 

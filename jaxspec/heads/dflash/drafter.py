@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.language_model import LanguageModel
 
 
 @register_dataclass
@@ -136,9 +137,8 @@ class DFlashDrafter(AdjustableDrafter):
         """One pass over the block, then a draw for each draft."""
         head, length = self.head, self.draft_length
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        known = head.blocks(context.target.embed(last), context.length[:, None] - 1, state.cache)[
-            :, 0, : self.max_drafts
-        ]
+        target = cast(LanguageModel, context.target)  # `check` refuses others
+        known = head.blocks(target.embed(last), context.length[:, None] - 1, state.cache)[:, 0, : self.max_drafts]
 
         def draw(carry, draft):
             token, going, log_cum_accept = carry
@@ -179,8 +179,8 @@ def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
     """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
 
-    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot distribution
-    says nothing of how sure the head is: a draft length then sees the head's own.
+    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot
+    distribution says nothing of how sure the head is: a draft length then sees the head's own.
     """
     own = jax.nn.log_softmax(logits)
     if policy.greedy:

@@ -78,13 +78,13 @@ class EagleDraft(Draft):
     def check(self, name: str, target: Model) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
             raise TypeError(f"{name} needs an EagleHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
-        check_capture(name, target, self.head.capture, self._target_width)
+        model = check_capture(name, target, self.head.capture, self._target_width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
-        own = self.head.module.config.width
-        if self.head.embedding is None and own != target.module.config.width:
+        own, shared = self.head.module.config.width, model.module.config.width
+        if self.head.embedding is None and own != shared:
             raise ValueError(
                 f"{name}'s head of width {own} shares the target's embedding, whose width is "
-                f"{target.module.config.width}; pass the head that was trained for this target"
+                f"{shared}; pass the head that was trained for this target"
             )
 
     @property

@@ -58,9 +58,10 @@ class MedusaDrafter(AdjustableDrafter):
         head 0                        .            the distribution of the token after e
         head 1                             .
 
-    A chain takes head `i`'s most probable token under a greedy policy, and draws from head `i`'s distribution under any other; no
-    draft looks at another, so that distribution is reported for each. A tree has head `i`'s most probable tokens at depth `i`, the
-    same below every parent. A text of one token has no state yet: its row drafts nothing in that round.
+    A chain takes head `i`'s most probable token under a greedy policy, and draws from head `i`'s distribution under any
+    other; no draft looks at another, so that distribution is reported for each. A tree has head `i`'s most probable
+    tokens at depth `i`, the same below every parent. A text of one token has no state yet: its row drafts nothing in
+    that round.
 
     Attributes:
       head: from `jaxspec.load_head`.
@@ -84,8 +85,8 @@ class MedusaDrafter(AdjustableDrafter):
         length = self.draft_length
         if self.topology is not None and (length != Fixed(self.topology.depth) or self.sampling is not None):
             raise ValueError(
-                f"a tree is as deep as its topology, here {self.topology.depth}, and takes the most probable tokens, got "
-                f"k={self.k} and sampling={self.sampling}; leave k and sampling out"
+                f"a tree is as deep as its topology, here {self.topology.depth}, and takes the most probable tokens, "
+                f"got k={self.k} and sampling={self.sampling}; leave k and sampling out"
             )
 
     @property
@@ -115,7 +116,7 @@ class MedusaDrafter(AdjustableDrafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return (self.topology.size,) if self.tree else self.draft_length.lengths
+        return self.draft_length.lengths if self.topology is None else (self.topology.size,)
 
     @property
     def network(self) -> MedusaHead:
@@ -129,10 +130,10 @@ class MedusaDrafter(AdjustableDrafter):
         check_head(self.head, target)
         if self.max_drafts > self.head.num_heads:
             raise ValueError(
-                f"there are {self.head.num_heads} heads for one token each, got k={self.max_drafts}; pass a smaller k, or a "
-                "tree that is less deep"
+                f"there are {self.head.num_heads} heads for one token each, got k={self.max_drafts}; pass a smaller k, "
+                "or a tree that is less deep"
             )
-        if self.tree and max(self.topology.ranks) >= self.head.module.config.vocab_size:
+        if self.topology is not None and max(self.topology.ranks) >= self.head.module.config.vocab_size:
             raise ValueError(
                 f"a node has {max(self.topology.ranks) + 1} children, the heads guess "
                 f"{self.head.module.config.vocab_size} tokens; pass fewer"
@@ -149,8 +150,8 @@ class MedusaDrafter(AdjustableDrafter):
 
     def propose(self, rng: Rng, state: MedusaDrafterState, context: Context):
         ready = ~context.done & (context.length >= 2)
-        if self.tree:
-            return self._draft_tree(state, context, ready), state
+        if self.topology is not None:
+            return self._draft_tree(self.topology, state, context, ready), state
         limit = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
         proposal = self._draft_chain(rng, state, context, limit)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
@@ -167,8 +168,7 @@ class MedusaDrafter(AdjustableDrafter):
         logits = self.head(context.target, state.hidden[:, None], last)
         return self.head.placement.logits(logits[:, 0, : self.max_drafts])
 
-    def _draft_tree(self, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
-        tree = self.topology
+    def _draft_tree(self, tree: Tree, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
         levels = np.sum(tree.ancestors, axis=1) - 1
         best, places = top_tokens(self._logits(state, context), max(tree.ranks) + 1)
         at = lambda x: x[:, levels, np.asarray(tree.ranks)]  # noqa: E731
@@ -225,8 +225,8 @@ def _check_kind(head: Any) -> None:
 def check_head(head: MedusaHead, target: Model) -> None:
     """Raises `TypeError` or `ValueError` unless `head` reads the last hidden states of targets like `target`."""
     config = head.module.config
-    check_capture("MedusaDrafter", target, head.capture, config.width)
-    if head.capture != (layers := target.module.config.num_layers,):
+    model = check_capture("MedusaDrafter", target, head.capture, config.width)
+    if head.capture != (layers := model.module.config.num_layers,):
         raise ValueError(
             f"Medusa's heads read the states after the last layer, got heads that read {head.capture} for a target of "
             f"{layers} layers; pass the heads that were trained for this target"

@@ -9,7 +9,7 @@ states, whoever drafted. So the decoder is never behind the text, and a pause co
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -28,6 +28,7 @@ from jaxspec.drafters.chain import ChainDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.tandem.head import TandemHead
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.language_model import LanguageModel
 
 
 @register_dataclass
@@ -71,7 +72,8 @@ class TandemDraft(Draft):
         return Window(output.logits[:, 0], cache, output.entries, ()), cache
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
-        states, entries = self.head(context.target.embed(tokens), cache, **tree)
+        target = cast(LanguageModel, context.target)  # `check` refuses others
+        states, entries = self.head(target.embed(tokens), cache, **tree)
         return ModelOutput(self.head.guesses(states), entries)
 
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
