@@ -4,7 +4,7 @@ state after layer E-1 -> block -> ... -> norm -> rows of the target's output hea
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 from jax import Array
@@ -31,10 +31,10 @@ class ExitConfig:
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
 
-    # What the blocks have in common with a Llama's.
-    activation: ClassVar[str] = "silu"
-    gated_mlp: ClassVar[bool] = True
-    mlp_bias: ClassVar[bool] = False
+    # What the blocks have in common with a Llama's: without annotations these are no fields.
+    activation = "silu"
+    gated_mlp = True
+    mlp_bias = False
 
 
 class ExitNetwork(nn.Module):
