@@ -1,8 +1,8 @@
 """A draft model with another tokenizer, which guesses among the tokens that both have.
 
-Its distribution over the intersection of the two vocabularies, renormalized, is the distribution that is reported, so the target's distribution is
-kept as with any draft, at any temperature: TLI, Timor et al. 2502.05202, algorithm 4. Nothing is decoded to a string:
-the whole round stays on the device.
+Its distribution over the intersection of the two vocabularies, renormalized, is the distribution that is reported, so
+the target's distribution is kept as with any draft, at any temperature: TLI, Timor et al. 2502.05202, algorithm 4.
+Nothing is decoded to a string: the whole round stays on the device.
 
 The draft model reads the text token by token as `TokenMap.pieces` spells it, never a string tokenized anew. Tokens are
 often cut otherwise than its own tokenizer would cut the whole text, which costs some acceptance; but what it has read
