@@ -28,7 +28,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def public():
     """Every public class and function, by the first name it is found under."""
     found = {}
-    for room in ROOMS:
+    for room in (*ROOMS, *(f"heads.{kind}" for kind in ("dflash", "eagle", "medusa", "tandem"))):
         module = importlib.import_module(f"jaxspec.{room}".rstrip("."))
         for name in dir(module):
             value = getattr(module, name)

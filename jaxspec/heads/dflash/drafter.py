@@ -66,6 +66,11 @@ class DFlashDrafter(AdjustableDrafter):
       k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
         `DraftLength` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    Example:
+      >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)
+      >>> jaxspec.generate(target, jaxspec.DFlashDrafter(head), prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "dflash"

@@ -53,7 +53,7 @@ class DFlashRecipe(Recipe):
     Example:
       >>> from jaxspec.heads.dflash import DFlashRecipe
       >>> DFlashRecipe.of(target, block_size=4).capture
-      (2, 3)
+      (2,)
     """
 
     capture: tuple[int, ...] = option("The target's states that it reads.")

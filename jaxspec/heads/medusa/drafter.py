@@ -69,6 +69,11 @@ class MedusaDrafter(AdjustableDrafter):
         draft as many as pay.
       topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
+
+    Example:
+      >>> head = jaxspec.heads.medusa.init(target, key, num_heads=2)
+      >>> jaxspec.generate(target, jaxspec.MedusaDrafter(head), prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "medusa"

@@ -107,6 +107,11 @@ class TandemDrafter(ChainDrafter):
       head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    Example:
+      >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)
+      >>> jaxspec.generate(target, jaxspec.TandemDrafter(head, k=3), prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
     """
 
     name: ClassVar[str] = "tandem"
