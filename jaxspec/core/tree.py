@@ -36,7 +36,7 @@ class Tree:
         >>> tree = jaxspec.Tree.balanced((2, 2))
         >>> tree.parents, tree.size, tree.depth
         ((-1, 0, 0, -1, 3, 3), 6, 2)
-        >>> jaxspec.TreeDrafter(draft, tree).k
+        >>> jaxspec.TreeDrafter(draft, tree).max_drafts
         2
 
     References:
