@@ -91,8 +91,7 @@ class HybridDrafter(Drafter):
 
     Attributes:
       copying: `SuffixDrafter` or `NGramDrafter`.
-      model: a drafter of chains: `ModelDrafter`, `EagleDrafter`, `DFlashDrafter`, `MedusaDrafter` or
-        `TandemDrafter`.
+      model: a drafter of chains, such as `ModelDrafter`, `EagleDrafter` or `MedusaDrafter`.
       cost: the time of a round in which the model drafts over one in which it rests.
       prior: the acceptance of each of the model's drafts that rows start from.
       rate: the weight of the newest round in what is remembered.
