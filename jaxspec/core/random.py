@@ -9,7 +9,7 @@ Every row has one key. From it come two streams of draws:
 `length` is that of the committed text when the round starts; each live round emits a token, so that no two rounds of a
 row have the same. The purposes are 0 for drafting (`draft_noise`), 1 for accepting (`uniforms`) and 2 for the token
 after the accepted ones (`next_noise`); the offset counts drafts within the round, from 0. Both streams follow from the
-row's own key and length alone, so a row's draws do not depend on its neighbours.
+row's own key and length alone, so a row's draws do not depend on its neighbors.
 
 The round stream is **never** keyed by absolute position. Block and traversal verification accept a prefix by looking at
 the drafts behind its end; the next round drafts those positions again, and with the same noise it would redraw what
@@ -36,7 +36,7 @@ _FIRST_DRAFT = 1 << 20
 def as_threefry(key: Array) -> Key[Array, "*batch"]:
     """Returns any JAX key, typed or raw, as typed threefry keys.
 
-    `rbg` keys give a row draws that depend on its neighbours under `vmap`, so their words are
+    `rbg` keys give a row draws that depend on its neighbors under `vmap`, so their words are
     folded into threefry keys once, here.
 
     Args:
@@ -165,7 +165,7 @@ class PositionNoise:
     Attributes:
       keys: one threefry key a row.
       length: the committed tokens of each row when the round starts.
-      kept: the noise of the next `n` positions, where both a drafter and the verifier read it (`shared`).
+      stored: the noise of the next `n` positions, where both a drafter and the verifier read it (`shared`).
 
     Example:
         >>> from jaxspec.core.random import PositionNoise, row_keys
@@ -178,7 +178,7 @@ class PositionNoise:
 
     keys: Key[Array, "b"]
     length: Int[Array, "b"]
-    kept: Float[Array, "b n v"] | None = None
+    stored: Float[Array, "b n v"] | None = None
 
     def of_draft(self, index: Int[Array, ""] | int) -> Self:
         """Returns the same draws: every draft of a position is drawn with the position's noise."""
@@ -198,26 +198,26 @@ class PositionNoise:
         Returns:
           `[b, vocab_size]`, or `[b, len(ids)]`, float32.
         """
-        if self.kept is not None:
-            noise = jax.lax.dynamic_index_in_dim(self.kept, offset, axis=1, keepdims=False)
+        if self.stored is not None:
+            noise = jax.lax.dynamic_index_in_dim(self.stored, offset, axis=1, keepdims=False)
         else:
             noise = _gumbel(_fold(self._stream(), self.length + offset), vocab_size)
         return noise if ids is None else noise[:, ids]
 
     def token_noise(self, count: int, vocab_size: int) -> Float[Array, "b n v"]:
         """Returns the noise of the next `count` positions, `[b, count, vocab_size]`."""
-        if self.kept is not None:
-            return self.kept[:, :count]
+        if self.stored is not None:
+            return self.stored[:, :count]
         positions = self.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         return _gumbel(_fold_offsets(self._stream(), positions), vocab_size)
 
     def shared(self, count: int, vocab_size: int) -> Self:
         """Returns the same draws with the noise of the next `count` positions computed once."""
-        return dataclasses.replace(self, kept=self.token_noise(count, vocab_size))
+        return dataclasses.replace(self, stored=self.token_noise(count, vocab_size))
 
     def afresh(self) -> Self:
         """Returns the same draws without stored noise: other devices draw it again for less than it costs to send."""
-        return dataclasses.replace(self, kept=None)
+        return dataclasses.replace(self, stored=None)
 
     def _stream(self) -> Key[Array, "b"]:
         return _fold(self.keys, jnp.int32(_TOKEN_STREAM))

@@ -108,12 +108,12 @@ class Sampling:
         if self.top_k is not None:
             top_k = _per_row(self.top_k, jnp.int32)
             top_k = jnp.where(top_k > 0, top_k, scaled.shape[-1])
-            threshold = _bisect(scaled, lambda kept: jnp.sum(kept, -1, keepdims=True, dtype=jnp.int32) >= top_k)
+            threshold = _bisect(scaled, lambda keep: jnp.sum(keep, -1, keepdims=True, dtype=jnp.int32) >= top_k)
         if self.top_p is not None:
             top_p = _per_row(self.top_p, scaled.dtype)
             weights = jnp.exp(_keep(scaled, threshold))
             goal = top_p * jnp.sum(weights, axis=-1, keepdims=True)
-            nucleus = _bisect(scaled, lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), -1, keepdims=True) >= goal)
+            nucleus = _bisect(scaled, lambda keep: jnp.sum(jnp.where(keep, weights, 0.0), -1, keepdims=True) >= goal)
             threshold = jnp.maximum(threshold, jnp.where(top_p < 1, nucleus, -jnp.inf))
         if self.min_p is not None:
             threshold = jnp.maximum(threshold, jnp.log(_per_row(self.min_p, scaled.dtype)))

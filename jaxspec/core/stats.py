@@ -1,4 +1,4 @@
-"""Counts of drafted and accepted tokens, kept on the device and read on the host."""
+"""Counts of drafted and accepted tokens, accumulated on the device and read on the host."""
 
 import dataclasses
 from typing import Self
