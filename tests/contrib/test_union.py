@@ -58,7 +58,7 @@ class TestModelsAndText(TreeDrafterContract):
 
 def test_without_a_model_nothing_is_drawn():
     union = UnionDrafter((jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.NGramDrafter(k=3)))
-    assert union.deterministic and union.context_length is None and (union.k, union.lengths) == (3, (5,))
+    assert union.deterministic and union.context_length is None and (union.max_drafts, union.lengths) == (3, (5,))
     options = {"prompt_length": jnp.asarray(LENGTHS), "max_new_tokens": 30}
     plain, found = (jaxspec.generate(TARGET, d, jnp.asarray(PROMPTS % 3), **options) for d in (None, union))
     np.testing.assert_array_equal(found.tokens, plain.tokens)
