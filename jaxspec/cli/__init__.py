@@ -1,4 +1,4 @@
-"""The `jaxspec` command: options and printing; what is decoded is decided elsewhere."""
+"""The `jaxspec` command: options and printing, no logic."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 class _Ending:
-    """What a signal does: the command gives up, cleans up and ends with the code of that signal."""
+    """Handles a signal: the command gives up, cleans up and ends with the code of that signal."""
 
     def __init__(self):
         self._code = _INTERRUPTED

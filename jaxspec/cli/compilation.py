@@ -1,4 +1,4 @@
-"""Compiled programs outlive the process, so that only the first run of a shape compiles."""
+"""Keeps compiled programs between runs, so that only the first run of a shape compiles."""
 
 import os
 from pathlib import Path

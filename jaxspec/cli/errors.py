@@ -1,4 +1,4 @@
-"""How a command ends when it cannot go on: one line for a mistake, silence for an interruption."""
+"""Ends a command that cannot go on: with one line for a mistake, silently for an interruption."""
 
 import functools
 import os

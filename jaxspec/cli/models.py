@@ -1,4 +1,4 @@
-"""`jaxspec models`: what can be loaded by name."""
+"""`jaxspec models`: lists the models that can be loaded by name."""
 
 import dataclasses
 import json

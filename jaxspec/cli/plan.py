@@ -1,4 +1,4 @@
-"""`jaxspec plan`: which drafter, and how many drafts, pay on this device; or none."""
+"""`jaxspec plan`: recommends a drafter and a number of drafts for this device, or plain decoding."""
 
 import dataclasses
 import json

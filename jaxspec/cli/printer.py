@@ -1,4 +1,4 @@
-"""Figures on the terminal: tables, and sentences about them."""
+"""Prints figures on the terminal: tables, and sentences about them."""
 
 from rich import box
 from rich.console import Console
@@ -19,7 +19,7 @@ class Printer:
             self._console = Console(highlight=False, width=_WIDTH)
 
     def table(self, table: Table) -> None:
-        """A table below its title."""
+        """Prints a table below its title."""
         self._console.print(Text(table.title, style="bold"), soft_wrap=True)  # a table's own title has its width
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(table.columns):
@@ -29,13 +29,13 @@ class Printer:
         self._console.print(shown)
 
     def note(self, text: str) -> None:
-        """What a reader must know besides."""
+        """Prints what a reader of the tables must know."""
         self._console.print(Text(text, style="dim"), soft_wrap=True)
 
     def advice(self, text: str, *, good: bool) -> None:
-        """What follows, and whether it is good news."""
+        """Prints what follows from the tables, in the color of good or bad news."""
         self._console.print(Text(text, style="bold green" if good else "bold yellow"), soft_wrap=True)
 
     def line(self, text: str) -> None:
-        """Anything else, as it is."""
+        """Prints a line as it is."""
         self._console.print(Text(text), soft_wrap=True)

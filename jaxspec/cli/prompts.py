@@ -1,4 +1,4 @@
-"""Prompts from arguments, files and standard input."""
+"""Reads prompts from arguments, files and standard input."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ _STDIN = "-"
 
 
 def read_prompts(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Each argument, then each file's text; `-` is standard input, as is nothing at all.
+    """Returns each argument, then each file's text; `-` is standard input, as is nothing at all.
 
     One newline at the end of a file or of standard input is dropped.
 

@@ -41,14 +41,14 @@ class UnionState:
           verdict: on all chains together.
         """
         assert verdict.path is not None  # that of a tree
-        kept = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
+        path = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
         heard = []
         for start, count in _starts(counts):
             chain = slice(start, start + count)
             steps = jnp.arange(count, dtype=jnp.int32)[None]
-            same = self.valid[:, chain] & (self.tokens[:, chain] == kept[:, :count])
+            same = self.valid[:, chain] & (self.tokens[:, chain] == path[:, :count])
             accepted = count_leading(same & (steps < verdict.accepted[:, None]))
-            after = jnp.pad(kept, ((0, 0), (0, 1)))
+            after = jnp.pad(path, ((0, 0), (0, 1)))
             after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
             heard.append(Verdict(accepted, jnp.where(accepted < verdict.accepted, after, verdict.next_token)))
         return heard

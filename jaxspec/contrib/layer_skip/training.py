@@ -93,7 +93,7 @@ class LayerSkipRecipe(Recipe):
 
     # A field of other recipes; here it follows from one.
     @property
-    def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] no field
         """The state at the exit."""
         return (self.layers,)
 
