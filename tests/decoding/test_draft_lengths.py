@@ -86,5 +86,7 @@ def test_coupled_tokens_are_those_of_plain_decoding(name):
 
 
 def test_an_integer_is_a_fixed_draft_length():
-    assert jaxspec.ModelDrafter(DRAFT, k=K) == jaxspec.ModelDrafter(DRAFT, k=Fixed(K))
-    assert jaxspec.NGramDrafter(k=K).draft_length == jaxspec.NGramDrafter(k=Fixed(K)).draft_length
+    """What was passed is kept; the number of drafts that it stands for is the same."""
+    for given in (K, Fixed(K)):
+        for drafter in (jaxspec.ModelDrafter(DRAFT, k=given), jaxspec.NGramDrafter(k=given)):
+            assert drafter.k == given and drafter.draft_length == Fixed(K) and drafter.max_drafts == K
