@@ -136,7 +136,7 @@ def test_a_public_layout_is_its_own_arithmetic(tmp_path, config):
     anchor = np.asarray(TARGET.params["embedding"], np.float64)[tokens[0, -1]]
     expected = numpy.known([np.asarray(x[0, :-1], np.float64) for x in hidden], anchor, tokens.shape[1] - 1)
     np.testing.assert_allclose(known, expected, atol=1e-5)
-    np.testing.assert_allclose(probs, [numpy.log_probs(place, tokens[0, -1]) for place in expected], atol=1e-5)
+    np.testing.assert_allclose(probs, [numpy.probs(place, tokens[0, -1]) for place in expected], atol=1e-5)
     if dspark:
         trust = [numpy.trust(place, tokens[0, -1]) for place in expected]
         np.testing.assert_allclose(jax.nn.sigmoid(odds[0]), trust, atol=1e-5)

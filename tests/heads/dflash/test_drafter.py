@@ -40,7 +40,7 @@ class BlockContract(DrafterContract):
         return Probs(cls.drafter.head)
 
     def guess(self, text, offset):
-        return self.reference().log_probs(text[: len(text) - offset], offset, text[-1])
+        return self.reference().probs(text[: len(text) - offset], offset, text[-1])
 
 
 class Probs:
@@ -60,7 +60,7 @@ class Probs:
         return self.blocks[key]
 
     def probs(self, text, offset, before):
-        return self.numpy.expanded(self.numpy.log_probs(self.known(text)[offset], before), TARGET.vocab_size)
+        return self.numpy.expanded(self.numpy.probs(self.known(text)[offset], before), TARGET.vocab_size)
 
     def trust(self, text, offset, before):
         return self.numpy.trust(self.known(text)[offset], before)
@@ -141,7 +141,7 @@ def test_dflash_drafts_from_the_places_of_its_masks():
     assert drafter.max_drafts == drafter.head.config.block_size - 1
     found, probs = propose(drafter, jaxspec.Sampling()), Probs(drafter.head)
     for row, text, i, before in drafted(found):
-        np.testing.assert_allclose(np.exp(found.log_probs[row, i]), probs.log_probs(text, i, before), atol=2e-5)
+        np.testing.assert_allclose(np.exp(found.log_probs[row, i]), probs.probs(text, i, before), atol=2e-5)
 
 
 CONFIDENT = DFlashDrafter(HEAD, k=CumulativeConfidence(3, threshold=0.25))
