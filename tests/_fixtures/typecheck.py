@@ -15,6 +15,7 @@ BOUNDARY_MODULES = (
 BOUNDARY_FUNCTIONS = ("generate", "train", "init", "stream", "as_threefry", "row_keys", "from_function")
 BOUNDARY_FUNCTIONS += ("shard", "shard_models", "default_rules", "_check_kind", "Placement.on")
 BOUNDARY_FUNCTIONS += (
+    "as_draft",
     "as_draft_length",
     "LengthOption.parse",
     "load_head",
