@@ -19,7 +19,7 @@ def test_it_drafts_as_a_tree_of_chains_does(distinct):
     draw = jaxspec.drafters.WithoutReplacement() if distinct else jaxspec.drafters.WithReplacement()
     tree = jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.chains(3, 2), draw=draw)
     several = jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=3, distinct=distinct)
-    assert several.tree and several.k == tree.k and several.lengths == tree.lengths == (6,)
+    assert several.tree and several.max_drafts == tree.max_drafts and several.lengths == tree.lengths == (6,)
     assert several.identically_distributed == tree.identically_distributed == (not distinct)
     options = {"max_new_tokens": 12, "sampling": jaxspec.Sampling(), "key": jax.random.key(0)}
     found, expected = (

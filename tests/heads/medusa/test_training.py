@@ -196,7 +196,7 @@ def test_training_helps_in_the_real_loop(trained):
 
 def test_what_is_saved_is_what_was_trained(trained):
     read, head = jaxspec.load_head(trained.folder, WRITER), recipe().head(trained.params, WRITER)
-    assert jaxspec.named.drafter_of(read).k == 3
+    assert jaxspec.named.drafter_of(read).max_drafts == 3
     np.testing.assert_array_equal(read.ids, head.ids)
     same = functools.partial(np.testing.assert_allclose, rtol=2**-8)  # bfloat16
     jax.tree.map(same, read.params, head.params)

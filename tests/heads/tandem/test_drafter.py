@@ -29,7 +29,7 @@ def probs(text: tuple[int, ...], offset: int):
     hidden = full_pass(TARGET, jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32))
     states = [np.asarray(hidden[i][0, :known], np.float64) for i in HEAD.capture]
     embedded = np.asarray(TARGET.params["embedding"], np.float64)[list(text[known:])]
-    return Reference(HEAD).log_probs(states, embedded)
+    return Reference(HEAD).probs(states, embedded)
 
 
 @jax.jit
