@@ -200,7 +200,7 @@ def test_rows_that_copy_without_an_account_do_not_stop_the_others():
         jaxspec.NGramDrafter(k=2, min_ngram=1, max_ngram=1),
         jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2), lag=0.01)),
     )
-    state = drafter.init(_context(), None, 400)
+    state = drafter.init(_context(), Prefilled(target.init_cache(2, 9), ()), 400)
     state = dataclasses.replace(state, copied=jnp.array([True, False]))
     pausing = dataclasses.replace(state.model.length_state, paused=jnp.array([True, False]))
     model = dataclasses.replace(state.model, length_state=pausing, submitted=jnp.array([0, 2], jnp.int32))

@@ -24,7 +24,7 @@ SLACK = 30
 
 def workers(folder, count, last, *cases):
     jaxspec.save(tiny.wide_transformer(0), folder / "model")
-    module = ("-m", "tests.sharding.host_worker")
+    module = ("-m", "tests._fixtures.host_worker")
     return started(folder, count, lambda *who: [*module, who[0], str(count), str(who[1]), str(folder), last, *cases])
 
 
