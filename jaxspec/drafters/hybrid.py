@@ -180,7 +180,7 @@ class HybridDrafter(Drafter):
         copied = self._prefers(state.record, copying.guess)
         _, length_state = length_states = _length_states(copying, state.model)
         if self._account is not None:
-            submitted = jnp.where(copied & ~context.done, copying.guess.count, 0)
+            submitted = jnp.where(copied, copying.guess.count, 0)
             length_state = self._account.left(*length_states, submitted, ~context.done)
         resting = dataclasses.replace(state.model, length_state=PausingState(length_state, copied))
         drafts, model = self._resting.propose(rng, resting, context)

@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     Mutant(
         "ended rows' copies are paid for",
-        "drafters/hybrid.py",
-        "jnp.where(copied & ~context.done, copying.guess.count, 0)",
-        "jnp.where(copied, copying.guess.count, 0)",
+        "draft_length/adaptive.py",
+        "longest = jnp.max(submitted, where=rows, initial=0)",
+        "longest = jnp.max(submitted, initial=0)",
         (f"{_TOGETHER}::test_ended_rows_of_a_compose_spend_nothing",),
     ),
     Mutant(

@@ -43,6 +43,7 @@ MUTANTS = (
         "rng.afresh()",
         "rng",
         (_SENT,),
+        slow=True,
     ),
     Mutant(
         "a device's part of the target's vocabulary is not of its draft's",
