@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import re
 
 import pytest
 
@@ -39,9 +40,20 @@ def public():
 
 
 PUBLIC = public()
+# Of the examples that compile the loop these are always run.
+LOOPS = ("generate", "SpeculativeDecoder", "Verifier", "ModelDrafter", "NGramDrafter")
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+def cases():
+    """Every name; slow where its example generates, which compiles a loop of its own."""
+    found = []
+    for name, value in PUBLIC.items():
+        loops = re.search(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard", inspect.getdoc(value) or "")
+        found.append(pytest.param(name, marks=[pytest.mark.slow] if loops and name not in LOOPS else []))
+    return found
+
+
+@pytest.mark.parametrize("name", cases())
 def test_an_example_runs(name, tmp_path):
     text = inspect.getdoc(PUBLIC[name]) or ""
     parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path), name, None, 0)

@@ -39,6 +39,7 @@ def test_without_a_number_each_drafter_has_its_own():
     assert [case.k for case in with_halves(Setting("some", ("ngram",)), cases[:2], TARGET)] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_pair_is_called_by_its_own_names(tmp_path):
     jaxspec.save(TARGET, tmp_path / "a+draft")
     pair = f"ngram+{tmp_path / 'a+draft'}"

@@ -52,6 +52,7 @@ def _same(model, other):
     jax.tree.map(np.testing.assert_array_equal, other.params, model.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_our_model(name, tmp_path):
     model = tiny.transformer(2, **MODELS[name])
@@ -70,6 +71,7 @@ def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
     _same(model, assemble(checkpoint, jnp.dtype("float32")))
 
 
+@pytest.mark.slow
 def test_weights_are_written_in_other_dtypes(tmp_path):
     model = tiny.transformer(2)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.ndim > 1 else x, model.params)
@@ -111,6 +113,7 @@ def test_a_worker_answers_and_its_own_words_are_no_answers(panel):
     }
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_says_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"Backwards ended with 1 and said: FileNotFoundError: .*'no-file'"):
         Worker(fake_peer.PEER.engine, dataclasses.replace(LOADED, model="no-file"))
@@ -123,6 +126,7 @@ def test_a_worker_that_fails_says_why(tmp_path):
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_worker_ends_in_the_middle_of_an_answer(tmp_path):
     """Weights lie in a folder that goes after it: who stops a run does not wait for an answer."""
     (tmp_path / "weights").write_text("7 float32")

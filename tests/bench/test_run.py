@@ -107,6 +107,7 @@ def test_answers_that_are_given_are_not_asked_for():
     assert prompt_of(bare, question, 1, {}) == bare.encode("be short\n\na\n\nx\n\nb")
 
 
+@pytest.mark.slow
 def test_compilation_is_not_timed(compilations):
     measurement = _measurement(clock=lambda: float(len(compilations)))
     jax.clear_caches()

@@ -54,6 +54,7 @@ def test_what_does_not_fit_is_said():
     assert json.loads(as_json(found))["fits"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

@@ -80,6 +80,7 @@ def test_results_of_other_weights_are_measured_again(tmp_path):
     assert list(again.costs) == ["n-gram"] and not again.measured
 
 
+@pytest.mark.slow
 def test_what_tells_weights_apart(tmp_path):
     shipped = [weights_of("smollm2-135m-instruct", name) for name in ("eagle", "eagle, tree", "ngram+eagle")]
     assert len(set(shipped)) == 1 and shipped[0] and shipped[0] != weights_of("smollm2-135m-instruct", "medusa")
@@ -101,6 +102,7 @@ def test_names_are_those_that_ship_and_others():
         choose_cases("tiny", TARGET, [], ["suffix", "suffix"], None)
 
 
+@pytest.mark.slow
 def test_an_answer_is_begun():
     prompt = [5, 6, 7] * 169  # there is room for five tokens more
     found = begun(TARGET, prompt)

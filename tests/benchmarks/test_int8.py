@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests._fixtures import text_models, tiny
 from tests.benchmarks import int8
@@ -13,6 +14,7 @@ MODEL = dataclasses.replace(tiny.transformer(3, vocab=text_models.VOCAB, layers=
 LENGTHS = np.array([9, 4])
 
 
+@pytest.mark.slow
 def test_quality_is_over_the_tokens_that_are_there():
     texts = np.random.default_rng(0).integers(0, text_models.VOCAB, size=(2, 12))
     there = jnp.asarray(np.arange(12)[None] < LENGTHS[:, None])

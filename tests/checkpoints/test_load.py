@@ -31,6 +31,7 @@ def _assert_same_params(left, right, tolerance=0.0):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), left, right)
 
 
+@pytest.mark.slow
 def test_parameters_are_those_the_module_declares(tmp_path, family):
     model = jaxspec.load(folders.write(tmp_path, family))
     expected = abstract_params(model.module)

@@ -118,6 +118,7 @@ def test_a_round_is_split(lines):
         assert case.keys() == {"round", "draft", "verify"} and {len(seconds) for seconds in case.values()} == {2}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_measured_again(folder, finished, tmp_path, monkeypatch):
     def measured(*_, **__):
         raise AssertionError("it was measured again")
@@ -222,6 +223,7 @@ def test_questions_of_ours_need_no_file(folder):
     assert result.exit_code == 2 and "no question fits the model's context" in result.stderr
 
 
+@pytest.mark.slow
 def test_questions_that_are_answered_already(folder, tmp_path):
     (tmp_path / "q.jsonl").write_text('{"turns": ["hi"], "answers": ["hello"]}\n')
     result = _bench(folder, "--questions", tmp_path / "q.jsonl")

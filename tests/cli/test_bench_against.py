@@ -50,6 +50,7 @@ def finished(folder, _peers):
     return result
 
 
+@pytest.mark.slow
 def test_quality_and_peers_are_shown_and_written(folder, finished):
     text = " ".join((folder / "r.md").read_text().split())
     for part in (
@@ -75,6 +76,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
     assert lines[0]["machine"]["peers"]["llama.cpp"] is None
 
 
+@pytest.mark.slow
 def test_a_finished_run_starts_no_peer(folder, finished, tmp_path, monkeypatch):
     for name in ("Worker", "tempfile"):
         monkeypatch.setattr(panel, name, None)

@@ -52,6 +52,7 @@ def _generate(folder, *arguments, stdin=None):
     return _run("generate", "-m", folder, *SHORT, *arguments, stdin=stdin)
 
 
+@pytest.mark.slow
 def test_int8_is_a_target_of_its_own(folder):
     """It is decoded, with and without speculation alike, and is not what the float model is."""
     texts = {
@@ -101,12 +102,14 @@ def test_text_alone_goes_to_stdout(folder, decoder):
         assert part in result.stderr
 
 
+@pytest.mark.slow
 def test_plain_decoding_prints_the_same(folder):
     result = _generate(folder, "hello", "--draft", "none")
     assert result.stdout == _generate(folder, "hello", "--draft", folder, "-k", "2").stdout
     assert "acceptance" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_tokenizer(folder, tmp_path):
     """It is used, and what it can guess is said."""
     tokenizer = text_models.sentencepiece()
@@ -126,6 +129,7 @@ def test_over_all_devices(folder):
     assert (split.exit_code, split.stdout) == (0, expected)
 
 
+@pytest.mark.slow
 def test_prompts_from_everywhere(folder, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("hello\n", "utf-8")
@@ -136,6 +140,7 @@ def test_prompts_from_everywhere(folder, tmp_path):
     assert _generate(folder, stdin="hello").stdout == expected
 
 
+@pytest.mark.slow
 def test_several_prompts_get_a_header_each(folder):
     result = _generate(folder, "hello", "the sea\nis " + "wide " * 20)
     texts = [_generate(folder, text).stdout for text in ("hello", "the sea\nis " + "wide " * 20)]
@@ -158,6 +163,7 @@ def test_json_lines(folder, decoder):
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_drafts_adapt_where_no_number_is_given(folder):
     plain = _generate(folder, "hello hello hello", "--draft", "none").stdout
     for options, said in (((), "k adaptive up to 8, costs given or estimated"), (("-k", "adaptive:4"), "up to 4,")):
@@ -166,6 +172,7 @@ def test_drafts_adapt_where_no_number_is_given(folder):
     assert "k 4 " in _generate(folder, "hello hello hello", "-k", "fixed").stderr
 
 
+@pytest.mark.slow
 def test_chat_and_stop(folder, decoder):
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
     options = {"max_new_tokens": 12, "temperature": 0}
@@ -190,6 +197,7 @@ def test_compare_finds_the_same_tokens(folder, options):
     )
 
 
+@pytest.mark.slow
 def test_compare_says_where_samples_differ(folder):
     arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--draft", folder)
     result = _generate(folder, *arguments)
@@ -269,6 +277,7 @@ def test_an_interruption_is_quiet(folder, monkeypatch):
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_a_real_interruption_is_quiet(folder):
     command = [sys.executable, "-m", "jaxspec", "generate", "-m", folder, "hello", "-n", "400"]
     root = Path(__file__).resolve().parents[2]
@@ -331,6 +340,7 @@ def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compiled")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet(folder):
     command = [sys.executable, "-m", "jaxspec", "generate", "-m", folder, "hello", *SHORT]
     root = Path(__file__).resolve().parents[2]

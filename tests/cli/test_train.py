@@ -122,6 +122,7 @@ def test_a_whole_model_has_no_exit_of_its_own(deep, tmp_path, arguments, said):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_two_forms_of_an_early_exit(deep, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("jaxspec.training.loop.train", lambda *args, **_: seen.append(args[0]) or _Done())

@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.core.state import Context
 from tests._fixtures import tiny
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 
 # A target and a draft that soon repeat themselves, so that guesses are right, wrong and missing.
 TARGET = tiny.history_model(3, vocab=3, scale=1.5)
@@ -21,6 +21,7 @@ SLOTS = 40
 
 
 class TestContract(DrafterContract):
+    quick_tests = VARIANT_TESTS
     target = TARGET
     drafter = CascadeDrafter(DRAFT, NGRAM, k=3)
 
@@ -67,6 +68,7 @@ def test_the_drafts_are_those_of_the_model_alone(verifier, sampling):
         np.testing.assert_array_equal(state.tokens[row, :held], expected.kept.tokens[row, :held])
 
 
+@pytest.mark.slow
 def test_passes_are_fewer_and_narrow_where_nothing_is_guessed(monkeypatch):
     widths = []
     call = tiny.HistoryModel.__call__

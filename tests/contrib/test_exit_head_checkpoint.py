@@ -18,6 +18,7 @@ from tests.drafters.test_early_exit import random_exit
 TARGET = tiny.transformer(1, layers=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"ids": [1, 4, 6]}, {"blocks": 2}, {"blocks": 0}])
 def test_what_is_written_is_read(tmp_path, options):
     head = random_exit(TARGET, 2, **options)
@@ -46,6 +47,7 @@ def test_another_dtype(tmp_path):
     assert kinds == {"kernel": jnp.bfloat16, "head": jnp.bfloat16, "scale": jnp.float32}
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit(tmp_path):
     folder = tmp_path / "head"
     write_early_exit(random_exit(TARGET, 2), TARGET, folder)

@@ -32,6 +32,7 @@ def random_params(one):
     return params | {"exit": jax.tree.map(noisy, params["exit"])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [40, 1])
 def test_the_loss_is_of_the_distributions_that_are_drafted_from(places):
     """All places before answers, or one of each row's, whichever."""
@@ -58,6 +59,7 @@ def test_the_loss_is_of_the_distributions_that_are_drafted_from(places):
         assert np.min(np.abs(np.array(possible) - float(loss))) < 1e-4 and reported["count"] == 2
 
 
+@pytest.mark.slow
 def test_it_begins_as_the_exit_without_training():
     one = recipe()
     head = one.head(one.init(jax.random.key(0), TARGET, COUNTS), TARGET)
@@ -65,6 +67,7 @@ def test_it_begins_as_the_exit_without_training():
     np.testing.assert_allclose(head(TARGET, partial.hidden), plain, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_options():
     assert recipe().capture == (1,) and recipe(layers=2).capture == (2,)
     assert EarlyExitRecipe.of(tiny.transformer(layers=9)).layers == 2
@@ -94,6 +97,7 @@ def trained(tmp_path_factory):
     return train(recipe(k=1), TARGET, data, options, tmp_path_factory.mktemp("run") / "exit", quiet=True)
 
 
+@pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
     """Far more drafts are kept than of the exit without training, and as many as the loss reports."""
     drafter = recipe(k=1).drafter(trained.params, TARGET, COUNTS)
@@ -102,6 +106,7 @@ def test_training_helps_in_the_real_loop(trained):
     assert abs(after - trained.curve[-1]["acceptance"]) < 0.05
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_was_trained(trained):
     read, head = jaxspec.load_head(trained.folder, TARGET), recipe().head(trained.params, TARGET)
     same = functools.partial(np.testing.assert_allclose, rtol=2**-8, atol=1e-8)  # bfloat16

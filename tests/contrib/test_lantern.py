@@ -103,6 +103,7 @@ def test_drawn_drafts_stay_within_the_bound(bound):
     assert bound > 0.4 or (unscaled > bound + EXACT).any()
 
 
+@pytest.mark.slow
 def test_unscaled_many_small_neighbourhoods_would_accept_any_draft():
     """Token `i` of the draft looks like token `i + n` of the target; the distributions have nothing in common."""
     n, bound = 50, 0.1
@@ -127,6 +128,7 @@ def test_a_token_that_the_target_excludes_has_no_neighbourhood():
         assert np.isneginf(relaxed_chain(rule, proposal, target).log_acceptance).all()
 
 
+@pytest.mark.slow
 def test_an_empty_table_is_exact():
     rule = Neighbourhood(jnp.zeros((3, 0), jnp.int32), 1.0)
     probs = jnp.log(jnp.array([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]]))

@@ -181,6 +181,7 @@ def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatc
     close(sums.reported["acceptance"] / 13, np.mean(accepted))
 
 
+@pytest.mark.slow
 def test_dropped_layers_learn_nothing_and_reports_know_no_dropout(batch):
     one = recipe(dropout=0.999, rotation=1)
     params = one.at(one.init(jax.random.key(0), TARGET, None), 0, 9)
@@ -240,6 +241,7 @@ def test_the_saved_model_is_the_trained_one(trained):
     assert np.sum(drafted.stats.rounds) < np.sum(plain.stats.rounds)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_goes_on(trained, tmp_path):
     out = tmp_path / "again"
     shutil.copytree(trained.folder.parent, out)
@@ -277,6 +279,7 @@ def test_devices_and_bfloat16(tmp_path):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.bfloat16)), saved.params, kept.params)
 
 
+@pytest.mark.slow
 def test_a_saved_model_has_the_tokenizer(tmp_path):
     tokenizer = text_models.byte_level()
     model = dataclasses.replace(tiny.transformer(0, layers=2, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
@@ -287,6 +290,7 @@ def test_a_saved_model_has_the_tokenizer(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, read.params, model.params)
 
 
+@pytest.mark.slow
 def test_options(tmp_path):
     one = LayerSkipRecipe.of(tiny.transformer(layers=12))
     assert (one.layers, one.rotation, one.capture) == (3, 8, (3,)) and recipe(layers=2).rotation == 2

@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 
 SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
@@ -53,6 +53,7 @@ class SparseCacheContract(DrafterContract):
 
 
 class TestSparseCache(SparseCacheContract):
+    quick_tests = VARIANT_TESTS
     drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=K)
 
 
@@ -63,6 +64,7 @@ class TestPauses(PausesContract, SparseCacheContract):
     drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=Turns())
 
 
+@pytest.mark.slow
 def test_a_text_that_it_sees_whole_is_guessed_right():
     """Prompts of 1 to 7 tokens and 20 new ones: the drafts are the target's own tokens."""
     drafter = jaxspec.contrib.SparseCacheDrafter(sinks=20, window=40, k=K)
@@ -76,6 +78,7 @@ def test_a_text_that_it_sees_whole_is_guessed_right():
     assert found.stats.rounds.tolist() == [5] * 4
 
 
+@pytest.mark.slow
 def test_it_keeps_nothing_between_rounds():
     prompt = jnp.asarray(PROMPTS)
     state = jaxspec.init(SparseCacheContract.target, TestSparseCache.drafter, prompt, max_new_tokens=5)

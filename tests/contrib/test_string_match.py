@@ -21,6 +21,7 @@ def matched(own, other, text, k=4):
     return jaxspec.contrib.StringMatch(target, draft, k=k, tokenizer=own, draft_tokenizer=other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "other"), [(BYTES, PIECES), (PIECES, BYTES)], ids=["pieces draft", "bytes draft"])
 def test_a_draft_that_knows_the_text_is_kept(own, other):
     """Characters of several tokens, runs of spaces and newlines come through both tokenizers."""
@@ -47,6 +48,7 @@ LENGTHS = np.array([min(len(BYTES.encode(text)), 6) for text in ("the sea", "a",
 SAMPLED = pytest.param(jaxspec.Sampling(0.8), marks=pytest.mark.slow, id="coupled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [pytest.param(jaxspec.Greedy(), id="greedy"), SAMPLED])
 def test_the_output_is_that_of_plain_decoding(sampling):
     """Random models, whose texts are no text: broken characters, special tokens, rows that end apart."""

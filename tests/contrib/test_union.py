@@ -14,6 +14,7 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny
+from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract
 from tests.drafters.test_ngram import search
@@ -23,6 +24,7 @@ FIRST, SECOND = tiny.nearby(TARGET, 0.5), tiny.nearby(TARGET, 0.9, seed=10)
 
 
 class TestModelsAndText(TreeDrafterContract):
+    quick_tests = VARIANT_TESTS
     target = TARGET
     drafter = UnionDrafter(
         (
@@ -56,6 +58,7 @@ class TestModelsAndText(TreeDrafterContract):
         assert (longer[[0, 2]] > 0).all()
 
 
+@pytest.mark.slow
 def test_without_a_model_nothing_is_drawn():
     union = UnionDrafter((jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.NGramDrafter(k=3)))
     assert union.deterministic and union.context_length is None and (union.max_drafts, union.lengths) == (3, (5,))
@@ -65,6 +68,7 @@ def test_without_a_model_nothing_is_drawn():
     assert found.stats.accepted.sum() > 0
 
 
+@pytest.mark.slow
 def test_each_drafter_hears_of_its_own_chain():
     """A path of three from both chains: the first drafted its beginning, the second all of it."""
     heard = []

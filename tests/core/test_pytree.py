@@ -54,6 +54,7 @@ def test_structure_and_leaves():
     assert paths == [".leaf", ".other"]
 
 
+@pytest.mark.slow
 def test_jit_tells_classes_apart():
     """Two hundred functions that return which class they saw: seven equal bits of a hash are one in 128."""
     classes = [

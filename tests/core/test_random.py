@@ -25,6 +25,7 @@ def test_no_key_is_used_twice_over_rows_rounds_purposes_and_offsets():
     assert len(set(flat)) == len(flat)
 
 
+@pytest.mark.slow
 def test_each_position_has_one_key_apart_from_every_round():
     row_key = jax.random.key(7)
     with recorded_keys() as positions:

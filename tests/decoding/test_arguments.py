@@ -39,6 +39,7 @@ class Tempered:
         return jax.nn.log_softmax(logits / self.temperature, axis=-1)
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_what_coupled_speculation_equals():
     """With no word about the verifier on the plain side."""
     plain = jaxspec.generate(TARGET, None, PROMPT, key=KEY, sampling=POLICY, max_new_tokens=12)
@@ -48,6 +49,7 @@ def test_plain_decoding_is_what_coupled_speculation_equals():
         np.testing.assert_array_equal(jaxspec.generate(TARGET, drafter, PROMPT, **options).tokens, plain.tokens)
 
 
+@pytest.mark.slow
 def test_plain_decoding_by_hand():
     options = {"key": KEY, "sampling": POLICY, "max_new_tokens": 3}
     state = jaxspec.init(TARGET, None, PROMPT, **options)
@@ -63,6 +65,7 @@ def test_a_step_refuses_a_drafter_that_the_state_was_not_made_for():
         jaxspec.step(TARGET, jaxspec.NGramDrafter(k=2), jaxspec.TokenVerifier(), state)
 
 
+@pytest.mark.slow
 def test_a_step_refuses_a_lossy_verifier_unless_told():
     state = jaxspec.init(TARGET, jaxspec.NGramDrafter(k=2), PROMPT, max_new_tokens=4)
     with pytest.raises(ValueError, match="lossy=True"):
@@ -106,6 +109,7 @@ def test_classes_are_not_taken_for_their_instances():
         jaxspec.generate(TARGET, None, PROMPT, verifier=jaxspec.CoupledVerifier, max_new_tokens=2)
 
 
+@pytest.mark.slow
 def test_a_policy_of_one_s_own_under_vmap():
     def tokens(key):
         policy = Tempered(jnp.float32(0.7))
@@ -117,6 +121,7 @@ def test_a_policy_of_one_s_own_under_vmap():
     np.testing.assert_array_equal(jax.vmap(tokens)(keys), jnp.stack([tokens(key) for key in keys]))
 
 
+@pytest.mark.slow
 def test_sequences_of_traced_values():
     @jax.jit
     def lengths(stop, count):
@@ -128,6 +133,7 @@ def test_sequences_of_traced_values():
     np.testing.assert_array_equal(lengths(jnp.int32(1), jnp.int32(4)), found.length)
 
 
+@pytest.mark.slow
 def test_wrong_vocabularies_of_functions():
     wrong = jaxspec.from_function(lambda table, tokens: table[tokens], jnp.eye(9), vocab_size=4)
     with pytest.raises(ValueError, match="vocab_size 4; expected logits of shape"):

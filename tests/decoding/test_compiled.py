@@ -97,6 +97,7 @@ def test_the_loop_copies_no_cache(program):
     assert not copies, copies
 
 
+@pytest.mark.slow
 def test_nothing_leaves_the_device(program):
     assert not re.search(r"callback|infeed|outfeed|\bsend\(|\brecv\(", program)
     assert "while(" in program

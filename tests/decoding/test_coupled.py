@@ -55,12 +55,14 @@ def test_the_text_is_that_of_plain_sampling(plain, kind, k):
     np.testing.assert_array_equal(generate(drafter, order).tokens, np.asarray(plain.tokens)[order])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [[2], [5, 1, 1]])
 def test_the_size_of_the_batch_does_not_matter(plain, rows):
     found = generate(MAKERS["model"](4), rows)
     np.testing.assert_array_equal(found.tokens, np.asarray(plain.tokens)[rows])
 
 
+@pytest.mark.slow
 def test_the_target_as_its_own_draft_is_always_accepted(plain):
     found = generate(jaxspec.ModelDrafter(TARGET, k=4), stop_tokens=[3])
     np.testing.assert_array_equal(found.stats.accepted, found.stats.drafted)

@@ -142,6 +142,7 @@ def test_the_joint_distribution_of_three_tokens(pair):
     assert result.lossless and result.measured_total_variation() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verifier",
     [
@@ -167,6 +168,7 @@ def flat(seed):
     return tiny.HistoryModel(jnp.broadcast_to(a, (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "verifier"),
     [

@@ -62,6 +62,7 @@ CASES = {
 MORE = ("entropy", "ngram, adaptive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in CASES]
 )
@@ -74,6 +75,7 @@ def test_the_joint_distribution_of_four_tokens(name):
     assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "adaptive" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 )

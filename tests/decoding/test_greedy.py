@@ -40,6 +40,7 @@ def test_speculation_changes_no_token(plain, drafter):
     assert found.stats.drafted.sum() > 0
 
 
+@pytest.mark.slow
 def test_the_target_as_its_own_draft_is_always_accepted(plain):
     """Also in rounds that a stop token or the budget cuts short."""
     stops = np.asarray(plain.tokens)[:, 9:10]
@@ -52,6 +53,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(plain):
     assert found.stats.rounds.tolist() == [-(-int(n) // 5) for n in found.length]
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_always_wrong_costs_nothing_but_time():
     target = tiny.history_model(0, vocab=tiny.VOCAB)
     opposite = jaxspec.ModelDrafter(tiny.HistoryModel(-target.a, -target.b), k=3)
@@ -62,6 +64,7 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time():
     assert found.stats.mean_acceptance_length() == 1.0
 
 
+@pytest.mark.slow
 def test_any_verifier_does_at_greedy(plain):
     found = generate(TARGET, jaxspec.NGramDrafter(k=5, min_ngram=1), verifier=jaxspec.CoupledVerifier())
     np.testing.assert_array_equal(found.tokens, plain.tokens)

@@ -70,6 +70,7 @@ def test_what_pads_the_prompt_does_not_matter(together):
     np.testing.assert_array_equal(found.tokens, together.tokens)
 
 
+@pytest.mark.slow
 def test_wider_padding_and_more_capacity_do_not_matter(together):
     found = generate(prompt=np.pad(PROMPT, ((0, 0), (0, 30))), capacity=80)
     np.testing.assert_array_equal(found.tokens, together.tokens)
@@ -87,6 +88,7 @@ def test_stops_and_budgets_are_each_row_s_own(together):
     assert set(together.stop_reason.tolist()) == {jaxspec.StopReason.STOP_TOKEN, jaxspec.StopReason.MAX_NEW_TOKENS}
 
 
+@pytest.mark.slow
 def test_rows_at_temperature_zero_are_greedy(together):
     greedy = jaxspec.generate(
         TARGET, None, jnp.asarray(PROMPT), prompt_length=jnp.asarray(LENGTH), max_new_tokens=24, stop_tokens=STOPS
@@ -105,6 +107,7 @@ def test_each_parameter_matters(together):
         assert differs.tolist() == [i == row for i in range(ROWS)], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", [jaxspec.TokenVerifier(), jaxspec.CoupledVerifier()])
 def test_a_smaller_budget_gives_a_prefix(verifier):
     """Rounds end in other places, and what is cut there is what would have come."""

@@ -115,6 +115,7 @@ def test_what_came_before_nan_logits_is_kept(drafter, place):
     assert found.status[0] == Status.NOT_FINITE_LOGITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, jaxspec.ModelDrafter(CLEAN, k=3)], ids=["plain", "speculative"])
 def test_nan_logits_after_a_stop_token_are_no_error(drafter):
     stop = int(greedy(CLEAN, None).tokens[0, 1])

@@ -39,6 +39,7 @@ def run(state, step):
     return state
 
 
+@pytest.mark.slow
 def test_stepping_by_hand(whole):
     same(jaxspec.finish(run(jaxspec.init(TARGET, DRAFTER, PROMPT, **options()), jaxspec.jit_step())), whole)
 
@@ -51,6 +52,7 @@ def test_the_state_passed_to_a_step_stays_alive():
     assert not state.cache.tokens.is_deleted()
 
 
+@pytest.mark.slow
 def test_donated_steps_reuse_the_state_and_leave_the_arguments_alone(whole):
     given = options()
     state = jaxspec.init(TARGET, DRAFTER, PROMPT, **given)

@@ -45,11 +45,13 @@ def test_vmap_over_keys_is_a_loop_over_keys(one_by_one, wrap):
     assert result.stats.histogram.shape == (4, 2, 3)
 
 
+@pytest.mark.slow
 def test_nested_vmap(one_by_one):
     found = jax.jit(jax.vmap(jax.vmap(tokens)))(KEYS.reshape(2, 2))
     np.testing.assert_array_equal(found.reshape(one_by_one.shape), one_by_one)
 
 
+@pytest.mark.slow
 def test_vmap_over_prompts_and_temperatures():
     prompts = jnp.stack([PROMPT, PROMPT[::-1], 10 - PROMPT])
     temperatures = jnp.array([0.0, 0.7, 1.5])
@@ -58,6 +60,7 @@ def test_vmap_over_prompts_and_temperatures():
         np.testing.assert_array_equal(found[i], tokens(KEYS[0], prompts[i], temperature=temperatures[i]))
 
 
+@pytest.mark.slow
 def test_vmap_over_models():
     models = [TARGET, tiny.history_model(7, vocab=tiny.VOCAB, scale=2.0)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *models)
@@ -73,6 +76,7 @@ def test_vmap_copies_no_cache_and_runs_no_second_branch():
     assert f"i32[6,{slots}]" in text and f"[3,2,{slots}]" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 def test_rbg_keys_do_not_know_their_neighbours(impl):
     keys = jax.random.split(jax.random.key(4, impl=impl), 4)
@@ -87,6 +91,7 @@ def test_raw_keys_are_typed_keys(one_by_one):
     np.testing.assert_array_equal(tokens(np.asarray(jax.random.key_data(KEYS[2]))), one_by_one[2])
 
 
+@pytest.mark.slow
 def test_traced_max_new_tokens_need_a_capacity():
     run = jax.jit(lambda count: generate(KEYS[0], max_new_tokens=count, capacity=15))
     for count in (10, 4):

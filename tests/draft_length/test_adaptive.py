@@ -208,6 +208,7 @@ def test_rounds_are_those_of_the_formula_through_generate():
     assert len({max(limit) for limit, *_ in found}) == 3
 
 
+@pytest.mark.slow
 def test_new_costs_do_not_trace_again(monkeypatch):
     def generate(costs):
         drafter = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.8), k=Adaptive(costs, (0, 2)))
@@ -224,6 +225,7 @@ def test_new_costs_do_not_trace_again(monkeypatch):
     assert dear.stats.drafted.sum() < cheap.stats.drafted.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_the_loop_copies_no_cache():
     target, draft = tiny.transformer(0), tiny.transformer(1, layers=2)
@@ -265,6 +267,7 @@ def test_costs_given_as_an_array_are_checked_when_used():
         jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=3)
 
 
+@pytest.mark.slow
 def test_costs_are_measured_in_one_program_for_all_lengths():
     costs = measure_costs(TARGET, jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3)), (0, 2), batch=2, text=12, repeats=1)
     assert len(costs) == 2 and min(costs) > 0

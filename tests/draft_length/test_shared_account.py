@@ -157,6 +157,7 @@ def test_the_smaller_advance_and_reserve_count():
     assert found.max() == 3.0
 
 
+@pytest.mark.slow
 def test_rounds_of_a_compose_settle_by_the_formula():
     """Round by round of three rows, some of which copy while others draft."""
     target = tiny.history_model(0, scale=2.0)
@@ -193,6 +194,7 @@ def test_a_draft_length_without_an_account_leaves_the_other_its_own():
     assert state.drafter_state.copying.length_state.balance.tolist() == [Adaptive.advance]
 
 
+@pytest.mark.slow
 def test_rows_that_copy_without_an_account_do_not_stop_the_others():
     """One row copies all it writes, for long; the other's drafts are all kept, and dear."""
     target = tiny.history_model(0, scale=2.0)

@@ -124,6 +124,7 @@ def test_rows_without_room_go_on_without_drafts():
     assert found.stats.drafted[1] > 0
 
 
+@pytest.mark.slow
 def test_coupled_output_is_that_of_plain_decoding():
     prompt, options = jnp.asarray([[3, 1, 4]], jnp.int32), {"max_new_tokens": 20, "key": jax.random.key(3)}
     drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=3)
@@ -135,6 +136,7 @@ def test_coupled_output_is_that_of_plain_decoding():
     assert found.stats.accepted[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True], ids=["draft of pieces", "draft of bytes"])
 def test_a_draft_that_knows_the_text_is_kept_wherever_tokens_are_shared(swapped):
     """Byte-level and SentencePiece vocabularies, in both directions: spaces, newlines, characters of several tokens."""

@@ -115,6 +115,7 @@ def test_choosing_moves_no_distribution(kind, rule):
     assert chosen[1] | chosen[3] >= {(True, True), (False, True)}
 
 
+@pytest.mark.slow
 def test_with_shared_noise_the_text_is_that_of_plain_sampling():
     options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(2), "sampling": jaxspec.Sampling(0.8)}
     options |= {"max_new_tokens": 30, "verifier": jaxspec.CoupledVerifier()}

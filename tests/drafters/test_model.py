@@ -87,6 +87,7 @@ def score(model, tokens):
     return model(tokens, model.init_cache(1, tokens.shape[1])).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [TARGET, DRAFT, tiny.HistoryModel(-TARGET.a, -TARGET.b)])
 def test_the_cache_holds_the_text_whatever_was_accepted(draft):
     """Full acceptance, some and none: all but the last two committed tokens are there."""

@@ -81,6 +81,7 @@ def propose(text, **options):
     return proposal.tokens[0].tolist(), proposal.valid[0].tolist()
 
 
+@pytest.mark.slow
 def test_a_match_that_meets_the_end_goes_on_periodically():
     assert propose([5, 1, 2, 1, 2], k=5) == ([1, 2, 1, 2, 1], [True] * 5)
     assert propose([7, 7, 7], k=3) == ([7, 7, 7], [True] * 3)
@@ -94,6 +95,7 @@ def test_a_longer_match_beats_a_later_one():
     assert propose([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], k=1) == ([7], [True])
 
 
+@pytest.mark.slow
 def test_short_matches_are_no_guess():
     assert propose([1, 2, 3, 1], k=2)[1] == [False, False]
     assert propose([1, 2, 3, 1], k=2, min_ngram=1) == ([2, 3], [True, True])
@@ -105,6 +107,7 @@ def test_no_drafts():
     assert jaxspec.NGramDrafter(k=0).lengths == (0,)
 
 
+@pytest.mark.slow
 def test_a_round_without_a_guess_feeds_one_token(monkeypatch):
     """The branch is chosen on the device: count how wide the pass was in each executed round."""
     import jax

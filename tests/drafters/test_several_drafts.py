@@ -57,6 +57,7 @@ def test_bad_input(options, error, text):
         jaxspec.ModelDrafter(DRAFT, **options)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_together():
     several, independent = (jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=2, distinct=d) for d in (True, False))
     prompt = jnp.zeros((1, 1), jnp.int32)

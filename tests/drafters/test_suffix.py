@@ -148,6 +148,7 @@ def test_a_match_that_meets_the_end_goes_on_periodically():
     assert guess([7, 1, 2, 1, 2, 1, 2], k=3) == ([1, 2, 1], [1.0, 1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_earlier_outputs_are_copied_where_they_promise_more():
     assert guess([7, 1, 2, 3], k=3, earlier=[[0, 1, 2, 3, 4, 5, 6]]) == ([4, 5, 6], [1.0, 1.0, 1.0])
     # Equally good: the text's own.

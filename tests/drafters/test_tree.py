@@ -72,6 +72,7 @@ def generate(drafter, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "sampling"),
     [
@@ -87,6 +88,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(draw, sampling):
     assert found.stats.accepted.tolist() == [15] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [UNEVEN, Tree.chains(3, 1), Tree((-1, -1, 0, 1, 1, 0, 4))])
 def test_the_most_likely_children_in_order(tree):
     """Whatever the policy, and with the text's own draws left out; any order of nodes will do."""
@@ -190,6 +192,7 @@ def test_bad_input(make, error, text):
         make()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_cache_takes_no_trees():
     score = lambda model, tokens: model(tokens, model.init_cache(*tokens.shape)).logits
     slow = jaxspec.from_function(score, DRAFT, vocab_size=tiny.VOCAB)

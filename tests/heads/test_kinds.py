@@ -46,6 +46,7 @@ def described(head):
     return jax.tree.structure(head), [(x.shape, x.dtype) for x in jax.tree.leaves(head)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [jaxspec.Greedy(), jaxspec.Sampling(temperature=0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_untrained_head_drafts_without_changing_a_token(kind, sampling):
@@ -73,6 +74,7 @@ def test_an_untrained_head_is_what_its_reader_gives_back(kind, few, dtype, tmp_p
     jax.tree.map(same, read, head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].recipe is not None])
 def test_training_begins_with_the_untrained_head(kind):
     small = {"draft_vocabulary": 5} | SMALL.get(kind, {})

@@ -93,6 +93,7 @@ MUTANTS = (
         "    if differ.any():",
         "    if differ.all():",
         (_TWO,),
+        slow=True,
     ),
     Mutant(
         "drafters are not compared between processes",
@@ -100,6 +101,7 @@ MUTANTS = (
         '"drafter": drafter,',
         '"drafter": None,',
         (_TWO,),
+        slow=True,
     ),
     Mutant(
         "a process with a seed takes no part in choosing one",
@@ -107,6 +109,7 @@ MUTANTS = (
         '{"seed": None if seed is None else int(seed)}',
         '{"seed": None}',
         (_TWO,),
+        slow=True,
     ),
     Mutant(
         "only static settings are compared between processes",

@@ -57,6 +57,7 @@ class TestNNXWithoutCache(ModelContract):
     takes_trees = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [TestFunction.model, TestNNX.model, TestNNXWithoutCache.model])
 def test_it_generates_what_the_original_does(adapted):
     prompt = jnp.array([[1, 2, 3], [4, 0, 0]], jnp.int32)

@@ -66,6 +66,7 @@ def test_padded_entries_begin_with_the_same_ones():
     np.testing.assert_array_equal(padded.keys[:, :, :, :2], 3.0)
 
 
+@pytest.mark.slow
 def test_a_generation_never_outgrows_its_caches():
     """At every round of a run to the last token, both caches have room for what will be fed."""
     target, k = tiny.history_model(0, scale=2.0), 5

@@ -76,6 +76,7 @@ def test_what_lies_in_stale_slots_is_masked(score):
     np.testing.assert_allclose(found, score(model, text), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_history_of_several_blocks():
     """Attention reads the cache in blocks of 256 slots; rows end in different blocks."""
     model = tiny.transformer(layers=1)
@@ -97,6 +98,7 @@ def test_a_token_alone_is_looked_up_as_among_others():
     np.testing.assert_allclose(logits([[5]])[0], logits([[5], [3]])[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_is_its_parts():
     """What drafters share with it: embedding, final norm and output head."""
     for model in (tiny.transformer(1, layers=2), tiny.transformer(2, tied_head=False, embedding_scale=3.0)):

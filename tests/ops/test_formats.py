@@ -53,6 +53,7 @@ def test_each_array_has_as_many_logical_axes_as_axes(kind):
     assert pairs and all(rank == count for rank, count in pairs)
 
 
+@pytest.mark.slow
 def test_a_model_is_packed_once_and_never_saved(kind, tmp_path):
     model = pack_weights(tiny.transformer(), kind.pack)
     assert {type(x) for x in packed_weights(model)} == {kind}

@@ -64,6 +64,7 @@ def test_products_are_those_of_the_rounded_kernel(rows, dtype):
     np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.2 if dtype == jnp.bfloat16 else 1e-4)
 
 
+@pytest.mark.slow
 def test_logits_stay_near():
     """Beside what another random model says."""
     run = jax.jit(lambda model: jax.nn.log_softmax(model(PROMPTS, model.init_cache(3, 16)).logits))
@@ -90,6 +91,7 @@ def test_sizes():
 SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [jaxspec.Greedy(), SAMPLED])
 def test_speculation_is_exact_relative_to_it(sampling):
     """With the same key the same tokens; the float model drafts, and is accepted most of the time."""
@@ -108,6 +110,7 @@ def test_speculation_is_exact_relative_to_it(sampling):
     assert found.stats.mean_acceptance_length() > 3
 
 
+@pytest.mark.slow
 def test_it_is_the_same_split_over_a_mesh():
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     model = tiny.wide_transformer(vocab=64)

@@ -50,6 +50,7 @@ def test_products_are_those_of_the_weights(width, outputs, weights):
         np.testing.assert_allclose(found, expected, atol=2e-6 * width**0.5 * 10, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", [1, 5, 12, 130])
 def test_weights_that_bfloat16_holds_are_held_so(time):
     """To the bit what float32 gives, up to where XLA takes over; one weight that it cannot hold keeps all wide."""
@@ -163,6 +164,7 @@ def test_speculation_gives_the_same_tokens(sampling):
 IDS = [0, 2, 3, 5, 8, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     [

@@ -48,6 +48,7 @@ def assert_ends_with_an_error(process, folder, number):
     assert re.search("another task died|crashed", (folder / f"stderr-{number}").read_text())
 
 
+@pytest.mark.slow
 def test_two_processes_and_then_one_is_killed(tmp_path):
     """The same results as one process, and mismatches are told; then no process waits for a dead one."""
     with workers(tmp_path, 2, "go on", "plain", "saved") as processes:

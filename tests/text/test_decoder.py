@@ -99,6 +99,7 @@ def test_tokens_are_cut_to_those_wholly_before_the_stop_string():
     assert inside_a_token.stats.rounds[0] <= 3
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_equal_single_prompts(decoder):
     prompts = ["hello", "the sea is wide", "中"]
     together = decoder.generate(prompts, **SHORT, stop_tokens=())
@@ -115,6 +116,7 @@ def test_rows_of_a_batch_equal_single_prompts(decoder):
         assert "".join(piece for index, piece in pieces if index == row) == result.text == alone[row].text
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_its_own_row_alone(decoder):
     prompts = ["hello", "the sea is wide"]
     options = SAMPLED | {"seed": 1}
@@ -128,6 +130,7 @@ def test_a_stop_string_ends_its_own_row_alone(decoder):
     assert cut[0].stats.rounds[0] < cut[1].stats.rounds[0]
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_text(decoder):
     first = decoder.generate(PROMPT, **SAMPLED)
     assert decoder.generate(PROMPT, **SAMPLED, seed=first.seed).token_ids == first.token_ids
@@ -137,6 +140,7 @@ def test_a_seed_repeats_a_text(decoder):
     assert decoder.generate(PROMPT, **SHORT).seed is None
 
 
+@pytest.mark.slow
 def test_coupled_decoding_gives_plain_text(model, decoder):
     options = SAMPLED | {"temperature": 0.8, "seed": 7}
     coupled = jaxspec.CoupledVerifier()
@@ -145,6 +149,7 @@ def test_coupled_decoding_gives_plain_text(model, decoder):
     assert plain.stats.drafted[0] == 0 and plain.mean_acceptance_length == 1
 
 
+@pytest.mark.slow
 def test_chat_renders_the_template(decoder):
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
     rendered = f"<|system|>be short{text_models.END}<|user|>hello{text_models.END}<|assistant|>"
@@ -156,6 +161,7 @@ def test_chat_renders_the_template(decoder):
     assert [both[0].text, both[1].text] == [result.text, decoder.chat(messages[1:], **SHORT).text]
 
 
+@pytest.mark.slow
 def test_budgets(decoder):
     empty = decoder.generate(PROMPT, max_new_tokens=0)
     assert (empty.text, empty.token_ids, empty.stop_reason) == ("", (), "max new tokens")
@@ -164,6 +170,7 @@ def test_budgets(decoder):
     assert [len(row.token_ids) for row in rows] == [3, 7]
 
 
+@pytest.mark.slow
 def test_timing_counts_every_token(decoder):
     _, streamed = _drain(decoder.stream([PROMPT, "the sea"], **SHORT))
     timing = streamed[0].timing
@@ -198,6 +205,7 @@ def test_an_empty_prompt_is_refused(model):
         SpeculativeDecoder(model).generate(["a", ""], **SHORT)
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_raise(model):
     broken = dataclasses.replace(model, params=jax.tree.map(lambda x: x * jnp.nan, model.params))
     for stop in ((), "x"):
@@ -273,6 +281,7 @@ def test_a_chat_needs_a_template(model):
         SpeculativeDecoder(model, tokenizer=plain).chat([{"role": "user", "content": "hello"}])
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 def test_the_default_model_answers(smollm2):
     decoder = SpeculativeDecoder(smollm2, "ngram")

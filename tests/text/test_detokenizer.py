@@ -30,6 +30,7 @@ def test_pieces_of_a_text_are_the_text(kind, text):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_pieces_of_any_tokens_are_what_decode_makes_of_them(kind):
     tokenizer, rng = TOKENIZERS[kind], random.Random(0)

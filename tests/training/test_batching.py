@@ -50,6 +50,7 @@ def test_a_batch_follows_from_seed_and_step():
     assert len(together[0] & together[1]) < len(together[0]) / 4
 
 
+@pytest.mark.slow
 def test_what_a_batch_holds():
     schedule = _schedule()
     shapes = set()

@@ -79,6 +79,7 @@ def _answer(target, *conversations, **options):
     return answer_all(target, TOKENIZER, list(enumerate(conversations)), options)
 
 
+@pytest.mark.slow
 def test_answers_are_what_generate_gives(target):
     conversations = [Conversation((text,)) for text in ("hello", "the sea is wide", "one")]
     key = jax.random.key(OPTIONS.seed)
@@ -106,6 +107,7 @@ def test_conversations_have_keys_of_their_own():
     assert len({tuple(words) for words in [*keys.tolist(), *other.tolist()]}) == 8
 
 
+@pytest.mark.slow
 def test_what_a_row_is_batched_with_makes_no_difference(target, prompts):
     conversations = list(enumerate(read_prompts([prompts])))
     dialogues = lambda chosen, batch: answer_all(target, TOKENIZER, chosen, dataclasses.replace(OPTIONS, batch=batch))
@@ -375,6 +377,7 @@ def test_a_split_follows_from_the_conversations(made, target, tmp_path):
     assert [len(part) for part in Dataset.open(tmp_path / "twice").split(1)] == [4, 2]
 
 
+@pytest.mark.slow
 def test_the_command(target, prompts, exclude, made, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept by the caller"))
     save(target, tmp_path / "tiny")

@@ -70,6 +70,7 @@ def test_the_loss_is_a_mean_over_answer_tokens(target, params, batch, hard):
     jax.tree.map(close, sums.gradients, slopes)
 
 
+@pytest.mark.slow
 def test_candidates_that_are_everything_are_the_whole_vocabulary(target, params, batch):
     few = dataclasses.replace(SMALL, frequent=16, drawn=8)
     others = {
@@ -105,6 +106,7 @@ def test_the_rest_is_estimated(target, params):
     assert np.all(drawn.std(0) > 0.005 * whole)  # draws do differ
 
 
+@pytest.mark.slow
 def test_acceptance_rises_with_drawn_candidates(tmp_path):
     target = tiny.transformer(0, vocab=VOCAB, sharpness=12.0)
     recipe = DistillRecipe(width=16, layers=1, heads=2, mlp_width=24, frequent=16, drawn=4)
@@ -120,6 +122,7 @@ def test_acceptance_rises_with_drawn_candidates(tmp_path):
     np.testing.assert_allclose(first, second, atol=0.05)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_and_on_four_devices(batch):
     """Both are the same arithmetic; parameters stay float32 and whole."""
     target = tiny.wide_transformer(vocab=VOCAB)
@@ -177,6 +180,7 @@ def test_answers_written_by_the_draft():
     np.testing.assert_array_equal(fresh.answer, [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8])
 
 
+@pytest.mark.slow
 def test_a_share_of_batches_is_on_policy(target, params, batch):
     recipe = dataclasses.replace(SMALL, on_policy=0.5)
     prepared = [recipe.prepare(params, target, batch, key) for key in jax.random.split(jax.random.key(5), 12)]

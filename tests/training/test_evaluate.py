@@ -34,6 +34,7 @@ def test_greedy_rounds_are_those_of_each_prompt_alone():
     assert evaluate(target, drafter, PROMPTS, seed=1)["sampled"] != sampled
 
 
+@pytest.mark.slow
 def test_measured_while_training(tmp_path):
     options = TrainingOptions(steps=3, batch_tokens=128, learning_rate=0.1, evaluate_every=2)
     trained = train(Bigrams(), tiny.transformer(), Conversations(), options, tmp_path, validation=PROMPTS, quiet=True)
@@ -42,6 +43,7 @@ def test_measured_while_training(tmp_path):
         assert trained.curve[-1]["measured"][kind]["tokens"] == 24
 
 
+@pytest.mark.slow
 def test_measured_in_the_dtype_and_on_the_mesh_of_the_target(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("jaxspec.training.loop.evaluate", lambda target, drafter, *_, **__: seen.append(drafter) or {})

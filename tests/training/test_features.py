@@ -83,6 +83,7 @@ def test_sequences_of_one_width_are_neighbours(monkeypatch):
     assert [members.tolist() for _, members in together] == [[0, 2], [1], [0, 2], [3], [4, 5], [4, 5], [6]]
 
 
+@pytest.mark.slow
 def test_a_run_that_died_reads_what_it_would_have(target, data, tmp_path):
     whole = train(Bigrams(), target, data, OPTIONS, tmp_path / "whole", states=tmp_path / "states", quiet=True)
 

@@ -31,6 +31,7 @@ def _result(out):
     return without_time, np.load(out / "head" / "table.npy")
 
 
+@pytest.mark.slow
 def test_killed_between_checkpoints(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     first, second = _start(whole), _start(killed, 5)

@@ -156,6 +156,7 @@ def test_accumulation_is_one_large_batch(target, tmp_path):
     assert two.curve[-1]["tokens"] == one.curve[-1]["tokens"]
 
 
+@pytest.mark.slow
 def test_devices_change_nothing(tmp_path):
     """Rows over four devices, the target over two; and parameters and optimizer whole, or over all eight."""
     mesh, target, data = (

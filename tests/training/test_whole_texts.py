@@ -45,6 +45,7 @@ def test_prompts_alone(target, prompts, tmp_path):
     np.testing.assert_array_equal(whole.token_counts(), np.bincount(sum(expected, []), minlength=texts.vocab_size))
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_is_made_of_answers_where_there_are_any(target, prompts, tmp_path):
     make_data(target, [prompts], tmp_path, OPTIONS)
     answers = Dataset.open(tmp_path)

@@ -176,6 +176,7 @@ def test_equal_distributions_keep_all_drafts_and_fall_back_to_the_target():
         np.testing.assert_array_equal(_next_probs(proposal, probs, jnp.array([accepted], jnp.int32)), probs[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_nearly_equal_distributions_in_float32_keep_nearly_all(k):
     """Where residual and `1 - P` are both rounding errors, no draft is lost by them."""

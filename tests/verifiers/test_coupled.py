@@ -64,6 +64,7 @@ def noise(seed, vocab):
     return rng.token_noise(1, vocab)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pair for pair in PAIRS if pair.values != ("equal",)])
 def test_how_often_draft_and_target_agree(name):
     """Daliri et al.: agreement is the sum over x of 1 / sum over y of the larger ratio to x."""

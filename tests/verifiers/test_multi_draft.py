@@ -40,6 +40,7 @@ class TestKSequence(MergingContract):
     ways = ("with replacement",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [RECURSIVE, K_SEQUENCE], ids=["recursive", "k-seq"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_one_chain_is_verified_token_by_token(rule, name):

@@ -183,6 +183,7 @@ def test_only_decided_positions_count():
         assert set(accepted.tolist()) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("name", EXACT_RULES)
 def test_at_its_limit_a_rule_is_the_token_rule(name, certain):
@@ -220,6 +221,7 @@ def test_lenience_keeps_every_token_within_its_factor(factor):
     np.testing.assert_allclose(found[:, 0], distance, atol=EXACT)
 
 
+@pytest.mark.slow
 def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
     target = jnp.log(jnp.full((1, 2, VOCAB), 0.25))
     proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), jnp.full((1, 1, VOCAB), jnp.nan))

@@ -71,6 +71,7 @@ DRAFTERS = {
 CASES = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "rule"), CASES, ids=[name for name, _ in CASES])
 def test_the_result_says_how_far_it_is_off(drafter, rule):
     models = (TARGET, DRAFTERS[drafter](), PROMPT)
@@ -99,6 +100,7 @@ def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
     np.testing.assert_allclose(result.stats.deviation[0], sums[0][0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_finish_says_that_a_verifier_was_lossy():
     options = OPTIONS | {"max_new_tokens": 4}
     drafter, step = jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.jit_step()
@@ -111,12 +113,14 @@ def test_finish_says_that_a_verifier_was_lossy():
     assert not jax.jit(lambda state: jaxspec.finish(state, lossless=False))(state).lossless
 
 
+@pytest.mark.slow
 def test_exact_verification_measures_nothing():
     result = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, **OPTIONS)
     assert result.lossless
     assert result.measured_total_variation() == 0
 
 
+@pytest.mark.slow
 def test_greedy_decoding_is_not_relaxed():
     options = OPTIONS | {"sampling": jaxspec.Greedy()}
     plain = jaxspec.generate(TARGET, None, PROMPT, **options)

@@ -117,6 +117,7 @@ def test_of_equally_long_paths_the_likelier_is_kept():
     assert verdict.deviation.tolist() == [[pytest.approx(0.65, abs=1e-6)]]
 
 
+@pytest.mark.slow
 def test_a_certain_chain_is_its_own_tree():
     random = np.random.default_rng(5)
     rows, k = 300, 3
@@ -131,6 +132,7 @@ def test_a_certain_chain_is_its_own_tree():
     np.testing.assert_allclose(found.deviation, expected.deviation, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_token_after_a_path_follows_the_targets_distribution_there():
     rows = 20_000
     probs = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4])

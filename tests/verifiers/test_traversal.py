@@ -22,6 +22,7 @@ class TestContract(TreeVerifierContract):
     certain_rule = staticmethod(walk_rule(sample_and_walk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_chain_is_verified_as_a_block(name, k):
@@ -31,6 +32,7 @@ def test_a_chain_is_verified_as_a_block(name, k):
     assert total_variation(emitted_probs(found), emitted_probs(block)) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("parents", [(-1, -1), chains(2, 2), (-1, -1, 0, 0, 1, 1)])
 def test_without_replacement_it_accepts_at_least_what_going_down_does(name, parents):

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxspec.verifiers.tree import TreeVerifier, descend
 from jaxspec.verifiers.tree_walk import DraftTree
@@ -14,6 +15,7 @@ class TestContract(TreeVerifierContract):
     rule = certain_rule = staticmethod(walk_rule(descend))
 
 
+@pytest.mark.slow
 def test_children_that_have_all_the_mass_leave_nothing_else():
     """Rounding cannot make the walk end where the target has no mass but the children's."""
     log_probs = jnp.log(jnp.array([[[0.1, 0.2, 0.7, 0.0]] * 4], jnp.float32))

@@ -40,6 +40,7 @@ def texts(length):
     return Batch(tokens, jnp.full(4, length, jnp.int32), answer)
 
 
+@pytest.mark.slow
 def test_a_head_is_calibrated_and_stays_the_same_otherwise():
     head = random_head(TARGET, ids=range(0, 11, 2), markov_rank=3, confidence="place and token")
     found = calibrate(head, TARGET, [texts(24), texts(20)])
@@ -47,6 +48,7 @@ def test_a_head_is_calibrated_and_stays_the_same_otherwise():
     jax.tree.map(np.testing.assert_array_equal, found.params, head.params)
 
 
+@pytest.mark.slow
 def test_bad_input():
     with pytest.raises(ValueError, match="got one without; train with confidence=True"):
         calibrate(random_head(TARGET), TARGET, [texts(24)])

@@ -119,6 +119,7 @@ def in_jax(head, target, tokens):
     return hidden, known[0], jax.nn.softmax(head.logits(known) + head.added(before))[0], odds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [DSPARK, DFLASH], ids=["DSpark", "DFlash"])
 def test_a_public_layout_is_its_own_arithmetic(tmp_path, config):
     dspark = config is DSPARK

@@ -168,6 +168,7 @@ def test_no_draft_decides_whether_it_is_submitted():
     assert len({int(n) for n in before.valid.sum(1)}) > 2
 
 
+@pytest.mark.slow
 def test_greedy_drafts_are_the_likeliest_and_report_no_distribution():
     found = propose(DFlashDrafter(HEAD), jaxspec.Greedy())
     certain = propose(DFlashDrafter(HEAD), jaxspec.Sampling(0.0))
@@ -178,6 +179,7 @@ def test_greedy_drafts_are_the_likeliest_and_report_no_distribution():
     )
 
 
+@pytest.mark.slow
 def test_a_policy_of_its_own_is_reported():
     warm, hot = (propose(DFlashDrafter(HEAD, sampling=jaxspec.Sampling(t)), jaxspec.Sampling()) for t in (1.0, 2.0))
     # Of the first draft, the same logits, halved.

@@ -105,6 +105,7 @@ def test_anchors_are_places_before_answers_and_random():
     assert sorted(found) == fits(0)
 
 
+@pytest.mark.slow
 def test_what_is_not_trained():
     """The head's rows are the target's; a draft vocabulary is the most frequent tokens."""
     one = recipe(draft_vocabulary=5)
@@ -130,6 +131,7 @@ def blank_step():
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params["network"])
 
 
+@pytest.mark.slow
 def test_a_batch_without_answers_teaches_nothing():
     (loss, reported), slopes = blank_step()
     assert loss == 0 and reported["count"] == 0
@@ -156,6 +158,7 @@ def test_training_helps_in_the_real_loop(trained):
     assert trained.curve[-1]["acceptance"] > 0.8
 
 
+@pytest.mark.slow
 def test_what_is_saved_drafts_as_what_was_trained(trained):
     head = jaxspec.load_head(trained.folder, TARGET)
     tokens = jnp.asarray([[1, 2, 3, 4]], jnp.int32)

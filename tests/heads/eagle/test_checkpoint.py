@@ -131,6 +131,7 @@ def test_a_third_eagle_is_the_paper_s_arithmetic(tmp_path):
     np.testing.assert_allclose(logits, third_logits(stored, features, embedded), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_first_eagle_is_the_paper_s_arithmetic(tmp_path):
     stored = tensors(third=False)
     config = {name: value for name, value in CONFIG.items() if name != "draft_vocab_size"}
@@ -178,6 +179,7 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
         write_eagle(head, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_it_drafts(tmp_path):
     head = jaxspec.load_head(write(tmp_path / "head", tensors()), TARGET)
     drafter = jaxspec.EagleDrafter(head, k=2)

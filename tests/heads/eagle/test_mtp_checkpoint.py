@@ -97,6 +97,7 @@ def test_it_is_chained_with_its_own_states(tmp_path):
         embedded = np.concatenate([embedded, np.asarray(TARGET.params["embedding"])[draft][None]])
 
 
+@pytest.mark.slow
 def test_it_lies_in_the_target_s_own_folder(tmp_path):
     """The target is read without it, and the head without the rest."""
     parts = [one.to_tensors(TARGET.params) for one in LLAMA.map_params(TARGET.module.config)]

@@ -42,6 +42,7 @@ def tree(head):
     return jaxspec.drafters.DynamicTreeDrafter(head, top_k=2, depth=2, nodes=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [chain, pytest.param(tree, marks=pytest.mark.slow)])
 def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves(make):
     players = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)

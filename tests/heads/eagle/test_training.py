@@ -99,6 +99,7 @@ def test_training_helps_in_the_real_loop(trained):
     assert trained.curve[-1]["acceptance"] > 0.75
 
 
+@pytest.mark.slow
 def test_what_is_saved_drafts_as_what_was_trained(trained):
     head = jaxspec.load_head(trained.folder, TARGET)
     tokens = jnp.asarray([[1, 2, 3, 4]], jnp.int32)
@@ -108,6 +109,7 @@ def test_what_is_saved_drafts_as_what_was_trained(trained):
     assert abs(int(found.stats.accepted[0]) - int(kept.stats.accepted[0])) <= 2  # bfloat16
 
 
+@pytest.mark.slow
 def test_its_layer_may_have_key_value_heads_of_its_own(tmp_path):
     config = TARGET.module.config
     assert config.num_heads != config.num_kv_heads
@@ -118,6 +120,7 @@ def test_its_layer_may_have_key_value_heads_of_its_own(tmp_path):
     assert (kept.num_heads, kept.num_kv_heads) == (config.num_heads, config.num_heads)
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_is_kept():
     one = recipe(draft_vocabulary=5)
     params = one.init(jax.random.key(0), TARGET, COUNTS)

@@ -62,6 +62,7 @@ def expected(blocks, outputs):
     return paper_logits(newest_state(TARGET, TEXT), blocks, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 def test_the_reference_codes_layout(tmp_path, prefix):
     """An output matrix a head, from the file that the reference code and its users write."""
@@ -136,6 +137,7 @@ def test_what_is_written_is_read(tmp_path, name):
         write_medusa(head, tmp_path / "heads")
 
 
+@pytest.mark.slow
 def test_another_dtype(tmp_path):
     write_medusa(HEADS["ours"], tmp_path / "heads")
     head = jaxspec.load_head(tmp_path / "heads", TARGET, dtype="bfloat16")

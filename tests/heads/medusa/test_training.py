@@ -115,6 +115,7 @@ def test_where_guesses_begin(count):
     assert (len(found) > 3) == (count < 40)
 
 
+@pytest.mark.slow
 def test_accuracies_are_shares_of_the_texts_tokens():
     one, batch = recipe(draft_vocabulary=9), texts()
     params = random_params(one)
@@ -185,6 +186,7 @@ def trained(data, tmp_path_factory):
     return train(recipe(), WRITER, data, options, out, aside=some_of(data), quiet=True)
 
 
+@pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
     """Far more guesses are kept than before, and as many as the loss reports that would be."""
     measure = lambda params: length_of(recipe().drafter(params, WRITER, COUNTS))
@@ -194,6 +196,7 @@ def test_training_helps_in_the_real_loop(trained):
     assert trained.curve[-1]["acceptance"] > trained.curve[0]["acceptance"] + 0.05
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_was_trained(trained):
     read, head = jaxspec.load_head(trained.folder, WRITER), recipe().head(trained.params, WRITER)
     assert jaxspec.named.drafter_of(read).max_drafts == 3
@@ -209,6 +212,7 @@ def test_what_is_saved_knows_how_good_its_guesses_are(trained, data):
     assert best_tree(read.accuracies, 8).depth > 1
 
 
+@pytest.mark.slow
 def test_answers_too_short_to_measure_on_are_told_of(trained, data):
     """The drafter is there all the same."""
     options = TrainingOptions(steps=150, batch_tokens=24 * 44, learning_rate=1e-2, log_every=50)
@@ -218,6 +222,7 @@ def test_answers_too_short_to_measure_on_are_told_of(trained, data):
     assert jaxspec.load_head(again.folder, WRITER).num_heads == 3
 
 
+@pytest.mark.slow
 def test_a_tree_of_what_was_measured(trained, data):
     """Its first level keeps as many tokens as were measured to be right."""
     head = recipe().head(trained.params, WRITER)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType
 
 import jaxspec
@@ -31,6 +32,7 @@ def run(target, head):
     )
 
 
+@pytest.mark.slow
 def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves():
     players = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)
     program = run.lower(*players).compile()

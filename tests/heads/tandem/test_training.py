@@ -112,6 +112,7 @@ def test_blocks_begin_anywhere():
     assert firsts == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_batch_without_answers_teaches_nothing():
     one, batch = recipe(), texts((0, 0, 3))
     params = one.init(jax.random.key(0), TARGET, COUNTS)
@@ -156,6 +157,7 @@ def test_training_helps_in_the_real_loop(trained):
     assert after > before + 0.5
 
 
+@pytest.mark.slow
 def test_training_helps(trained):
     """Of each draft of a block, estimated: the last sees the least of the target."""
     first, last = trained.curve[0], trained.curve[-1]
@@ -163,6 +165,7 @@ def test_training_helps(trained):
     assert last["loss"] < first["loss"]
 
 
+@pytest.mark.slow
 def test_what_is_saved_drafts_as_what_was_trained(trained):
     head = jaxspec.load_head(trained.folder, TARGET)
     tokens = jnp.asarray([[1, 2, 3, 4]], jnp.int32)
