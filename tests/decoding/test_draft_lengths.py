@@ -62,7 +62,6 @@ CASES = {
 MORE = ("entropy", "ngram, adaptive")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in CASES]
 )

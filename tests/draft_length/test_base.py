@@ -52,7 +52,6 @@ def propose(drafter, at=-1, choice=None, sampling=jaxspec.Sampling()):  # noqa: 
     return drafter.propose(rng, state, context)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFT_LENGTHS)
 def test_no_draft_decides_whether_it_is_submitted(name):
     """Another draft at position i leaves everything up to and with i's validity as it was."""

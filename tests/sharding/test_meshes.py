@@ -117,7 +117,6 @@ def moved(program) -> list:
     return [c for c in collectives(program.as_text()) if np.prod(c.shape) >= VOCAB or parts & set(c.shape)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("players", ALL)
 def test_the_same_tokens_and_no_vocabulary_moves(players):
     """Rows split in two and weights in four. A mixed batch: sampled rows and a greedy one."""
