@@ -6,6 +6,7 @@ _FILE = "verifiers/block.py"
 _TESTS = "tests/verifiers/test_block.py"
 _CONTRACT = f"{_TESTS}::TestContract"
 _ONE_ROUND = f"{_TESTS}::test_one_round_keeps_the_distribution_at_every_length"
+_FOUR_TOKENS = f"{_TESTS}::test_one_round_keeps_the_distribution_over_four_tokens"
 _ROUNDS = f"{_TESTS}::test_three_rounds_keep_the_distribution_with_the_real_keys"
 _NAN = f"{_TESTS}::test_a_distribution_of_nan_behind_good_drafts_does_not_reach_them"
 _EQUAL = f"{_TESTS}::test_equal_distributions_keep_all_drafts_and_fall_back_to_the_target"
@@ -44,7 +45,7 @@ MUTANTS = (
         _FILE,
         "log_residual(target + ratio[:, None], ",
         "log_residual(target, ",
-        (_ONE_ROUND,),
+        (_FOUR_TOKENS,),
     ),
     Mutant(
         "the running ratio of a block may exceed 1",
