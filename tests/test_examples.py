@@ -41,15 +41,18 @@ def public():
 
 PUBLIC = public()
 # Of the examples that compile the loop these are always run.
-LOOPS = ("generate", "SpeculativeDecoder", "Verifier", "ModelDrafter", "NGramDrafter")
+QUICK = ("generate", "SpeculativeDecoder", "Verifier", "ModelDrafter", "NGramDrafter")
+COMPILES = re.compile(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard")
 
 
 def cases():
-    """Every name; slow where its example generates, which compiles a loop of its own."""
+    """Every name; slow where its example runs the loop, or places or makes a model for it."""
+    assert set(QUICK) <= set(PUBLIC)
     found = []
     for name, value in PUBLIC.items():
-        loops = re.search(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard", inspect.getdoc(value) or "")
-        found.append(pytest.param(name, marks=[pytest.mark.slow] if loops and name not in LOOPS else []))
+        source = "".join(line.source for line in doctest.DocTestParser().get_examples(inspect.getdoc(value) or ""))
+        slow = COMPILES.search(source) and name not in QUICK
+        found.append(pytest.param(name, marks=[pytest.mark.slow] if slow else []))
     return found
 
 

@@ -281,7 +281,6 @@ def test_a_chat_needs_a_template(model):
         SpeculativeDecoder(model, tokenizer=plain).chat([{"role": "user", "content": "hello"}])
 
 
-@pytest.mark.slow
 @pytest.mark.smollm2
 def test_the_default_model_answers(smollm2):
     decoder = SpeculativeDecoder(smollm2, "ngram")
