@@ -7,7 +7,6 @@ from pathlib import Path
 from jaxspec.bench.setting import Setting
 from jaxspec.checkpoints import zoo
 from jaxspec.decoding.arguments import default_verifier
-from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters.adapt import LengthOption, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.named import VERIFIERS, load_drafter, split_hybrid
@@ -27,12 +26,14 @@ class Case:
       name: the drafter's name.
       drafter: `NoDrafter` for plain decoding.
       verifier: `None` is the drafter's default.
+      adaptive: whether each row finds its own number of drafts.
     """
 
     label: str
     name: str
     drafter: Drafter
     verifier: Verifier | None = None
+    adaptive: bool = False
 
     def is_exact(self, temperature: float) -> bool:
         """Returns whether it must write the tokens of plain decoding with the same key."""
@@ -42,63 +43,48 @@ class Case:
     @property
     def k(self) -> int | None:
         """The drafted tokens of a round; `None` where each row finds its own number."""
-        return None if _adapts(self.drafter) else self.drafter.max_drafts
+        return None if self.adaptive else self.drafter.max_drafts
+
+    def for_rows(self, target: LanguageModel, rows: int) -> "Case":
+        """Returns the case for batches of so many rows: one that adapts counts with the costs of these."""
+        if not self.adaptive:
+            return self
+        adapted = adapt(self.drafter, target, self.drafter.max_drafts, batch=rows)
+        return dataclasses.replace(self, drafter=adapted)
 
 
-def load_cases(setting: Setting, target: LanguageModel) -> list[Case]:
+def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False) -> list[Case]:
     """Loads each drafter once, and returns plain decoding, then the drafters at each `k`.
+
+    Args:
+      setting: names the drafters and the numbers of drafts; without these each has its own.
+      target: the model to draft for.
+      halves: whether a drafter with its own number is tried with half of it, too.
 
     Raises:
       ValueError: a drafter does not fit the target or a `k`.
       OSError: a drafter cannot be read or downloaded.
     """
     cases = [Case(PLAIN, PLAIN, NoDrafter())]
+    verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
     for name in _in_full(setting):
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="fixed")
-        for k in setting.lengths or ("fixed",):
-            cases.append(_case(name, setting, _drafting(loaded, k, setting, target), target))
+        half = loaded.max_drafts // 2
+        for k in setting.lengths or ([half, "fixed"] if halves and half > 0 else ["fixed"]):
+            option, drafter = LengthOption.parse(k), loaded
+            if option.adaptive:
+                drafter = adapt(loaded, target, option.longest)
+            elif option.k is not None:
+                drafter = loaded.with_length(option.k)
+            drafter.check(target)
+            if verifier is not None:
+                verifier.check(drafter)
+            label = f"{_short(name, setting.model)}, k={'adaptive' if option.adaptive else drafter.max_drafts}"
+            cases.append(Case(label, name, drafter, verifier, option.adaptive))
     labels = [case.label for case in cases]
     if len(set(labels)) < len(labels):
         raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
     return cases
-
-
-def _drafting(loaded: Drafter, k: int | str, setting: Setting, target: LanguageModel) -> Drafter:
-    """Returns the drafter with another number of drafts."""
-    option = LengthOption.parse(k)
-    if option.adaptive:
-        return adapt(loaded, target, option.longest)
-    return loaded if option.k is None else loaded.with_length(option.k)
-
-
-def for_rows(cases: Sequence[Case], target: LanguageModel, rows: int) -> list[Case]:
-    """Returns the cases for batches of so many rows: those that adapt count with the costs of these."""
-    at = lambda drafter: adapt(drafter, target, drafter.max_drafts, batch=rows) if _adapts(drafter) else drafter  # noqa: E731
-    return [dataclasses.replace(case, drafter=at(case.drafter)) for case in cases]
-
-
-def with_halves(setting: Setting, cases: Sequence[Case], target: LanguageModel) -> list[Case]:
-    """Adds each drafter that drafts several tokens at half as many, before it."""
-    found = []
-    for case in cases:
-        if case.drafter.max_drafts > 1:
-            half = _drafting(case.drafter, case.drafter.max_drafts // 2, setting, target)
-            found.append(_case(case.name, setting, half, target))
-        found.append(case)
-    return found
-
-
-def _case(name: str, setting: Setting, drafter: Drafter, target: LanguageModel) -> Case:
-    drafter.check(target)
-    verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
-    if verifier is not None:
-        verifier.check(drafter)
-    k = "adaptive" if _adapts(drafter) else drafter.max_drafts
-    return Case(f"{_short(name, setting.model)}, k={k}", name, drafter, verifier)
-
-
-def _adapts(drafter: Drafter) -> bool:
-    return isinstance(drafter.model_part.draft_length, Adaptive)
 
 
 def _in_full(setting: Setting) -> list[str]:
@@ -118,13 +104,7 @@ def _short(name: str, model: str) -> str:
     return Path(name).name if Path(name).exists() else name.removeprefix(f"{model}/")
 
 
-def longest_text(target: LanguageModel, cases: Sequence[Case]) -> int | None:
-    """Returns the most tokens that all models have room for; `None` if there is no bound."""
-    contexts = (target.context_length, *(case.drafter.context_length for case in cases))
-    return min((length for length in contexts if length is not None), default=None)
-
-
 def widest_prompt(target: LanguageModel, cases: Sequence[Case], new_tokens: int) -> int | None:
     """Returns the most tokens of a prompt with room for `new_tokens` in all models; `None` if there is no bound."""
-    longest = longest_text(target, cases)
-    return None if longest is None else longest - new_tokens
+    contexts = (target.context_length, *(case.drafter.context_length for case in cases))
+    return min((length - new_tokens for length in contexts if length is not None), default=None)

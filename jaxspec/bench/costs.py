@@ -1,24 +1,28 @@
-"""Measures what a round costs at each number of drafts, and keeps it for `Adaptive`."""
+"""Times rounds in steps of plain decoding: at each number of drafts for `Adaptive`, and part by part for a plan."""
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
+from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.setting import Setting, load_target, policy_at
 from jaxspec.bench.timing import interleave
 from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
+from jaxspec.core.state import Context, GenerationState
+from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
 from jaxspec.named import load_drafter
 from jaxspec.verifiers.base import Verifier
@@ -76,20 +80,91 @@ def measure_costs(
     lengths = validate.draft_lengths(lengths)
     if drafter.draft_length is None:
         raise TypeError(f"measure_costs needs a drafter that takes a DraftLength, got {type(drafter).__name__}")
-    # The text repeats itself, so that n-grams are always found.
-    prompt = np.tile(np.arange(text, dtype=np.int32) % 4, (batch, 1))
-    options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (lengths[-1] + 1)}
+    drafters: dict[str, Drafter] = {PLAIN: NoDrafter()}
+    drafters |= {str(n): drafter.with_length(_Held(jnp.int32(n), lengths)) for n in lengths}
+    begin = functools.partial(_begin, target, batch=batch, text=text, sampling=sampling, drafts=lengths[-1])
+    calls = {name: _rounds(target, one, verifier, begin(one)) for name, one in drafters.items()}
+    samples = interleave(calls, repeats=repeats)
+    return tuple(round(samples.ratio(str(n), PLAIN)[1], 3) for n in lengths)
 
-    def rounds(drafter: Drafter | None):
-        state = jaxspec.init(target, drafter, jnp.asarray(prompt), **options)
-        return lambda: repeat_round(target, drafter, verifier, state, count=ROUNDS).length
 
-    cases = {"plain": rounds(None)}
-    for length in lengths:
-        held = _Held(jnp.int32(length), lengths)
-        cases[str(length)] = rounds(drafter.with_length(held))
-    samples = interleave(cases, repeats=repeats)
-    return tuple(round(samples.ratio(str(length), "plain")[1], 3) for length in lengths)
+@dataclasses.dataclass(frozen=True)
+class RoundCost:
+    """Times in steps of plain decoding of the same batch, taken turn by turn.
+
+    Attributes:
+      round: a round in which every row drafts all it can.
+      draft: its drafts, timed alone.
+      verify: the target's pass over them, timed alone.
+      idle: a round in which no row drafts; `None` for a drafter that drafts in every round.
+    """
+
+    round: float
+    draft: float
+    verify: float
+    idle: float | None = None
+
+
+def measure_parts(
+    target: Model, cases: Sequence[Case], *, batch: int, text: int, sampling: Policy, repeats: int
+) -> tuple[float, Mapping[str, RoundCost]]:
+    """Times the rounds of all cases and their parts in turn; medians over the turns are taken.
+
+    Args:
+      target: the model.
+      cases: plain decoding first.
+      batch: rows.
+      text: tokens of each row, at least 8.
+      sampling: the policy.
+      repeats: turns that count.
+
+    Returns:
+      Seconds of a step of plain decoding, and the cost of each other case by its label.
+    """
+    most = max(case.drafter.max_drafts for case in cases)
+    begin = functools.partial(_begin, target, batch=batch, text=text, sampling=sampling, drafts=most)
+    parts = {case.label: _parts(target, case.drafter, begin) for case in cases}
+    calls = {f"{part} {label}": call for label, of_case in parts.items() for part, call in of_case.items()}
+    samples = interleave(calls, repeats=repeats)
+    steps = lambda part, label: samples.ratio(f"{part} {label}", f"round {PLAIN}")[1]  # noqa: E731
+    costs = {
+        label: RoundCost(**{part: steps(part, label) for part in of_case})
+        for label, of_case in parts.items()
+        if label != PLAIN
+    }
+    return samples.median(f"round {PLAIN}") / ROUNDS, costs
+
+
+def _parts(target: Model, drafter: Drafter, begin: Callable[..., GenerationState]) -> dict[str, Callable[[], Any]]:
+    """Returns what is timed of a case: fields of `RoundCost`, of plain decoding a step alone."""
+    state = begin(drafter)
+    calls: dict[str, Callable[[], Any]] = {"round": _rounds(target, drafter, None, state)}
+    if drafter.max_drafts == 0:
+        return calls
+    fed = state.tokens[:, : drafter.lengths[-1] + 1]
+    calls["draft"] = lambda: [_draft(target, drafter, state) for _ in range(ROUNDS)]
+    calls["verify"] = lambda: [_feed(target, fed, state.cache, drafter.capture) for _ in range(ROUNDS)]
+    if drafter.lengths[0] == 0:
+        calls["idle"] = _rounds(target, drafter, None, begin(drafter, repetitive=False))
+    return calls
+
+
+def _begin(
+    target: Model, drafter: Drafter, *, batch: int, text: int, sampling: Policy, drafts: int, repetitive: bool = True
+) -> GenerationState:
+    """Begins after made-up texts, with room for rounds of so many drafts.
+
+    Their meaning does not matter to the time, but for whether n-grams are found: in each row, or in none.
+    """
+    tokens = np.tile(np.arange(text, dtype=np.int32) % 4, (batch, 1))
+    if not repetitive:
+        tokens[:, -1] = 4
+    options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (drafts + 1)}
+    return jaxspec.init(target, drafter, jnp.asarray(tokens), **options)
+
+
+def _rounds(target: Model, drafter: Drafter, verifier: Verifier | None, state: GenerationState) -> Callable[[], Any]:
+    return lambda: repeat_round(target, drafter, verifier, state, count=ROUNDS).length
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -118,6 +193,21 @@ def _rolled_back(after, start):
     is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
     rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
     return jax.tree.map(rolled_back, after, start, is_leaf=is_cache)
+
+
+@jax.jit
+def _draft(target, drafter, state):
+    """Drafts alone: the drafter's new state is left out."""
+    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    rng = default_verifier(drafter).rng(state.keys, state.length)
+    if not drafter.deterministic and len(drafter.lengths) == 1:
+        rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
+    return drafter.propose(rng, state.drafter_state, context)[0].tokens
+
+
+@functools.partial(jax.jit, static_argnames="capture")
+def _feed(target, tokens, cache, capture):
+    return jnp.argmax(target(tokens, cache, capture=capture).logits, axis=-1)
 
 
 def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None) -> Path:

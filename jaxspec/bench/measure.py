@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,12 +9,12 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.cases import PLAIN, Case, for_rows, widest_prompt
+from jaxspec.bench.cases import PLAIN, Case, widest_prompt
 from jaxspec.bench.divergences import divergence, score_of
 from jaxspec.bench.meters import EnergyMeter, peak_memory
 from jaxspec.bench.peers.panel import Panel
 from jaxspec.bench.questions import Group, Prompts, check_askable, dialogue, padded
-from jaxspec.bench.records import CaseRecord, Counts, PeerRecord, Repeat, Turn
+from jaxspec.bench.records import CaseRecord, Counts, Repeat, Turn
 from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.bench.timing import interleave
 from jaxspec.core.state import Generation
@@ -23,6 +22,8 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 HUNDRED = 100
+# An answer, and the joules it took if they are counted.
+_Answered = tuple[Generation, float | None]
 
 
 @functools.partial(jax.jit, static_argnames="new_tokens")
@@ -73,7 +74,7 @@ def tokens_of(result: Generation, rows: Sequence[int]) -> Prompts:
 
 @dataclasses.dataclass
 class Measurement:
-    """The cases of a run, and the clock that times them.
+    """The cases of a run, and what counts their energy.
 
     Attributes:
       target: the model that answers.
@@ -81,7 +82,6 @@ class Measurement:
       questions: those of the run.
       setting: its options.
       energy: counts energy, or `None`.
-      clock: tells the time in seconds.
       panel: the peers that take turns with the cases where a batch is one request.
     """
 
@@ -90,25 +90,17 @@ class Measurement:
     questions: Sequence[Conversation]
     setting: Setting
     energy: EnergyMeter | None = None
-    clock: Callable[[], float] = time.perf_counter
     panel: Panel | None = None
 
     def __post_init__(self):
         self.tokenizer = check_askable(self.setting.model, self.target.tokenizer, self.questions)
         self._compiled: set[tuple[float, ...]] = set()
-        self._cases: dict[int, list[Case]] = {}
         self._widest = widest_prompt(self.target, self.cases, self.setting.max_new_tokens)
 
     def forget_programs(self) -> None:
         """Makes room where other programs come next: each takes much memory."""
         jax.clear_caches()
         self._compiled.clear()
-
-    def cases_for(self, rows: int) -> list[Case]:
-        """Returns the cases as they decode batches of so many rows: a round's cost depends on them."""
-        if rows not in self._cases:
-            self._cases[rows] = for_rows(self.cases, self.target, rows)
-        return self._cases[rows]
 
     def turns(self, group: Group, temperature: float) -> Iterator[Turn]:
         """Yields one record for each turn of a group's conversations.
@@ -130,61 +122,46 @@ class Measurement:
                 "peak_memory_bytes": 0,
             }
             if asked.prompts:
-                key = turn_key(self.setting.seed, group, asked.turn)
-                record["cases"], peers = self._time(asked.prompts, len(group.members), temperature, key)
-                if peers:
-                    record["peers"] = peers
+                self._time(record, asked.prompts, turn_key(self.setting.seed, group, asked.turn))
                 first = record["cases"][PLAIN]["repeats"][0]
                 asked.replies.update(zip(asked.prompts, first.get("ids", []), strict=True))
             record["peak_memory_bytes"] = peak_memory()[0]
             yield record
 
-    def _time(
-        self, prompts: Prompts, rows: int, temperature: float, key: jax.Array
-    ) -> tuple[dict[str, CaseRecord], dict[str, PeerRecord]]:
-        """Returns the repeats of each case, and those of the peers."""
-        live, timed = list(prompts), self.cases_for(rows)
+    def _time(self, turn: Turn, prompts: Prompts, key: jax.Array) -> None:
+        """Adds the repeats of each case to a turn, and those of the peers."""
+        rows, temperature, most = turn["batch"], turn["temperature"], self.setting.max_new_tokens
+        live, timed = list(prompts), [case.for_rows(self.target, rows) for case in self.cases]
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
-        budget = np.array([self.setting.max_new_tokens if row in prompts else 0 for row in range(rows)], np.int32)
+        budget = np.array([most if row in prompts else 0 for row in range(rows)], np.int32)
         call = functools.partial(self._call, tokens=tokens, length=length, policy=policy_at(temperature), budget=budget)
-        shape = (*tokens.shape, temperature)
-        records: dict[str, CaseRecord] = {
-            case.label: {"repeats": [], "hundred_tokens_seconds": None} for case in self.cases
-        }
-        panel = self.panel if rows == 1 else None
-        peers: dict[str, PeerRecord] = {label: {"repeats": []} for label in panel.labels} if panel else {}
-        parts = {"prompt": 0, "first": 1, "all": self.setting.max_new_tokens}
+        shape, parts = (*tokens.shape, temperature), {"prompt": 0, "first": 1, "all": most}
+        turn["cases"] = {case.label: {"repeats": [], "hundred_tokens_seconds": None} for case in timed}
         for repeat in range(self.setting.repeats):
-            calls, done, repeat_key = {}, {case.label: _Timed() for case in timed}, jax.random.fold_in(key, repeat)
-            for case in timed:
-                one = functools.partial(call, case, done[case.label], key=repeat_key)
-                calls |= {f"{part} {case.label}": functools.partial(one, most=most) for part, most in parts.items()}
-            samples = interleave(calls, repeats=1, warm_up=int(shape not in self._compiled), clock=self.clock)
+            done, repeat_key = dict[str, _Answered](), jax.random.fold_in(key, repeat)
+            calls = {
+                f"{part} {case.label}": functools.partial(call, case, done, most=count, key=repeat_key)
+                for case in timed
+                for part, count in parts.items()
+            }
+            samples = interleave(calls, repeats=1, warm_up=int(shape not in self._compiled))
             self._compiled.add(shape)
-            for case in self.cases:
-                seconds = [samples.seconds[f"{part} {case.label}"][0] for part in parts]
-                records[case.label]["repeats"].append(done[case.label].record(seconds, live))
-            if panel is not None:
-                for label in peers:
-                    answer = panel.ask(label, prompts[0], self.setting.max_new_tokens, temperature, repeat_key)
-                    peers[label]["repeats"].append(answer)
-            self._compare(records, peers, prompts, rows, temperature, repeat_key)
-        self._time_a_hundred(timed, records, call, key)
-        return records, peers
+            for label, record in turn["cases"].items():
+                seconds = [samples.seconds[f"{part} {label}"][0] for part in parts]
+                record["repeats"].append(_repeat(*done[label], seconds, live))
+            if self.panel is not None and rows == 1:
+                for label in self.panel.labels:
+                    peer = turn.setdefault("peers", {}).setdefault(label, {"repeats": []})
+                    peer["repeats"].append(self.panel.ask(label, prompts[0], most, temperature, repeat_key))
+            self._compare(turn, prompts, repeat_key)
+        self._time_a_hundred(timed, turn["cases"], call, key)
 
-    def _compare(
-        self,
-        records: dict[str, CaseRecord],
-        peers: dict[str, PeerRecord],
-        prompts: Prompts,
-        rows: int,
-        temperature: float,
-        key: jax.Array,
-    ) -> None:
+    def _compare(self, turn: Turn, prompts: Prompts, key: jax.Array) -> None:
         """Notes in the last repeat of each case that must write plain decoding's tokens where it does not."""
-        plain = records[PLAIN]["repeats"][-1].get("ids", [])
-        exact = [records[case.label] for case in self.cases if case.label != PLAIN and case.is_exact(temperature)]
-        for record in [*exact, *(peers.values() if temperature == 0 else [])]:
+        rows, temperature = turn["batch"], turn["temperature"]
+        plain = turn["cases"][PLAIN]["repeats"][-1].get("ids", [])
+        exact = [turn["cases"][one.label] for one in self.cases if one.label != PLAIN and one.is_exact(temperature)]
+        for record in [*exact, *(turn.get("peers", {}).values() if temperature == 0 else [])]:
             last = record["repeats"][-1]
             last["divergences"] = [
                 divergence(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
@@ -196,41 +173,37 @@ class Measurement:
     ) -> None:
         """Times the first 100 tokens, once, where every row has as many."""
         calls = {
-            case.label: functools.partial(call, case, _Timed(), most=HUNDRED, key=jax.random.fold_in(key, 0))
+            case.label: functools.partial(call, case, {}, most=HUNDRED, key=jax.random.fold_in(key, 0))
             for case in timed
             if min(records[case.label]["repeats"][0]["tokens"]) >= HUNDRED
         }
-        for label, seconds in interleave(calls, repeats=1, warm_up=0, clock=self.clock).seconds.items():
+        for label, seconds in interleave(calls, repeats=1, warm_up=0).seconds.items():
             records[label]["hundred_tokens_seconds"] = seconds[0]
 
-    def _call(self, case: Case, into: "_Timed", *, tokens, length, policy, budget, most: int, key) -> Generation:
-        before = None if self.energy is None else self.energy.read()
+    def _call(
+        self, case: Case, done: dict[str, _Answered], *, tokens, length, policy, budget, most: int, key
+    ) -> Generation:
+        """Answers a batch, and leaves the answer and its energy in `done`: the longest one comes last."""
+        before = self.energy and self.energy.read()
         budget, new_tokens = np.minimum(budget, most), self.setting.max_new_tokens
         arguments = (self.target, case.drafter, tokens, length, budget, key, policy, case.verifier)
         result = generate(*arguments, new_tokens=new_tokens)
+        joules = None
         if self.energy is not None and before is not None:
             jax.block_until_ready(result)
-            into.joules = self.energy.joules(before, self.energy.read())
-        into.result = result
+            joules = self.energy.joules(before, self.energy.read())
+        done[case.label] = result, joules
         return result
 
 
-@dataclasses.dataclass
-class _Timed:
-    """The last call of a case: the longest of a repeat."""
-
-    result: Generation | None = None
-    joules: float | None = None
-
-    def record(self, seconds: list[float], live: list[int]) -> Repeat:
-        """Returns a record for JSON; `seconds` are of the prompt alone, of one token, and of all."""
-        assert self.result is not None
-        return {
-            "prefill_seconds": seconds[0],
-            "first_token_seconds": seconds[1],
-            "seconds": seconds[2],
-            "joules": self.joules,
-            **counts_of(self.result, live),
-            "ids": list(tokens_of(self.result, live).values()),
-            "log_probs": np.asarray(self.result.total_log_prob())[live].tolist(),
-        }
+def _repeat(result: Generation, joules: float | None, seconds: Sequence[float], live: Sequence[int]) -> Repeat:
+    """Returns a record for JSON; `seconds` are of the prompt alone, of one token, and of all."""
+    return {
+        "prefill_seconds": seconds[0],
+        "first_token_seconds": seconds[1],
+        "seconds": seconds[2],
+        "joules": joules,
+        **counts_of(result, live),
+        "ids": list(tokens_of(result, live).values()),
+        "log_probs": np.asarray(result.total_log_prob())[live].tolist(),
+    }

@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 
+# Tells the time in seconds.
+clock = time.perf_counter
+
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
@@ -26,16 +29,10 @@ class Samples:
         return ratios[0], statistics.median(ratios), ratios[-1]
 
 
-def interleave(
-    cases: Mapping[str, Callable[[], Any]],
-    *,
-    repeats: int,
-    warm_up: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Samples:
+def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up: int = 1) -> Samples:
     """Runs the cases in turn, `repeats` times over, after `warm_up` turns that do not count.
 
-    A case returns its arrays, which are waited for. `clock` tells the time in seconds.
+    A case returns its arrays, which are waited for.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(warm_up + repeats):

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxspec
-from jaxspec.bench.cases import for_rows, load_cases, with_halves
+from jaxspec.bench.cases import load_cases
 from jaxspec.bench.setting import Setting
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import Fixed
@@ -24,7 +24,7 @@ def test_numbers_and_adaptive_stand_side_by_side(tmp_path, monkeypatch):
 def test_what_adapts_counts_with_the_costs_of_each_batch(name, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     cases = load_cases(Setting("some", (name,), lengths=(2, "adaptive:4"), batches=(1, 8)), TARGET)
-    alone, together = for_rows(cases, TARGET, 1), for_rows(cases, TARGET, 8)
+    alone, together = ([case.for_rows(TARGET, rows) for case in cases] for rows in (1, 8))
     assert [case.label for case in together] == [case.label for case in cases]
     assert together[:2] == cases[:2]
     one, eight = alone[2].drafter.draft_length, together[2].drafter.draft_length
@@ -36,7 +36,7 @@ def test_what_adapts_counts_with_the_costs_of_each_batch(name, tmp_path, monkeyp
 def test_without_a_number_each_drafter_has_its_own():
     cases = load_cases(Setting("some", ("ngram", "suffix")), TARGET)
     assert [case.label for case in cases] == ["plain", "ngram, k=4", "suffix, k=8"]
-    assert [case.k for case in with_halves(Setting("some", ("ngram",)), cases[:2], TARGET)] == [0, 2, 4]
+    assert [case.k for case in load_cases(Setting("some", ("ngram",)), TARGET, halves=True)] == [0, 2, 4]
 
 
 @pytest.mark.slow

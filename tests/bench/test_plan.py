@@ -5,14 +5,14 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.bench import timing
 from jaxspec.bench.cases import Case
+from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.plan import roofline as roofs
-from jaxspec.bench.plan.acceptance import Acceptance, Answer
-from jaxspec.bench.plan.prediction import Prediction, predict
-from jaxspec.bench.plan.recommendation import Crossover, best_of, crossover, recommend
+from jaxspec.bench.plan.prediction import Acceptance, Answer, Prediction, predict
+from jaxspec.bench.plan.recommendation import Crossover, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, measure_device, pass_bytes, pass_operations, roofline
 from jaxspec.bench.questions import Group
-from jaxspec.bench.rounds import RoundCost
 from jaxspec.bench.summary import ALL, Spread, Summary
 from jaxspec.drafters.ngram import NGramDrafter
 from tests._fixtures import tiny
@@ -32,7 +32,7 @@ def acceptance(*answers):
 
 def _predict(kept, members, cost, k=2):
     groups = [Group("qa", one) for one in members]
-    return predict(kept, groups, case="d", k=k, batch=len(members[0]), cost=cost)
+    return predict(kept, groups, Case("d", "d", NGramDrafter(k=k)), cost)
 
 
 @pytest.mark.parametrize(("a", "k", "c"), [(0.5, 1, 0.1), (0.5, 4, 0.1), (0.75, 2, 0.25)])
@@ -79,8 +79,7 @@ def test_of_fewer_drafts_the_first_ones_count():
 
 def test_answers_are_counted_together():
     found = acceptance(_answer(0, 12, 6, [3, 3], [3, 3]), _answer(1, 10, 10, [5, 5], [0, 0]))
-    assert found.together == Answer(-1, -1, 10, 22, 16, (8, 8), (3, 3))
-    assert found.accepted_at == (3 / 16, 3 / 16) and found.together.drafting == 0.5
+    assert (found.rounds, found.drafting, found.accepted_at) == (16, 0.5, (3 / 16, 3 / 16))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -108,7 +107,8 @@ def test_a_device_is_measured_until_products_are_long(monkeypatch):
     monkeypatch.setattr(roofs, "bandwidth_probe", lambda count: passes.append(count) or (lambda: jnp.zeros(())))
     monkeypatch.setattr(roofs, "_SIZES", (8, 16, 32))
     # One turn warms up and one counts: of reading, of products of 8 and 16 in bfloat16, then of 8 alone in float32.
-    found = measure_device(jnp.bfloat16, repeats=1, clock=Clock([9.0, 4.0, 9.0, 0.002, 9.0, 0.05, 9.0, 0.4]))
+    monkeypatch.setattr(timing, "clock", Clock([9.0, 4.0, 9.0, 0.002, 9.0, 0.05, 9.0, 0.4]))
+    found = measure_device(jnp.bfloat16, repeats=1)
     assert found.bandwidth == passes[0] * 2**29 / 4.0
     assert found.peak == pytest.approx(2 * 8**3 / 0.002)
 
@@ -146,16 +146,11 @@ FAST, SLOW = (1.2, 1.3, 1.4), (0.7, 0.8, 0.9)
 def test_recommendations_say_why(gain_and_cost, speedup, decode, answer, cost, said):
     round_cost = RoundCost(gain_and_cost[1], *cost, None)
     measured = summary(speedup, decode, cost=None if decode is None else 2.0)
-    prediction = Prediction(1, CASE.label, 2, *gain_and_cost)
-    found = recommend(prediction, measured, CASE, acceptance=acceptance(answer), cost=round_cost)
+    prediction = Prediction(1, CASE.label, 2, round_cost, *gain_and_cost)
+    found = recommend(prediction, measured, CASE, acceptance(answer))
     assert said in found.text and found.text.startswith("batch 1: ")
     chosen = (found.speculate, found.drafter, found.k, found.verifier)
     assert chosen == ((True, "ngram", 2, "TokenVerifier") if "use ngram" in found.text else (False, "none", 0, None))
-
-
-def test_the_fastest_prediction_is_best():
-    slow, fast = Prediction(1, "a", 4, 3.0, 2.5), Prediction(1, "b", 2, 2.0, 1.2)
-    assert best_of([slow, fast]) is fast and slow.speedup == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.bench import rounds as costing
+from jaxspec.bench import costs as costing
+from jaxspec.bench import timing
 from jaxspec.bench.cases import PLAIN, Case
+from jaxspec.bench.costs import measure_parts
 from jaxspec.bench.plan import plan as planning
-from jaxspec.bench.plan.acceptance import measure_acceptance
-from jaxspec.bench.plan.plan import make_plan
+from jaxspec.bench.plan.plan import make_plan, measure_acceptance
 from jaxspec.bench.plan.report import as_record, command, notes, tables
 from jaxspec.bench.plan.roofline import Device
-from jaxspec.bench.rounds import measure_step_costs
 from jaxspec.bench.setting import Setting
+from jaxspec.core.sampling import Greedy
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.training.prompts import Conversation
@@ -31,7 +32,7 @@ SETTING = Setting("tiny", ("ngram",), (2,), max_new_tokens=12, repeats=2)
 
 def test_acceptance_is_that_of_every_answer():
     long = Conversation(("word " * 600,), category="qa")
-    found = measure_acceptance(TARGET, CASES[1], [*QUESTIONS, long], SETTING, temperature=0.0)
+    found = measure_acceptance(TARGET, CASES[1], [*QUESTIONS, long], SETTING)
     assert [(one.question, one.turn) for one in found.answers] == [(0, 0), (0, 1), (1, 0)]
     assert (found.name, found.k) == ("ngram", 2)
     ids = TARGET.tokenizer.apply_chat_template([{"role": "user", "content": "one two three"}])
@@ -46,7 +47,7 @@ def test_acceptance_is_that_of_every_answer():
         assert one.tokens - one.rounds - sum(one.accepted_at) in (0, -1)
         assert one.rounds_at(2) == one.rounds <= one.rounds_at(1)
     with pytest.raises(ValueError, match="no question fits"):
-        measure_acceptance(TARGET, CASES[1], [long], SETTING, temperature=0.0)
+        measure_acceptance(TARGET, CASES[1], [long], SETTING)
 
 
 def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
@@ -59,10 +60,10 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     monkeypatch.setattr(costing, "repeat_round", kept)
     # Of each turn: a plain round, then the case's round, draft, verification, and round without drafts.
     first, second = [8.0, 16.0, 4.0, 12.0, 10.0], [80.0, 160.0, 8.0, 120.0, 100.0]
-    clock = Clock([99.0] * 5 + first + second)
-    found = measure_step_costs(TARGET, CASES, batch=2, text=10, temperature=0.0, repeats=2, clock=clock)
-    cost = found.rounds["ngram, k=2"]
-    assert (found.batch, found.text, found.plain_seconds) == (2, 10, 44.0 / costing.ROUNDS)
+    monkeypatch.setattr(timing, "clock", Clock([99.0] * 5 + first + second))
+    plain, costs = measure_parts(TARGET, CASES, batch=2, text=10, sampling=Greedy(), repeats=2)
+    cost = costs["ngram, k=2"]
+    assert plain == 44.0 / costing.ROUNDS and list(costs) == ["ngram, k=2"]
     assert (cost.round, cost.draft, cost.verify) == pytest.approx((2.0, (0.5 + 0.1) / 2, 1.5))
     assert cost.idle == pytest.approx(1.25)
     full, silent = started[2][:2]
@@ -89,7 +90,7 @@ def plan():
 def test_a_plan_is_whole(plan):
     assert [(one.batch, one.k) for one in plan.predictions] == [(1, 2), (1, 4), (2, 2), (2, 4)]
     assert [one.k for one in plan.acceptances] == [4]
-    assert [one.batch for one in plan.costs] == [one.batch for one in plan.rooflines] == [1, 2]
+    assert [one.batch for one in plan.rooflines] == [1, 2]
     for one in plan.recommendations:
         same = [other for other in plan.predictions if other.batch == one.batch]
         assert one.predicted is max(same, key=lambda other: other.speedup)
@@ -105,7 +106,7 @@ def test_a_plan_is_whole(plan):
 @pytest.mark.slow
 def test_it_is_told_in_tables_and_in_json(plan):
     shown = list(tables(plan))
-    assert len(shown) == 2 + len(plan.costs) + 1
+    assert len(shown) == 2 + len(plan.rooflines) + 1
     for table in shown:
         assert table.rows and {len(row) for row in table.rows} == {len(table.columns)}
     assert "reads 20.0 GB/s and computes 100.0 GFLOP/s" in shown[0].title

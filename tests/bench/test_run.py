@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 
+from jaxspec.bench import timing
 from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.meters import EnergyMeter, energy_meter, peak_memory, processor_meter
@@ -108,8 +109,9 @@ def test_answers_that_are_given_are_not_asked_for():
 
 
 @pytest.mark.slow
-def test_compilation_is_not_timed(compilations):
-    measurement = _measurement(clock=lambda: float(len(compilations)))
+def test_compilation_is_not_timed(compilations, monkeypatch):
+    monkeypatch.setattr(timing, "clock", lambda: float(len(compilations)))
+    measurement = _measurement()
     jax.clear_caches()
     before = len(compilations)
     (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
@@ -119,12 +121,12 @@ def test_compilation_is_not_timed(compilations):
             assert [repeat[f"{part}seconds"] for part in ("prefill_", "first_token_", "")] == [0.0] * 3
 
 
-def test_speed_ups_are_taken_repeat_by_repeat():
+def test_speed_ups_are_taken_repeat_by_repeat(monkeypatch):
     # Of each repeat: the prompt, the first token and the whole, of plain decoding and of the other case.
     warm_up = [1000.0] * 6
     first, second = [1.0, 2.0, 5.0, 1.0, 1.5, 3.0], [1.0, 2.5, 9.0, 3.0, 3.5, 11.0]
-    measurement = _measurement(clock=Clock([*warm_up, *first, *second, 70.0, 70.0]))
-    (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
+    monkeypatch.setattr(timing, "clock", Clock([*warm_up, *first, *second, 70.0, 70.0]))
+    (record,) = _measurement().turns(groups(QUESTIONS, 1)[1], 0.0)
     tokens = record["cases"][PLAIN]["repeats"][0]["tokens"][0]
     assert tokens == record["cases"][OTHER]["repeats"][0]["tokens"][0] > 1
     record |= {"kind": "turn", "unit": [1, 0.0, 1], "batch": 1, "temperature": 0.0}
@@ -135,22 +137,22 @@ def test_speed_ups_are_taken_repeat_by_repeat():
     assert (found[OTHER].prefill_seconds, found[OTHER].first_token_seconds) == (2.0, 2.5)
 
 
-def test_a_hundred_tokens_are_timed_after_all_repeats():
-    measurement = _measurement(
-        cases=CASES[:1], setting=dataclasses.replace(SETTING, repeats=1), clock=Clock(map(float, range(1, 9)))
-    )
+def test_a_hundred_tokens_are_timed_after_all_repeats(monkeypatch):
+    monkeypatch.setattr(timing, "clock", Clock(map(float, range(1, 9))))
+    measurement = _measurement(cases=CASES[:1], setting=dataclasses.replace(SETTING, repeats=1))
     (record,) = measurement.turns(groups(QUESTIONS, 1)[1], 0.0)
     (repeat,) = record["cases"][PLAIN]["repeats"]
     assert repeat["tokens"] == [104] and repeat["seconds"] == 6.0  # three calls warmed up
     assert record["cases"][PLAIN]["hundred_tokens_seconds"] == 7.0
 
 
-def test_a_hundred_tokens_are_timed_where_every_row_has_as_many():
+def test_a_hundred_tokens_are_timed_where_every_row_has_as_many(monkeypatch):
     called = []
     tokens = {PLAIN: [104, 99], OTHER: [104, 100]}
     records = {label: {"repeats": [{"tokens": one}], "hundred_tokens_seconds": None} for label, one in tokens.items()}
     call = lambda case, *_, most, **__: called.append((case.label, most))
-    _measurement(clock=Clock([3.0]))._time_a_hundred(CASES, records, call, jax.random.key(0))
+    monkeypatch.setattr(timing, "clock", Clock([3.0]))
+    _measurement()._time_a_hundred(CASES, records, call, jax.random.key(0))
     assert called == [(OTHER, 100)]
     assert [records[label]["hundred_tokens_seconds"] for label in (PLAIN, OTHER)] == [None, 3.0]
 

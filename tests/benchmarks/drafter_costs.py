@@ -1,20 +1,22 @@
 """Times rounds of a drafter on real text, in steps of plain decoding."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 import jaxspec
-from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.questions import padded
-from jaxspec.bench.rounds import split_rounds
+from jaxspec.bench.timing import interleave
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.nn.language_model import LanguageModel
 
 # Rounds that follow each other, after so many tokens of each prompt's answer.
 ROUNDS, ANSWERED = 16, 64
-_CASE = "drafter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +56,61 @@ def measure_cost(
       prompts: token ids of each, with the beginning of its answer (`begun`); one row at a time.
       repeats: turns that count.
     """
-    cases = [Case(PLAIN, PLAIN, NoDrafter()), Case(_CASE, _CASE, drafter)]
-    found = [split_rounds(target, cases, [list(one)], 0.0, repeats=repeats, rounds=ROUNDS) for one in prompts]
-    times = {name: _summed(found, *name.split()) for name in (f"{PLAIN} round", f"{_CASE} round", f"{_CASE} verify")}
-    ratio = lambda over, under: sorted(a / b for a, b in zip(times[over], times[under], strict=True))  # noqa: E731
-    steps = ratio(f"{_CASE} round", f"{PLAIN} round")
-    verification = statistics.median(ratio(f"{_CASE} verify", f"{_CASE} round"))
+    found = [time_rounds(target, drafter, list(one), repeats=repeats) for one in prompts]
+    # Of each turn, over all prompts.
+    times = {part: [sum(turn) for turn in zip(*(one[part] for one in found), strict=True)] for part in found[0]}
+    ratio = lambda over, under: sorted(a / b for a, b in zip(times[over], times[under], strict=True))
+    steps = ratio("round", "plain")
+    verification = statistics.median(ratio("verify", "round"))
     return DrafterCost(drafter.lengths[-1], statistics.median(steps), steps[0], steps[-1], 1.0 - verification)
 
 
-def _summed(found: Sequence[Mapping[str, Mapping[str, Sequence[float]]]], label: str, part: str) -> list[float]:
-    """Sums the seconds of each turn over all prompts."""
-    return [sum(turn) for turn in zip(*(one[label][part] for one in found), strict=True)]
+def time_rounds(
+    target: LanguageModel, drafter: Drafter, prompt: Sequence[int], *, repeats: int
+) -> dict[str, list[float]]:
+    """Times greedy rounds that follow each other, as many of plain decoding, and the passes of verification.
+
+    All rounds run as one program; the target's pass is timed over as many tokens as each of them verified.
+
+    Returns:
+      Seconds of each turn: "plain", "round" and "verify".
+    """
+    contexts = [length for length in (target.context_length, drafter.context_length) if length is not None]
+    room = min(contexts) - ROUNDS * (drafter.max_drafts + 1) if contexts else None
+    # The text's meaning does not matter here: a long one is cut where there is no room for more.
+    tokens, length = padded([prompt[:room]], 1, room)
+    plain, state = (
+        jaxspec.init(
+            target, one, jnp.asarray(tokens), prompt_length=length, max_new_tokens=ROUNDS * (one.max_drafts + 1)
+        )
+        for one in (NoDrafter(), drafter)
+    )
+    drafted = _drafted(target, drafter, state).max(axis=1).tolist()
+    # Of each round the fewest drafts that a pass is compiled for and that hold all there were.
+    widths = [next(length for length in drafter.lengths if length >= most) for most in drafted]
+    last = state.tokens[:, :1]
+    calls = {
+        "plain": lambda: _drafted(target, NoDrafter(), plain),
+        "round": lambda: _drafted(target, drafter, state),
+        "verify": lambda: [_feed(target, jnp.tile(last, (1, n + 1)), state.cache, drafter.capture) for n in widths],
+    }
+    return interleave(calls, repeats=repeats).seconds
+
+
+@jax.jit
+def _drafted(target, drafter, state):
+    """Counts the drafts of each round and row; one program, so that the state is copied only once."""
+
+    def once(state, _):
+        state, info = jaxspec.step(target, drafter, None, state)
+        return state, info.drafted
+
+    return jax.lax.scan(once, state, length=ROUNDS)[1]
+
+
+@functools.partial(jax.jit, static_argnames="capture")
+def _feed(target, tokens, cache, capture):
+    return jnp.argmax(target(tokens, cache, capture=capture).logits, axis=-1)
 
 
 def begun(target: LanguageModel, prompt: Sequence[int]) -> list[int]:

@@ -3,10 +3,11 @@
 import importlib.util
 
 import jaxspec
-from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe, weight_bytes
+from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
+from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.language_model import LanguageModel
 from tests.benchmarks.workload import chat_prompt, show, show_machine, show_ratio
 
@@ -38,8 +39,8 @@ def run(model_name: str, repeats: int) -> None:
 def show_bandwidth(model: LanguageModel, rate: float, bandwidth: float) -> None:
     """Prints what share of the bandwidth limit a decoding rate reaches."""
     show("read bandwidth of a vector-matrix product, GB/s", f"{bandwidth / 1e9:.1f}")
-    show("weights read a token, MB", f"{weight_bytes(model) / 1e6:.0f}")
-    show("share of the bandwidth limit", f"{rate * weight_bytes(model) / bandwidth:.0%}")
+    show("weights read a token, MB", f"{read_bytes(model) / 1e6:.0f}")
+    show("share of the bandwidth limit", f"{rate * read_bytes(model) / bandwidth:.0%}")
 
 
 def transformers_case(model_name: str, prompt):

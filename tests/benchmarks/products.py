@@ -5,9 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe, weight_bytes
+from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
+from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.convert import native_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.native.build import NoCompilerError
@@ -39,7 +40,7 @@ def run(model_name: str, repeats: int) -> None:
             label = f"{name}, {count} tokens"
             low, median, high = samples.ratio(label, single)
             show(f"{label}, ms", f"{samples.median(label) * 1e3:5.1f}   {median:.2f} of one ({low:.2f} to {high:.2f})")
-        share = weight_bytes(one) / samples.median(single) / limit
+        share = read_bytes(one) / samples.median(single) / limit
         show(f"{name}: share of the bandwidth limit at one token", f"{share:.0%}")
 
 

@@ -52,17 +52,15 @@ def test_the_table_of_costs_is_of_greedy_rounds():
 def test_rounds_are_timed_in_steps_turn_by_turn(monkeypatch):
     asked = []
 
-    def split(target, cases, prompts, temperature, *, repeats, rounds):
-        asked.append((target, [case.drafter.max_drafts for case in cases], prompts, temperature, repeats))
+    def timed(target, drafter, prompt, *, repeats):
+        asked.append((target, drafter.max_drafts, prompt, repeats))
         second = len(asked) == 2
-        return {
-            cases[0].label: {"round": [1.0, 2.0, 1.0]},
-            cases[1].label: {"round": [3.0, 2.0, 1.0 if second else 3.0], "verify": [1.5, 1.0, 1.0]},
-        }
+        round_ = [3.0, 2.0, 1.0 if second else 3.0]
+        return {"plain": [1.0, 2.0, 1.0], "round": round_, "verify": [1.5, 1.0, 1.0]}
 
-    monkeypatch.setattr(drafter_costs, "split_rounds", split)
+    monkeypatch.setattr(drafter_costs, "time_rounds", timed)
     found = measure_cost(TARGET, jaxspec.NGramDrafter(k=2), [[1] * 30, [2] * 50], repeats=3)
-    assert asked == [(TARGET, [0, 2], [prompt], 0.0, 3) for prompt in ([1] * 30, [2] * 50)]
+    assert asked == [(TARGET, 2, prompt, 3) for prompt in ([1] * 30, [2] * 50)]
     assert (found.drafts, found.low, found.round, found.high) == (2, 1.0, 2.0, 3.0)
     assert found.share == pytest.approx(1 - 0.5)
 

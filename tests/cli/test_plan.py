@@ -5,12 +5,12 @@ import json
 import pytest
 import typer.testing
 
+from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.plan import plan as planning
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.prediction import Prediction
 from jaxspec.bench.plan.recommendation import crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline
-from jaxspec.bench.rounds import RoundCost, StepCosts
 from jaxspec.bench.setting import Setting
 from jaxspec.cli import app as application
 from tests.bench.test_plan import CASE, FAST, KEPT, SLOW, acceptance, summary
@@ -21,18 +21,16 @@ GAINS = {1: FAST, 8: SLOW}
 
 def _plan(setting: Setting, questions) -> Plan:
     cost, answers = RoundCost(1.5, 0.1, 1.4, 1.1), acceptance(KEPT)
-    predictions = tuple(Prediction(batch, CASE.label, 2, 1.8, 1.5) for batch in setting.batches)
+    predictions = tuple(Prediction(batch, CASE.label, 2, cost, 1.8, 1.5) for batch in setting.batches)
     return Plan(
         setting=setting.described(questions),
         machine=MACHINE,
         device=Device(1e11, 2e13),
         acceptances=(answers,),
-        costs=tuple(StepCosts(batch, 40, 0.01, {CASE.label: cost}) for batch in setting.batches),
-        rooflines=tuple(Roofline(batch, 10**8, 1e9, 0.001, 0.01, True) for batch in setting.batches),
+        rooflines=tuple(Roofline(batch, 40, 10**8, 1e9, 0.001, 0.01, True) for batch in setting.batches),
         predictions=predictions,
         recommendations=tuple(
-            recommend(one, summary(GAINS[one.batch], FAST, batch=one.batch), CASE, acceptance=answers, cost=cost)
-            for one in predictions
+            recommend(one, summary(GAINS[one.batch], FAST, batch=one.batch), CASE, answers) for one in predictions
         ),
         crossover=crossover({batch: GAINS[batch][1] for batch in setting.batches}) if setting.batches[1:] else None,
     )

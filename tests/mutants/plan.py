@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _PREDICTION, _RECOMMENDATION = "bench/plan/prediction.py", "bench/plan/recommendation.py"
-_ACCEPTANCE, _COSTS, _ROOFLINE = "bench/plan/acceptance.py", "bench/rounds.py", "bench/plan/roofline.py"
+_COSTS, _ROOFLINE = "bench/costs.py", "bench/plan/roofline.py"
 _TESTS, _MEASURED = "tests/bench/test_plan.py", "tests/bench/test_plan_measured.py"
 _BATCH = f"{_TESTS}::test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does"
 _WHY = f"{_TESTS}::test_recommendations_say_why"
@@ -13,8 +13,8 @@ MUTANTS = (
     Mutant(
         "a plan's batch ends with its first row",
         _PREDICTION,
-        "took = max(one.rounds_at(k) for one in rows)",
-        "took = min(one.rounds_at(k) for one in rows)",
+        "took = max((one.rounds_at(k) for one in rows)",
+        "took = min((one.rounds_at(k) for one in rows)",
         (_BATCH,),
     ),
     Mutant(
@@ -27,20 +27,20 @@ MUTANTS = (
     Mutant(
         "a plan takes a question that fills a batch for another one",
         _PREDICTION,
-        "math.prod(1.0 - one.drafting for one in different)",
-        "math.prod(1.0 - one.drafting for one in rows)",
+        "for one in different)",
+        "for one in rows)",
         (_BATCH,),
     ),
     Mutant(
         "a plan forgets the bonus token",
-        _ACCEPTANCE,
+        _PREDICTION,
         "(self.rounds + sum(self.accepted_at)) / (self.rounds + sum(self.accepted_at[:k]))",
         "sum(self.accepted_at) / sum(self.accepted_at[:k])",
         (f"{_TESTS}::test_for_one_row_it_is_the_theorem",),
     ),
     Mutant(
         "a plan of fewer drafts counts them all",
-        _ACCEPTANCE,
+        _PREDICTION,
         "sum(self.accepted_at[:k])",
         "sum(self.accepted_at[:])",
         (f"{_TESTS}::test_of_fewer_drafts_the_first_ones_count",),
@@ -48,8 +48,8 @@ MUTANTS = (
     Mutant(
         "a plan times rounds without drafts on a text that has some",
         _COSTS,
-        "ending[:, -1] = 1",
-        "ending[:, -1] = 0",
+        "tokens[:, -1] = 4",
+        "tokens[:, -1] = 0",
         (_STATES,),
     ),
     Mutant(

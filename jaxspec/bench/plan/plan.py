@@ -1,24 +1,23 @@
-"""Makes a plan: measures acceptance and costs, predicts, checks the predictions with a run, and recommends."""
+"""Makes a plan: measures acceptance and costs, predicts, checks the best predictions with a run, and recommends."""
 
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxspec.bench.cases import Case, load_cases, longest_text, with_halves
-from jaxspec.bench.measure import Measurement
-from jaxspec.bench.plan.acceptance import Acceptance, measure_acceptance
-from jaxspec.bench.plan.prediction import Prediction, predict
-from jaxspec.bench.plan.recommendation import Crossover, Recommendation, best_of, crossover, recommend
+from jaxspec.bench.cases import Case, load_cases, widest_prompt
+from jaxspec.bench.costs import measure_parts
+from jaxspec.bench.measure import Measurement, counts_of, generate, tokens_of, turn_key
+from jaxspec.bench.plan.prediction import Acceptance, Answer, Prediction, predict
+from jaxspec.bench.plan.recommendation import Crossover, Recommendation, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
-from jaxspec.bench.questions import check_askable, groups
-from jaxspec.bench.records import Record
-from jaxspec.bench.rounds import StepCosts, measure_step_costs
+from jaxspec.bench.questions import check_askable, dialogue, groups, padded
+from jaxspec.bench.records import Turn
 from jaxspec.bench.run import machine
-from jaxspec.bench.setting import Setting, load_target
+from jaxspec.bench.setting import Setting, load_target, policy_at
 from jaxspec.bench.summary import ALL, Summary, summarize
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
@@ -36,8 +35,7 @@ class Plan:
       machine: the device and the versions.
       device: its bandwidth and peak.
       acceptances: of each drafter.
-      costs: of each batch.
-      rooflines: the same.
+      rooflines: of each batch.
       predictions: of each batch and case.
       recommendations: of each batch.
       crossover: over all batches; `None` if there is only one.
@@ -47,7 +45,6 @@ class Plan:
     machine: dict[str, Any]
     device: Device
     acceptances: tuple[Acceptance, ...]
-    costs: tuple[StepCosts, ...]
     rooflines: tuple[Roofline, ...]
     predictions: tuple[Prediction, ...]
     recommendations: tuple[Recommendation, ...]
@@ -55,11 +52,7 @@ class Plan:
 
 
 def make_plan(
-    setting: Setting,
-    questions: Sequence[Conversation],
-    *,
-    tell: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
+    setting: Setting, questions: Sequence[Conversation], *, tell: Callable[[str], None] = lambda _: None
 ) -> Plan:
     """Measures, predicts, checks and recommends.
 
@@ -68,7 +61,6 @@ def make_plan(
         drafts and with half of it.
       questions: on what.
       tell: called with each step, in words.
-      clock: tells the time in seconds.
 
     Raises:
       ValueError: setting, models and questions do not fit each other.
@@ -80,102 +72,92 @@ def make_plan(
     tell("loading the models")
     _, target = load_target(setting)
     check_askable(setting.model, target.tokenizer, questions)
-    cases = load_cases(setting, target)
-    cases = cases if setting.lengths else [*cases[:1], *with_halves(setting, cases[1:], target)]
+    plain, *cases = load_cases(setting, target, halves=True)
     tell("the device's bandwidth and peak")
-    device = measure_device(target.dtype, clock=clock)
-    return _Planner(target, cases, questions, setting, device, tell, clock).plan()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Planner:
-    target: LanguageModel
-    cases: Sequence[Case]
-    questions: Sequence[Conversation]
-    setting: Setting
-    device: Device
-    tell: Callable[[str], None]
-    clock: Callable[[], float]
-
-    def plan(self) -> Plan:
-        acceptances = {case.name: self._acceptance(case) for case in self._longest()}
-        costs = [self._costs(batch, acceptances.values()) for batch in self.setting.batches]
-        predictions = [self._predictions(one, acceptances) for one in costs]
-        recommendations = [
-            self._recommendation(one, best_of(predicted), acceptances)
-            for one, predicted in zip(costs, predictions, strict=True)
-        ]
-        speedups = {one.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
-        return Plan(
-            setting=self.setting.described(self.questions),
-            machine=machine(self.target, None),
-            device=self.device,
-            acceptances=tuple(acceptances.values()),
-            costs=tuple(costs),
-            rooflines=tuple(
-                roofline(self.target, self.device, batch=one.batch, text=one.text, seconds=one.plain_seconds)
-                for one in costs
-            ),
-            predictions=tuple(one for of_batch in predictions for one in of_batch),
-            recommendations=tuple(recommendations),
-            crossover=crossover(speedups) if len(speedups) > 1 else None,
-        )
-
-    def _longest(self) -> list[Case]:
-        """Returns of each drafter the case with the most drafts: it tells of fewer, too."""
-        most: dict[str, Case] = {}
-        for case in self.cases[1:]:
-            if case.name not in most or case.drafter.max_drafts > most[case.name].drafter.max_drafts:
-                most[case.name] = case
-        return list(most.values())
-
-    def _acceptance(self, case: Case) -> Acceptance:
+    device = measure_device(target.dtype)
+    acceptances: dict[str, Acceptance] = {}
+    for name in dict.fromkeys(case.name for case in cases):
+        # The most drafts tell of fewer, too.
+        longest = max((case for case in cases if case.name == name), key=lambda case: case.drafter.max_drafts)
+        acceptances[name] = measure_acceptance(target, longest, questions, setting, tell=tell)
+    text, policy = _middle(acceptances.values(), target, cases), policy_at(setting.temperatures[0])
+    rooflines, predictions, recommendations = [], list[Prediction](), []
+    for batch in setting.batches:
         jax.clear_caches()  # each stage has programs of its own, and each takes much memory
-        temperature = self.setting.temperatures[0]
-        return measure_acceptance(
-            self.target, case, self.questions, self.setting, temperature=temperature, tell=self.tell
-        )
+        tell(f"what rounds cost, batch {batch} (compiles {len(cases)} cases first)")
+        seconds, costs = measure_parts(target, [plain, *cases], batch=batch, text=text, sampling=policy, repeats=_TURNS)
+        rooflines.append(roofline(target, device, batch=batch, text=text, seconds=seconds))
+        asked = groups(questions, batch)
+        predicted = [predict(acceptances[case.name], asked, case, costs[case.label]) for case in cases]
+        best, case = max(zip(predicted, cases, strict=True), key=lambda pair: pair[0].speedup)
+        measured = check(target, plain, case, questions, dataclasses.replace(setting, batches=(batch,)), tell=tell)
+        predictions += predicted
+        recommendations.append(recommend(best, measured, case, acceptances[case.name]))
+    speedups = {one.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
+    return Plan(
+        setting=setting.described(questions),
+        machine=machine(target, None),
+        device=device,
+        acceptances=tuple(acceptances.values()),
+        rooflines=tuple(rooflines),
+        predictions=tuple(predictions),
+        recommendations=tuple(recommendations),
+        crossover=crossover(speedups) if len(speedups) > 1 else None,
+    )
 
-    def _costs(self, batch: int, acceptances) -> StepCosts:
-        """Measures costs at the length of a text in the middle of an answer, as far as all models have room for it."""
-        jax.clear_caches()
-        self.tell(f"what rounds cost, batch {batch} (compiles {len(self.cases) - 1} cases first)")
-        middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
-        text, longest = max(8, round(statistics.median(middles))), longest_text(self.target, self.cases)
-        if longest is not None:
-            text = min(text, longest - 2 * (max(case.drafter.max_drafts for case in self.cases) + 1))
-        return measure_step_costs(
-            self.target,
-            self.cases,
-            batch=batch,
-            text=text,
-            temperature=self.setting.temperatures[0],
-            repeats=_TURNS,
-            clock=self.clock,
-        )
 
-    def _predictions(self, costs: StepCosts, acceptances: Mapping[str, Acceptance]) -> list[Prediction]:
-        asked, batch = groups(self.questions, costs.batch), costs.batch
-        return [
-            predict(
-                acceptances[case.name],
-                asked,
-                case=case.label,
-                k=case.drafter.max_drafts,
-                batch=batch,
-                cost=costs.rounds[case.label],
-            )
-            for case in self.cases[1:]
-        ]
+def _middle(acceptances: Iterable[Acceptance], target: LanguageModel, cases: Sequence[Case]) -> int:
+    """Returns the length of a text in the middle of an answer, as far as all models have room for it."""
+    middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
+    middle = max(8, round(statistics.median(middles)))
+    room = widest_prompt(target, cases, 2 * (max(case.drafter.max_drafts for case in cases) + 1))
+    return middle if room is None else min(middle, room)
 
-    def _recommendation(
-        self, costs: StepCosts, best: Prediction, acceptances: Mapping[str, Acceptance]
-    ) -> Recommendation:
-        jax.clear_caches()
-        case = next(one for one in self.cases if one.label == best.case)
-        setting = dataclasses.replace(self.setting, batches=(costs.batch,))
-        measured = check(self.target, self.cases[0], case, self.questions, setting, tell=self.tell, clock=self.clock)
-        return recommend(best, measured, case, acceptance=acceptances[case.name], cost=costs.rounds[case.label])
+
+def measure_acceptance(
+    target: LanguageModel,
+    case: Case,
+    questions: Sequence[Conversation],
+    setting: Setting,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Acceptance:
+    """Answers every question with one drafter, one by one, and counts. Later turns follow its own answers.
+
+    Counts are those at the setting's first temperature.
+
+    Raises:
+      ValueError: no question fits a model's context.
+      FloatingPointError: the target's logits were not finite.
+    """
+    jax.clear_caches()
+    tokenizer = check_askable(setting.model, target.tokenizer, questions)
+    widest, policy = widest_prompt(target, [case], setting.max_new_tokens), policy_at(setting.temperatures[0])
+    budget = np.full(1, setting.max_new_tokens, np.int32)
+    answers, rows = [], groups(questions, 1)
+    for number, group in enumerate(rows, start=1):
+        tell(f"acceptance of {case.label}: question {number} of {len(rows)}")
+        for asked in dialogue(tokenizer, questions, group, widest):
+            for row, prompt in asked.prompts.items():
+                tokens, length = padded([prompt], 1, widest)
+                arguments = (target, case.drafter, tokens, length, budget, turn_key(setting.seed, group, asked.turn))
+                result = generate(*arguments, policy, new_tokens=setting.max_new_tokens)
+                asked.replies.update(tokens_of(result, [row]))
+                counts = counts_of(result, [row])
+                answers.append(
+                    Answer(
+                        question=asked.questions[row],
+                        turn=asked.turn,
+                        prompt_tokens=len(prompt),
+                        tokens=counts["tokens"][0],
+                        rounds=counts["rounds"][0],
+                        drafted_at=tuple(counts["drafted_at"]),
+                        accepted_at=tuple(counts["accepted_at"]),
+                    )
+                )
+    if not answers:
+        raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
+    return Acceptance(case.label, case.name, case.drafter.max_drafts, tuple(answers))
 
 
 def check(
@@ -186,25 +168,15 @@ def check(
     setting: Setting,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:
     """Measures one case as `jaxspec bench` does, over all tasks: whether a prediction is true.
 
-    Args:
-      target: the model that answers.
-      plain: plain decoding.
-      case: what is checked.
-      questions: on what; at least one fits the models' contexts.
-      setting: its first batch and temperature, `max_new_tokens`, `repeats` and `seed` count.
-      tell: called with each step, in words.
-      clock: tells the time in seconds.
+    At least one question fits the models' contexts; the setting's first batch and temperature count.
     """
-    measurement = Measurement(target, [plain, case], questions, setting, clock=clock)
-    batch, temperature, records = setting.batches[0], setting.temperatures[0], list[Record]()
-    asked = groups(questions, batch)
+    jax.clear_caches()
+    measurement = Measurement(target, [plain, case], questions, setting)
+    records, asked = list[Turn](), groups(questions, setting.batches[0])
     for index, group in enumerate(asked):
-        tell(f"{case.label} against plain decoding, batch {batch}: {index + 1} of {len(asked)}")
-        for record in measurement.turns(group, temperature):
-            record["unit"] = [index]
-            records.append(record)
+        tell(f"{case.label} against plain decoding, batch {len(group.members)}: {index + 1} of {len(asked)}")
+        records += [{**turn, "unit": [index]} for turn in measurement.turns(group, setting.temperatures[0])]
     return next(found for found in summarize(records) if found.task == ALL and found.case == case.label)

@@ -15,9 +15,72 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxspec.bench.plan.acceptance import Acceptance, Answer
+from jaxspec.bench.cases import Case
+from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.questions import Group
-from jaxspec.bench.rounds import RoundCost
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The rounds of one answer.
+
+    Attributes:
+      question: index of the question.
+      turn: of its conversation.
+      prompt_tokens: before the answer.
+      tokens: new ones.
+      rounds: that gave them.
+      drafted_at: rounds that submitted a draft at each position.
+      accepted_at: rounds that accepted it.
+    """
+
+    question: int
+    turn: int
+    prompt_tokens: int
+    tokens: int
+    rounds: int
+    drafted_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+    def rounds_at(self, k: int) -> float:
+        """Returns how many rounds of at most `k` drafts would give these tokens.
+
+        A round gives one token more than it accepts drafts; the first `k` are taken to be accepted as often as they
+        were. At as many drafts as were measured it is the rounds that were.
+        """
+        return self.rounds * (self.rounds + sum(self.accepted_at)) / (self.rounds + sum(self.accepted_at[:k]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+    """A drafter's answers to all questions.
+
+    Attributes:
+      case: the label of the case that answered.
+      name: the drafter's.
+      k: the most drafts of a round.
+      answers: one for each turn.
+    """
+
+    case: str
+    name: str
+    k: int
+    answers: tuple[Answer, ...]
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all answers."""
+        return sum(one.rounds for one in self.answers)
+
+    @property
+    def drafting(self) -> float:
+        """The share of rounds that drafted anything."""
+        return sum(one.drafted_at[0] for one in self.answers) / self.rounds
+
+    @property
+    def accepted_at(self) -> tuple[float, ...]:
+        """The share of rounds that accepted the draft at each position."""
+        return tuple(sum(place) / self.rounds for place in zip(*(one.accepted_at for one in self.answers), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +91,7 @@ class Prediction:
       batch: rows.
       case: its label.
       k: drafts a round.
+      cost: of rounds with drafts and without, as measured.
       round_gain: tokens of a round, all rows together, over those of a step of plain decoding.
       round_cost: a round's time in steps of plain decoding.
     """
@@ -35,6 +99,7 @@ class Prediction:
     batch: int
     case: str
     k: int
+    cost: RoundCost
     round_gain: float
     round_cost: float
 
@@ -44,46 +109,42 @@ class Prediction:
         return self.round_gain / self.round_cost
 
 
-def predict(
-    acceptance: Acceptance, groups: Sequence[Group], *, case: str, k: int, batch: int, cost: RoundCost
-) -> Prediction:
+def predict(acceptance: Acceptance, groups: Sequence[Group], case: Case, cost: RoundCost) -> Prediction:
     """Predicts batches of answers, each of which goes on until its last row has ended.
 
     Rows are taken to find something to draft independently of each other.
 
     Args:
-      acceptance: a drafter's, with at least `k` drafts.
+      acceptance: the drafter's, with at least as many drafts.
       groups: the questions that are asked together.
-      case: the label.
-      k: drafts a round.
-      batch: rows.
-      cost: of a round of `k` drafts in this batch.
+      case: the drafter, at its number of drafts.
+      cost: of its rounds in such batches.
 
     Raises:
-      ValueError: `k` is more than was measured.
+      ValueError: it drafts more than was measured.
     """
+    k = case.drafter.max_drafts
     if k > acceptance.k:
         raise ValueError(f"acceptance was measured with k={acceptance.k}, got k={k}; measure it with the largest k")
-    known = {(one.question, one.turn): one for one in acceptance.answers}
-    turns = sorted({one.turn for one in acceptance.answers})
-    tokens = steps = rounds = seconds = 0.0
+    turns: dict[int, dict[int, Answer]] = {}
+    for one in acceptance.answers:
+        turns.setdefault(one.turn, {})[one.question] = one
+    tokens = steps = rounds = time = 0.0
     for group in groups:
-        for turn in turns:
-            rows = [known[index, turn] for index in group.members if (index, turn) in known]
-            if not rows:
-                continue
-            took = max(one.rounds_at(k) for one in rows)
+        for answers in turns.values():
+            rows = [answers[index] for index in group.members if index in answers]
+            took = max((one.rounds_at(k) for one in rows), default=0.0)
             tokens += sum(one.tokens for one in rows)
-            steps += max(one.tokens for one in rows)
+            steps += max((one.tokens for one in rows), default=0)
             rounds += took
-            seconds += took * _round_cost(rows, cost)
-    return Prediction(batch, case, k, (tokens / rounds) / (tokens / steps), seconds / rounds)
+            time += took * _round_cost(rows, cost)
+    return Prediction(len(groups[0].members), case.label, k, cost, (tokens / rounds) / (tokens / steps), time / rounds)
 
 
 def _round_cost(rows: Sequence[Answer], cost: RoundCost) -> float:
     """Returns a round's cost: its drafts' time where any row drafts; the same question twice drafts twice at once."""
     if cost.idle is None:
         return cost.round
-    different = {(one.question, one.turn): one for one in rows}.values()
-    silent = math.prod(1.0 - one.drafting for one in different)
+    different = {one.question: one for one in rows}.values()
+    silent = math.prod(1.0 - one.drafted_at[0] / one.rounds for one in different)
     return silent * cost.idle + (1.0 - silent) * cost.round

@@ -2,12 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jaxspec.bench.cases import Case
-from jaxspec.bench.plan.acceptance import Acceptance
-from jaxspec.bench.plan.prediction import Prediction
-from jaxspec.bench.rounds import RoundCost
+from jaxspec.bench.plan.prediction import Acceptance, Prediction
 from jaxspec.bench.summary import Spread, Summary
 from jaxspec.decoding.arguments import default_verifier
 
@@ -28,7 +26,7 @@ class Recommendation:
       verifier: the class that decides; `None` for plain decoding.
       predicted: the case's prediction.
       measured: the figures of the run that checked it.
-      text: a sentence or more that say so.
+      text: says so, and why.
     """
 
     batch: int
@@ -42,14 +40,7 @@ class Recommendation:
     text: str
 
 
-def best_of(predictions: Sequence[Prediction]) -> Prediction:
-    """Returns the fastest; of equals the one named first."""
-    return max(predictions, key=lambda one: one.speedup)
-
-
-def recommend(
-    predicted: Prediction, measured: Summary, case: Case, *, acceptance: Acceptance, cost: RoundCost
-) -> Recommendation:
+def recommend(predicted: Prediction, measured: Summary, case: Case, acceptance: Acceptance) -> Recommendation:
     """Decides by the run, not by the prediction: a drafter pays where whole answers were faster with it.
 
     Args:
@@ -57,21 +48,20 @@ def recommend(
       measured: the run that checked it.
       case: what both are of.
       acceptance: the drafter's.
-      cost: of the case in this batch.
     """
     assert measured.speedup is not None
     speculate = measured.speedup.median > 1
-    start = f"batch {predicted.batch}: "
     if speculate:
-        text = f"{start}use {case.label}. Whole answers were {_times(measured.speedup)} as fast as plain decoding."
+        text = f"use {case.label}. Whole answers were {_times(measured.speedup)} as fast as plain decoding."
         if measured.speedup.low <= 1:
             text += " Not in every repeat: measure more questions before you rely on it."
+        chosen = (case.name, case.drafter.max_drafts, type(default_verifier(case.drafter)).__name__)
     else:
         best = f"The best case, {case.label}, was {_times(measured.speedup)} as fast as plain decoding."
-        text = f"{start}decode plainly. {best}{_why_not(predicted, measured, acceptance, cost)}"
-    chosen = (case.name, case.drafter.max_drafts, type(default_verifier(case.drafter)).__name__)
-    drafter, k, verifier = chosen if speculate else ("none", 0, None)
-    return Recommendation(predicted.batch, speculate, case.label, drafter, k, verifier, predicted, measured, text)
+        text = f"decode plainly. {best} {_why_not(predicted, measured, acceptance)}"
+        chosen = ("none", 0, None)
+    text = f"batch {predicted.batch}: {text}"
+    return Recommendation(predicted.batch, speculate, case.label, *chosen, predicted, measured, text)
 
 
 def _times(speedup: Spread) -> str:
@@ -79,36 +69,26 @@ def _times(speedup: Spread) -> str:
     return f"{speedup.median:.2f} times{repeats}"
 
 
-def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance, cost: RoundCost) -> str:
-    """Says where the time goes, and what would have to change."""
+def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance) -> str:
+    """Says in one sentence where the time goes, and what would have to change."""
+    decoding = measured.decode_speedup and measured.decode_speedup.median
+    if decoding is not None and decoding > 1:
+        return f"Decoding alone was {decoding:.2f} times as fast: longer answers would gain."
     if predicted.speedup > 1:
-        return _where_wrong(predicted, measured)
-    text = (
-        f" Its round is predicted to take {predicted.round_cost:.2f} plain steps for {predicted.round_gain:.2f} times "
-        "the tokens of one, and pays where the second is the larger."
-    )
-    drafting = acceptance.together.drafting
-    if drafting == 0:
-        return f"{text} It found nothing to draft in these texts."
-    if (share := acceptance.accepted_at[0] / drafting) < _FEW_ACCEPTED:
-        return f"{text} Only {share:.0%} of its first drafts are accepted: a drafter trained for this model is better."
+        gain = f"{measured.round_gain:.2f} times the tokens of a plain step (predicted {predicted.round_gain:.2f})"
+        if measured.round_cost is None:
+            return f"Its rounds gave {gain}, and the answers are too short to time."
+        cost = f"{measured.round_cost:.2f} times as long (predicted {predicted.round_cost:.2f})"
+        return f"Its rounds gave {gain} and took {cost}."
+    if acceptance.drafting == 0:
+        return "It found nothing to draft in these texts."
+    if (share := acceptance.accepted_at[0] / acceptance.drafting) < _FEW_ACCEPTED:
+        return f"Only {share:.0%} of its first drafts are accepted: a drafter trained for this model is better."
+    cost = predicted.cost
     if cost.draft > cost.verify - 1:
-        return f"{text} Its drafts alone take {cost.draft:.2f} plain steps: a cheaper drafter is needed."
+        return f"Its drafts alone take {cost.draft:.2f} plain steps: a cheaper drafter is needed."
     smaller = ", or decode smaller batches" if predicted.batch > 1 else ""
-    return f"{text} To verify them takes {cost.verify:.2f} plain steps on this device: draft fewer{smaller}."
-
-
-def _where_wrong(predicted: Prediction, measured: Summary) -> str:
-    """Says why a run is slow though decoding was predicted to gain."""
-    if measured.decode_speedup is not None and measured.decode_speedup.median > 1:
-        return f" Decoding alone was {measured.decode_speedup.median:.2f} times as fast: longer answers would gain."
-    text = (
-        f" {predicted.speedup:.2f} times was predicted for decoding. Its rounds gave {measured.round_gain:.2f} times "
-        f"the tokens of a plain step (predicted {predicted.round_gain:.2f})"
-    )
-    if measured.round_cost is None:
-        return f"{text}; the answers are too short to time."
-    return f"{text} and took {measured.round_cost:.2f} times as long (predicted {predicted.round_cost:.2f})."
+    return f"To verify them takes {cost.verify:.2f} plain steps on this device: draft fewer{smaller}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +126,8 @@ def crossover(speedups: Mapping[int, float]) -> Crossover:
     if not paying:
         return Crossover(None, batches[0], None)
     last = paying[-1]
-    above = [batch for batch in batches if batch > last]
-    if not above:
+    if last == batches[-1]:
         return Crossover(last, None, None)
-    first = above[0]
+    first = batches[batches.index(last) + 1]
     share = (speedups[last] - 1) / (speedups[last] - speedups[first])
     return Crossover(last, first, math.exp(math.log(last) + share * math.log(first / last)))

@@ -6,16 +6,16 @@ from typing import Any
 
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.recommendation import Recommendation
+from jaxspec.bench.plan.roofline import Roofline
 from jaxspec.bench.report import Table, number, spread
-from jaxspec.bench.rounds import StepCosts
 
 
 def tables(plan: Plan) -> Iterator[Table]:
     """Yields the roofline, acceptance, costs and gains at each batch, and the check."""
     yield _roofline(plan)
     yield _acceptance(plan)
-    for costs in plan.costs:
-        yield _costs(plan, costs)
+    for step in plan.rooflines:
+        yield _costs(plan, step)
     yield _checks(plan)
 
 
@@ -69,10 +69,10 @@ def _roofline(plan: Plan) -> Table:
         )
         for one in plan.rooflines
     )
-    device, text = plan.device, plan.costs[0].text
+    device = plan.device
     title = (
-        f"a step of plain decoding after {text} tokens, on a device that reads {_rate(device.bandwidth, 'B')} and "
-        f"computes {_rate(device.peak, 'FLOP')}"
+        f"a step of plain decoding after {plan.rooflines[0].text} tokens, on a device that reads "
+        f"{_rate(device.bandwidth, 'B')} and computes {_rate(device.peak, 'FLOP')}"
     )
     return Table(title, columns, rows)
 
@@ -89,24 +89,22 @@ def _acceptance(plan: Plan) -> Table:
     columns = ("", "rounds", "that draft", *(f"accept {place}" for place in range(1, places + 1)), "tokens a round")
     rows = []
     for one in plan.acceptances:
-        together = one.together
         shares = [number(share, ".0%") for share in (*one.accepted_at, *[None] * (places - one.k))]
-        length = f"{together.tokens / together.rounds:.2f}"
-        rows.append((one.case, str(together.rounds), f"{together.drafting:.0%}", *shares, length))
+        length = sum(answer.tokens for answer in one.answers) / one.rounds
+        rows.append((one.case, str(one.rounds), f"{one.drafting:.0%}", *shares, f"{length:.2f}"))
     return Table("acceptance: the share of rounds that accept so many drafts or more", columns, tuple(rows))
 
 
-def _costs(plan: Plan, costs: StepCosts) -> Table:
+def _costs(plan: Plan, step: Roofline) -> Table:
     columns = ("", "draft, ms", "each, ms", "verify, ms", "round, ms", "plain steps", "tokens", "speed-up")
     rows = []
-    for one in (row for row in plan.predictions if row.batch == costs.batch):
-        cost = costs.rounds[one.case]
-        steps = (cost.draft, cost.draft / one.k, cost.verify, cost.round)
-        milliseconds = (f"{count * costs.plain_seconds * 1e3:.2f}" for count in steps)
+    for one in (row for row in plan.predictions if row.batch == step.batch):
+        steps = (one.cost.draft, one.cost.draft / one.k, one.cost.verify, one.cost.round)
+        milliseconds = (f"{count * step.seconds * 1e3:.2f}" for count in steps)
         rows.append((one.case, *milliseconds, *map(number, (one.round_cost, one.round_gain, one.speedup))))
     title = (
-        f"predicted, batch {costs.batch}: tokens of a round and its time in plain steps, of "
-        f"{costs.plain_seconds * 1e3:.2f} ms each"
+        f"predicted, batch {step.batch}: tokens of a round and its time in plain steps, of "
+        f"{step.seconds * 1e3:.2f} ms each"
     )
     return Table(title, columns, tuple(rows))
 

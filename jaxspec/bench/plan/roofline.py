@@ -6,16 +6,13 @@ References:
 """
 
 import dataclasses
-import math
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.bench.timing import interleave
+from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.language_model import LanguageModel
 
 PROBE_BYTES = 2**29
@@ -44,6 +41,7 @@ class Roofline:
 
     Attributes:
       batch: rows.
+      text: cached tokens of each.
       bytes: those that the step must read: each weight once, and each row's cached text.
       operations: its floating-point operations.
       least_seconds: the time that the slower of the two needs at least.
@@ -52,6 +50,7 @@ class Roofline:
     """
 
     batch: int
+    text: int
     bytes: int
     operations: float
     least_seconds: float
@@ -64,17 +63,14 @@ class Roofline:
         return self.least_seconds / self.seconds
 
 
-def measure_device(dtype: Any, *, repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> Device:
-    """Measures bandwidth and peak of JAX's default device.
+def measure_device(dtype: Any, *, repeats: int = 3) -> Device:
+    """Measures bandwidth and peak of JAX's default device, by products of the model's dtype and of float32.
 
-    Args:
-      dtype: the model's; products of float32 are tried too, which some processors are faster at.
-      repeats: turns that count.
-      clock: tells the time in seconds.
+    Some processors are faster at the second.
     """
-    seconds = interleave({"read": bandwidth_probe(_PASSES)}, repeats=repeats, clock=clock).median("read")
+    seconds = interleave({"read": bandwidth_probe(_PASSES)}, repeats=repeats).median("read")
     dtypes = dict.fromkeys([jnp.dtype(dtype), jnp.dtype(jnp.float32)])
-    peak = max(_peak(one, repeats, clock) for one in dtypes)
+    peak = max(_peak(one, repeats) for one in dtypes)
     return Device(bandwidth=PROBE_BYTES * _PASSES / seconds, peak=peak)
 
 
@@ -95,14 +91,14 @@ def bandwidth_probe(passes: int = 1):
     return lambda: product(matrix, vector)
 
 
-def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
+def _peak(dtype: Any, repeats: int) -> float:
     """Returns the best rate over sizes that grow until one takes long."""
     product = jax.jit(lambda matrix: matrix @ matrix)
     best = 0.0
     for size in _SIZES:
         matrix = jnp.full((size, size), 1.0 / size, dtype)
         call = lambda matrix=matrix: product(matrix)  # noqa: E731
-        seconds = statistics.median(interleave({"product": call}, repeats=repeats, clock=clock).seconds["product"])
+        seconds = interleave({"product": call}, repeats=repeats).median("product")
         best = max(best, 2.0 * size**3 / seconds)
         if seconds >= _LONG_ENOUGH:
             break
@@ -110,18 +106,10 @@ def _peak(dtype: Any, repeats: int, clock: Callable[[], float]) -> float:
 
 
 def roofline(model: LanguageModel, device: Device, *, batch: int, text: int, seconds: float) -> Roofline:
-    """Compares a measured step of plain decoding with the bounds of its device.
-
-    Args:
-      model: the target.
-      device: as measured.
-      batch: rows.
-      text: cached tokens of each row.
-      seconds: the time it took.
-    """
+    """Compares a step of plain decoding that took `seconds`, after `text` tokens, with the bounds of its device."""
     size, operations = pass_bytes(model, batch, text), pass_operations(model, batch, text)
     reading, computing = size / device.bandwidth, operations / device.peak
-    return Roofline(batch, size, operations, max(reading, computing), seconds, reading >= computing)
+    return Roofline(batch, text, size, operations, max(reading, computing), seconds, reading >= computing)
 
 
 def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
@@ -134,15 +122,8 @@ def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
     return 2.0 * batch * (matrices + attention)
 
 
-def weight_bytes(model: LanguageModel) -> int:
-    """Counts the bytes of weights that one decoding step reads; of an untied embedding it reads one row."""
-    size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731 (parameters may be shapes alone)
-    unread = 0 if model.module.config.tied_head else size(model.params["embedding"])
-    return sum(map(size, jax.tree.leaves(model.params))) - unread
-
-
 def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
     """Counts the bytes that one pass must read: each weight once, and `context` cached tokens of each row."""
     config = model.module.config
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    return weight_bytes(model) + batch * context * slot
+    return read_bytes(model) + batch * context * slot
