@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.divergences import NEAR
 from jaxspec.bench.quality import LEVEL, Agreement, Difference, Quality
+from jaxspec.bench.records import group_by
 from jaxspec.bench.summary import ALL, Against, Spread, Summary
 
 # Below this a drafter guesses next to nothing.
@@ -32,26 +33,22 @@ def advice(summaries: Sequence[Summary]) -> Iterator[Advice]:
     Faster is said where the median of the whole request's speed-up is above 1. A gain or a loss that not every
     repeat shows is said to be within their spread.
     """
-    speculative = [one for one in summaries if one.task == ALL and one.speedup is not None]
-    for setting in dict.fromkeys(map(where, speculative)):
-        cases = [one for one in speculative if where(one) == setting]
-        for one in cases:
-            assert one.speedup is not None
-            doubt = (
-                ", a difference within the spread of the repeats" if one.speedup.low <= 1 <= one.speedup.high else ""
-            )
-            text = f"{setting}: {one.case} was {compared(one.speedup, 'plain decoding')}{doubt}."
+    for setting, several in group_by((one for one in summaries if one.speedup is not None), where).items():
+        cases = [(one, one.speedup) for one in several if one.task == ALL and one.speedup is not None]
+        best = max((speedup.median, one.case) for one, speedup in cases)
+        for one, speedup in cases:
+            doubt = ", a difference within the spread of the repeats" if speedup.low <= 1 <= speedup.high else ""
+            text = f"{setting}: {one.case} was {compared(speedup, 'plain decoding')}{doubt}."
             slower = [
                 f"{other.task} {other.speedup.median:.2f}x"
-                for other in summaries
-                if where(other) == setting and other.case == one.case and other.task != ALL
-                if other.speedup is not None and other.speedup.median < 1
+                for other in several
+                if other.case == one.case and other.task != ALL and other.speedup and other.speedup.median < 1
             ]
-            if one.speedup.median <= 1:
-                text += f"{_why(one)} {_change(one, cases)}"
+            if speedup.median <= 1:
+                text += f"{_why(one)} {_change(one, best, [other for other, _ in cases])}"
             elif slower:
                 text += f" It was slower on {', '.join(slower)}: decode such texts without a drafter."
-            yield one.speedup.median > 1, text
+            yield speedup.median > 1, text
 
 
 def _why(one: Summary) -> str:
@@ -63,10 +60,9 @@ def _why(one: Summary) -> str:
     )
 
 
-def _change(one: Summary, measured: Sequence[Summary]) -> str:
-    best, case = max((other.speedup.median, other.case) for other in measured if other.speedup is not None)
-    if best > 1:
-        return f"Use {case}, which was {best:.2f}x here."
+def _change(one: Summary, best: tuple[float, str], measured: Sequence[Summary]) -> str:
+    if best[0] > 1:
+        return f"Use {best[1]}, which was {best[0]:.2f}x here."
     drafts = len(one.acceptance_by_position)
     if one.acceptance_rate < _FEW_ACCEPTED:
         change = (
@@ -88,7 +84,7 @@ def peer_advice(found: Sequence[Against]) -> Iterator[Advice]:
     for one in found:
         if one.task != ALL:
             continue
-        case, speed = max(one.ours.items(), key=lambda pair: pair[1].median)
+        case, speed = max(one.ratios.items(), key=lambda pair: pair[1].median)
         name = "plain decoding" if case == PLAIN else case
         text = f"batch 1, temperature {one.temperature:g}: jaxspec's {name} was {compared(speed, one.peer)}."
         if one.agreement is not None:

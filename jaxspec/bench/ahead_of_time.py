@@ -131,13 +131,8 @@ def compile_case(case: Case) -> Compiled:
 
 
 def _needed(memory) -> int:
-    return (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
+    parts = ("argument", "output", "temp", "generated_code")
+    return sum(getattr(memory, f"{part}_size_in_bytes") for part in parts) - memory.alias_size_in_bytes
 
 
 def _devices(case: Case) -> tuple[list, Chip]:

@@ -58,38 +58,30 @@ class Instruction:
     text: str
     root: bool
 
-    def find(self, attribute: str) -> str | None:
-        """Returns the computation that an attribute names, if there is one."""
-        found = re.search(rf"\b{attribute}=%?([^\s,}}]+)", self.text)
+    def find(self, pattern: str) -> str | None:
+        """Returns the group of a pattern in the attributes, if it is there."""
+        found = re.search(pattern, self.text)
         return found.group(1) if found else None
 
     def computation(self, attribute: str) -> str:
-        """Returns the computation that an attribute names.
-
-        Raises:
-          ValueError: there is no such attribute.
-        """
-        if (found := self.find(attribute)) is None:
-            raise ValueError(f"the instruction {self.name} has no attribute {attribute}: {self.text[:80]!r}")
-        return found
+        """Returns the computation that an attribute names; an empty name if there is no such attribute."""
+        return self.find(rf"\b{attribute}=%?([^\s,}}]+)") or ""
 
     @functools.cached_property
     def scope(self) -> str:
         """The names it was traced under, with slashes."""
-        found = re.search(r'op_name="([^"]*)"', self.text)
-        return found.group(1) if found else ""
+        return self.find(r'op_name="([^"]*)"') or ""
 
     @functools.cached_property
     def cycles(self) -> int:
         """The compiler's own estimate, where it gives one."""
-        found = re.search(r'"estimated_cycles":"?(\d+)', self.text)
-        return int(found.group(1)) if found else 0
+        return int(self.find(r'"estimated_cycles":"?(\d+)') or 0)
 
     @functools.cached_property
     def trips(self) -> int | None:
         """How often a loop runs, where the compiler knows."""
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.text)
-        return int(found.group(1)) if found else None
+        found = self.find(r'"known_trip_count":\{"n":"(\d+)"')
+        return None if found is None else int(found)
 
 
 Computation = Mapping[str, Instruction]
@@ -115,18 +107,27 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
 
 def _instruction(root: str | None, name: str, rest: str) -> Instruction:
     rest = _COMMENT.sub("", rest)
-    end = _end_of_type(rest)
-    kind = rest[:end]
+    end = _index_outside(" ", rest)
     opcode, _, tail = rest[end:].lstrip().partition("(")
-    depth, stop = 1, len(tail)
-    for index, letter in enumerate(tail):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            stop = index
-            break
-    arrays = tuple(_array(*match.groups()) for match in _ARRAY.finditer(kind))
+    stop = _index_outside(")", tail)
+    arrays = tuple(_array(*match.groups()) for match in _ARRAY.finditer(rest[:end]))
     operands = tuple(re.findall(r"%([^\s,()]+)", tail[:stop]))
     return Instruction(name, opcode, arrays, operands, tail[:stop], tail[stop:], bool(root))
+
+
+def _index_outside(letter: str, text: str) -> int:
+    """Returns the index of the first such letter outside all brackets, or the length."""
+    depth = 0
+    for index, one in enumerate(text):
+        if depth == 0 and one == letter:
+            return index
+        depth += (one in "({[") - (one in ")}]")
+    return len(text)
+
+
+def _array(dtype: str, sizes: str, layout: str | None) -> Array:
+    shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
+    return Array(dtype, shape, bool(layout and _SPACE.search(layout)))
 
 
 def _yielded(one: Instruction) -> tuple[Array, ...]:
@@ -134,23 +135,6 @@ def _yielded(one: Instruction) -> tuple[Array, ...]:
     if one.opcode in ("all-gather-start", "collective-permute-start"):
         return one.arrays[len(one.operands) : 2 * len(one.operands)]
     return one.arrays
-
-
-def _end_of_type(text: str) -> int:
-    depth = 0
-    for index, letter in enumerate(text):
-        if letter in "({[":
-            depth += 1
-        elif letter in ")}]":
-            depth -= 1
-        elif letter == " " and depth == 0:
-            return index
-    raise ValueError(f"no type at the start of {text[:80]!r}")
-
-
-def _array(dtype: str, sizes: str, layout: str | None) -> Array:
-    shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
-    return Array(dtype, shape, bool(layout and _SPACE.search(layout)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,10 +180,9 @@ class Program:
                 yield kind, _yielded(one)
 
     def _called(self, one: Instruction) -> Iterator[Instruction]:
-        if (name := one.find("calls")) in self.computations:
-            for inner in self.computations[name].values():
-                yield inner
-                yield from self._called(inner)
+        for inner in self.computations.get(one.computation("calls"), {}).values():
+            yield inner
+            yield from self._called(inner)
 
     def _moved(self, one: Instruction, inside: Computation) -> int:
         if one.opcode.endswith("-done") or one.opcode.endswith("-update"):
@@ -212,11 +195,9 @@ class Program:
             return sum(2 * array.far for array in one.arrays) if not one.arrays[0].local else one.arrays[0].size
         if one.opcode == "dynamic-update-slice":
             return 2 * sum(array.far for array in operands[1])
-        if one.opcode == "fusion" and (name := one.find("calls")) in self.computations:
-            fused = self.computations[name]
-            return sum(self._read(fused, index, arrays) for index, arrays in enumerate(operands)) + self._written(
-                one, fused
-            )
+        if one.opcode == "fusion" and (fused := self.computations.get(one.computation("calls"))):
+            read = sum(self._read(fused, index, arrays) for index, arrays in enumerate(operands))
+            return read + self._written(one, fused)
         return sum(array.far for arrays in (*operands, _yielded(one)) for array in arrays)
 
     def _read(self, fused: Computation, index: int, arrays: tuple[Array, ...]) -> int:
@@ -237,8 +218,7 @@ class Program:
                     continue
                 elif self._passes_on(user):
                     total += self._used(fused, user) if not user.root else whole
-                elif user.opcode == "fusion" and (name := user.find("calls")) in self.computations:
-                    inner = self.computations[name]
+                elif user.opcode == "fusion" and (inner := self.computations.get(user.computation("calls"))):
                     total += self._read(inner, place, tuple(dataclasses.replace(a, local=False) for a in value.arrays))
                 else:
                     return whole
@@ -248,7 +228,7 @@ class Program:
         """Returns whether it is only a view of its operand, as a fusion of nothing but a copy is."""
         if user.opcode != "fusion":
             return user.opcode == "bitcast"
-        inner = self.computations.get(user.find("calls") or "", {})
+        inner = self.computations.get(user.computation("calls"), {})
         return all(one.opcode in ("parameter", "bitcast", "copy") for one in inner.values())
 
     def _written(self, one: Instruction, fused: Computation) -> int:

@@ -1,7 +1,7 @@
 """Reads peak memory and energy, where the platform counts them."""
 
-import ctypes
 import dataclasses
+import importlib.util
 import os
 import resource
 import sys
@@ -52,7 +52,7 @@ def energy_meter(platform: str) -> EnergyMeter | None:
     """Returns a meter of this platform's chips; `None` where nothing counts, or it may not be read."""
     if platform == "cpu":
         return processor_meter(_POWER_CAPPING)
-    return _nvidia_meter() if platform in ("gpu", "cuda") else None
+    return _nvidia_meter() if platform in ("gpu", "cuda") and importlib.util.find_spec("pynvml") else None
 
 
 def processor_meter(root: Path) -> EnergyMeter | None:
@@ -62,39 +62,23 @@ def processor_meter(root: Path) -> EnergyMeter | None:
       root: the folder that the system shows them in.
     """
     packages = sorted(path.parent for path in root.glob("intel-rapl:*/energy_uj") if path.parent.name.count(":") == 1)
+    joules = lambda name: tuple(int((package / name).read_text()) * 1e-6 for package in packages)  # noqa: E731
     try:
-        ranges = tuple(_microjoules(package / "max_energy_range_uj") for package in packages)
-        meter = EnergyMeter(
-            "processor packages (RAPL)", lambda: tuple(_microjoules(one / "energy_uj") for one in packages), ranges
-        )
+        meter = EnergyMeter("processor packages (RAPL)", lambda: joules("energy_uj"), joules("max_energy_range_uj"))
         return meter if meter.read() else None
     except (OSError, ValueError):
         return None
 
 
-def _microjoules(path: Path) -> float:
-    return int(path.read_text()) * 1e-6
-
-
 def _nvidia_meter() -> EnergyMeter | None:
-    """Returns a meter of the first NVIDIA GPU that this process may use, by the driver's own library."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        index = int(visible)
-    except (OSError, ValueError):
-        return None
-    handle, count = ctypes.c_void_p(), ctypes.c_ulonglong()
+    """Returns a meter of the first NVIDIA GPU that this process may use."""
+    import pynvml  # pyright: ignore[reportMissingImports] (an optional package)
 
-    def read() -> tuple[float, ...]:
-        if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count)) != 0:
-            raise OSError("the NVIDIA driver does not tell the energy of this GPU")
-        return (count.value * 1e-3,)
-
-    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-        return None
     try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
+        read = lambda: (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) * 1e-3,)  # noqa: E731
         read()
-    except OSError:
+    except (pynvml.NVMLError, ValueError):
         return None
     return EnergyMeter("one GPU (NVML)", read, (float("inf"),))

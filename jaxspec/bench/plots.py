@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.advice import where
-from jaxspec.bench.questions import in_order
-from jaxspec.bench.records import Record
+from jaxspec.bench.records import Record, group_by
 from jaxspec.bench.summary import ALL, Spread, Summary
+from jaxspec.training.files import write_bytes
 
 _PARTS = ("round", "draft", "verify")
+# What matplotlib draws; a salt makes the same figures the same file.
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "jaxspec",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8,
+}
+_STYLE |= {"legend.fontsize": 8, "legend.frameon": False, "lines.markersize": 3.5, "errorbar.capsize": 2}
 INSTALL = '`pip install "jaxspec-decode[bench]"`'
 
 
@@ -48,23 +57,22 @@ def plot(
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for batch, temperature in dict.fromkeys((one.batch, one.temperature) for one in summaries):
-        chosen = [one for one in summaries if (one.batch, one.temperature) == (batch, temperature)]
+    splits = {(one["batch"], one["temperature"]): one["cases"] for one in records if one["kind"] == "rounds"}
+    for (batch, temperature), chosen in group_by(summaries, lambda one: (one.batch, one.temperature)).items():
         drafted = [one for one in chosen if one.speedup is not None]
-        same = [record for record in records if (record["batch"], record["temperature"]) == (batch, temperature)]
-        splits = [record["cases"] for record in same if record["kind"] == "rounds"]
+        totals = [one for one in drafted if one.task == ALL]
+        with_k = [one for one in totals if cases[one.case]["k"] is not None]
         pictures: dict[str, Callable[[Any], None]] = {
             "speed-up-by-task": functools.partial(_by_task, drafted=drafted),
-            "acceptance-by-position": functools.partial(_by_position, drafted=drafted),
+            "acceptance-by-position": functools.partial(_by_position, totals=totals),
         }
-        if any(cases[one.case]["k"] is not None for one in drafted):
-            pictures["speed-up-over-k"] = functools.partial(_over_k, drafted=drafted, cases=cases)
-        if splits:
-            pictures["round"] = functools.partial(_round, split=splits[-1])
+        if with_k:
+            pictures["speed-up-over-k"] = functools.partial(_over_k, totals=with_k, cases=cases)
+        if (batch, temperature) in splits:
+            pictures["round"] = functools.partial(_round, split=splits[batch, temperature])
         for name, draw in pictures.items():
-            file = folder / f"{name}-batch-{batch}-temperature-{temperature:g}.svg"
-            _save(file, draw, where(chosen[0]))
-            files.append(file)
+            files.append(folder / f"{name}-batch-{batch}-temperature-{temperature:g}.svg")
+            _save(files[-1], draw, where(chosen[0]))
     return files
 
 
@@ -73,60 +81,50 @@ def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    FigureCanvasSVG(figure)  # no window system, and nothing that other figures of the process share
-    axes = figure.subplots()
-    draw(axes)
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, axis="y")
-    partial = file.with_name(f".{file.name}.partial")
-    with matplotlib.rc_context({"svg.hashsalt": "jaxspec"}):  # the same figures give the same file
-        figure.savefig(partial, format="svg", metadata={"Date": None})
-    partial.replace(file)
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        FigureCanvasSVG(figure)  # no window system, and nothing that other figures of the process share
+        axes = figure.subplots()
+        draw(axes)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.grid(alpha=0.25, axis="y")
+        figure.legend(loc="outside lower center", ncols=4)
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_bytes(file, drawn.getvalue())
 
 
-def _bars(values: Sequence[Spread]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns medians, and how far the least and the largest are from them."""
-    low, median, high = (np.array([getattr(one, name) for one in values]) for name in ("low", "median", "high"))
-    return median, [median - low, high - median]
+def _speedups(axes, summaries: Sequence[Summary], places: Any, label: str, **style: Any) -> None:
+    """Draws median speed-ups with the least and the largest, beside the line of plain decoding."""
+    spreads = [one.speedup or Spread(1, 1, 1) for one in summaries]
+    low, median, high = (np.array([getattr(one, name) for one in spreads]) for name in ("low", "median", "high"))
+    axes.errorbar(places, median, [median - low, high - median], label=label, **style)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_ylabel("speed-up over plain decoding")
 
 
 def _by_task(axes, drafted: Sequence[Summary]) -> None:
-    tasks = [*in_order({one.task for one in drafted} - {ALL}), ALL]
-    cases = list(dict.fromkeys(one.case for one in drafted))
-    width = 0.8 / len(cases)
-    for index, case in enumerate(cases):
-        found = {one.task: one.speedup for one in drafted if one.case == case and one.speedup is not None}
-        heights, errors = _bars([found[task] for task in tasks])
-        axes.bar(np.arange(len(tasks)) + index * width, heights, width * 0.92, yerr=errors, capsize=2, label=case)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_xticks(np.arange(len(tasks)) + 0.4 - width / 2, [task.replace("_", "\n") for task in tasks], fontsize=8)
-    axes.set_ylabel("speed-up over plain decoding")
-    _legend_above(axes)
+    cases = group_by(drafted, lambda one: one.case)
+    for index, (case, several) in enumerate(cases.items()):
+        _speedups(axes, several, np.arange(len(several)) + (index + 0.5) / len(cases) * 0.8 - 0.4, case, fmt="o")
+    tasks = [task.replace("_", "\n") for task in dict.fromkeys(one.task for one in drafted)]
+    axes.set_xticks(range(len(tasks)), tasks)
 
 
-def _by_position(axes, drafted: Sequence[Summary]) -> None:
-    for one in drafted:
-        if one.task == ALL:
-            places = np.arange(1, len(one.acceptance_by_position) + 1)
-            axes.plot(places, one.acceptance_by_position, "o-", markersize=3.5, label=one.case)
+def _by_position(axes, totals: Sequence[Summary]) -> None:
+    for one in totals:
+        places = range(1, len(one.acceptance_by_position) + 1)
+        axes.plot(places, one.acceptance_by_position, "o-", label=one.case)
     axes.set(xlabel="position in the draft", ylabel="share of rounds that accepted it", ylim=(0, 1))
-    _legend_inside(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _over_k(axes, drafted: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> None:
-    points: dict[str, list[tuple[int, Spread]]] = {}
-    for one in drafted:
-        if one.task == ALL and cases[one.case]["k"] is not None and one.speedup is not None:
-            points.setdefault(cases[one.case]["name"], []).append((cases[one.case]["k"], one.speedup))
-    for name, line in points.items():
-        line = sorted(line, key=lambda point: point[0])
-        medians, errors = _bars([speedup for _, speedup in line])
-        axes.errorbar([k for k, _ in line], medians, errors, fmt="o-", capsize=2, markersize=3.5, label=name)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(xlabel="k, drafted tokens a round", ylabel="speed-up over plain decoding")
-    _legend_inside(axes)
+def _over_k(axes, totals: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> None:
+    k = lambda one: cases[one.case]["k"]  # noqa: E731
+    for name, line in group_by(sorted(totals, key=k), lambda one: cases[one.case]["name"]).items():
+        _speedups(axes, line, [k(one) for one in line], name, fmt="o-")
+    axes.set_xlabel("k, drafted tokens a round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _round(axes, split: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
@@ -139,16 +137,3 @@ def _round(axes, split: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         axes.bar(labels, height * 1e3, 0.6, bottom=bottom, label=part)
         bottom += height * 1e3
     axes.set_ylabel("a round, ms")
-    axes.tick_params(axis="x", labelsize=8)
-    _legend_above(axes)
-
-
-def _legend_inside(axes) -> None:
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, frameon=False)
-
-
-def _legend_above(axes) -> None:
-    """Puts the legend in a row, with room that no bar reaches."""
-    axes.set_ylim(top=1.12 * axes.get_ylim()[1])
-    axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=4)

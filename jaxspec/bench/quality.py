@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from scipy import stats
 
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.records import PeerRepeat, Record, Repeat, Turn, turns_of
+from jaxspec.bench.records import Record, Turn, group_by, repeats_of, turns_of
 from jaxspec.training.prompts import Conversation
 
 # How often equal sides are said to differ.
@@ -37,10 +36,10 @@ class Difference:
     plain: float
     other: float
     difference: float
-    error: float | None
-    low: float | None
-    high: float | None
-    questions: int
+    error: float | None = None
+    low: float | None = None
+    high: float | None = None
+    questions: int = 1
 
     @property
     def within_noise(self) -> bool | None:
@@ -55,11 +54,11 @@ def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Differ
       plain: the mean negative log-likelihood of each question's tokens, in nats.
       other: the same of the other side.
     """
-    differences = [second - first for first, second in zip(plain, other, strict=True)]
-    mean, count = statistics.fmean(differences), len(differences)
-    first, second = (math.exp(statistics.fmean(side)) for side in (plain, other))
+    differences = np.subtract(other, plain)
+    mean, count = float(differences.mean()), len(differences)
+    first, second = (math.exp(np.mean(side)) for side in (plain, other))
     if count == 1:
-        return Difference(first, second, mean, None, None, None, 1)
+        return Difference(first, second, mean)
     error = float(stats.sem(differences))
     reach = error * float(stats.t.ppf(1 - LEVEL / 2, count - 1))
     return Difference(first, second, mean, error, mean - reach, mean + reach, count)
@@ -75,7 +74,7 @@ def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable
     """
     count, first, second = len(plain), figure(plain), figure(other)
     if count == 1:
-        return Difference(first, second, second - first, None, None, None, 1)
+        return Difference(first, second, second - first)
 
     def difference(places: np.ndarray) -> float:
         return figure([other[i] for i in places]) - figure([plain[i] for i in places])
@@ -140,16 +139,11 @@ class Agreement:
     first: dict[str, Any] | None
 
     @classmethod
-    def of(cls, turns: Sequence[Turn], repeats: Callable[[Turn], Sequence[Repeat | PeerRepeat]]) -> "Agreement | None":
-        """Counts the answers that `repeats` picks; `None` where these need not be the same."""
-        if "divergences" not in repeats(turns[0])[0]:
+    def of(cls, turns: Sequence[Turn], label: str) -> "Agreement | None":
+        """Counts the answers of a case or a peer's mode; `None` where these need not be the same."""
+        if "divergences" not in repeats_of(turns[0], label)[0]:
             return None
-        answers = [
-            (question, turn["turn"], found)
-            for turn in turns
-            for repeat in repeats(turn)
-            for question, found in zip(turn["questions"], repeat.get("divergences", []), strict=True)
-        ]
+        answers = list(_answers(turns, label, "divergences"))
         diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
         wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
         names = ("question", "turn", "place", "distance")
@@ -187,47 +181,36 @@ def assess(
       records: those of a run.
       questions: those it asked, whose references count.
       decode: the text of token ids.
-
-    Raises:
-      ValueError: the records are of a version that did not keep token ids.
     """
-    settings: dict[tuple[int, float], list[Turn]] = {}
-    for record in turns_of(records):
-        settings.setdefault((record["batch"], record["temperature"]), []).append(record)
     found = []
+    settings = group_by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"]))
     for (batch, temperature), turns in settings.items():
-        for case in turns[0]["cases"]:
-            if "ids" not in turns[0]["cases"][case]["repeats"][0]:
-                raise ValueError("the file of records has no token ids, which --quality compares; measure anew")
-            if case != PLAIN:
-                found.append(Quality(batch, temperature, case, *_compare(turns, case, questions, decode)))
+        for case in [label for label in turns[0]["cases"] if label != PLAIN]:
+            perplexity = bleu_difference = None
+            if (agreement := Agreement.of(turns, case)) is None:
+                perplexity = compare_perplexity(*(_losses(turns, name) for name in (PLAIN, case)))
+                plain, own = (_bleu_counts(turns, name, questions, decode) for name in (PLAIN, case))
+                bleu_difference = compare_corpora(plain, own, bleu) if plain else None
+            found.append(Quality(batch, temperature, case, agreement, perplexity, bleu_difference))
     return found
 
 
-def _compare(
-    turns: Sequence[Turn], case: str, questions: Sequence[Conversation], decode: Callable[[list[int]], str]
-) -> tuple[Agreement | None, Difference | None, Difference | None]:
-    agreement = Agreement.of(turns, lambda turn: turn["cases"][case]["repeats"])
-    if agreement is not None:
-        return agreement, None, None
-    perplexity = compare_perplexity(*(_losses(turns, name) for name in (PLAIN, case)))
-    plain, own = (_bleu_counts(turns, name, questions, decode) for name in (PLAIN, case))
-    return None, perplexity, compare_corpora(plain, own, bleu) if plain else None
-
-
-def _repeats(turns: Sequence[Turn], case: str) -> Iterator[tuple[Turn, Repeat]]:
-    return ((turn, repeat) for turn in turns for repeat in turn["cases"][case]["repeats"])
+def _answers(turns: Sequence[Turn], label: str, name: str) -> Iterator[tuple[int, int, Any]]:
+    """Yields the question, the turn and one value of every answer, of all repeats."""
+    for turn in turns:
+        for repeat in repeats_of(turn, label):
+            for question, value in zip(turn["questions"], repeat[name], strict=True):
+                yield question, turn["turn"], value
 
 
 def _losses(turns: Sequence[Turn], case: str) -> list[float]:
     """Returns each question's mean negative log-likelihood of a token, over all turns and repeats."""
     sums: dict[int, tuple[float, int]] = {}
-    for turn, repeat in _repeats(turns, case):
-        log_probs = repeat.get("log_probs", [])
-        for question, tokens, log_prob in zip(turn["questions"], repeat["tokens"], log_probs, strict=True):
-            loss, count = sums.get(question, (0.0, 0))
-            sums[question] = (loss - log_prob, count + tokens)
-    return [loss / tokens for loss, tokens in sums.values()]
+    pairs = zip(_answers(turns, case, "log_probs"), _answers(turns, case, "tokens"), strict=True)
+    for (question, _, log_prob), (_, _, tokens) in pairs:
+        loss, count = sums.get(question, (0.0, 0))
+        sums[question] = (loss - log_prob, count + tokens)
+    return [loss / count for loss, count in sums.values()]
 
 
 def _bleu_counts(
@@ -235,10 +218,8 @@ def _bleu_counts(
 ) -> list[np.ndarray]:
     """Returns the counts of each question that has references, over all turns and repeats."""
     texts: dict[int, list[tuple[str, str]]] = {}
-    for turn, repeat in _repeats(turns, case):
-        for question, ids in zip(turn["questions"], repeat.get("ids", []), strict=True):
-            references = questions[question].references
-            reference = references[turn["turn"]] if turn["turn"] < len(references) else ""
-            if reference:
-                texts.setdefault(question, []).append((decode(ids), reference))
+    for question, turn, ids in _answers(turns, case, "ids"):
+        references = questions[question].references
+        if turn < len(references) and references[turn]:
+            texts.setdefault(question, []).append((decode(ids), references[turn]))
     return [bleu_counts(*zip(*pairs, strict=True)) for pairs in texts.values()]

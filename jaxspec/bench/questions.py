@@ -1,6 +1,7 @@
 """Reads questions, asks them in batches of one task, and lays conversations out turn by turn."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxspec.bench.records import group_by
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.training.prompts import Conversation, read_prompts
 
 _FOLDER = Path(__file__).parent
 # Five for each of Spec-Bench's tasks; requests of programmers, most of them about code that they give.
-NAMES = {"ours": _FOLDER / "prompts.jsonl", "code": _FOLDER / "code.jsonl"}
+NAMES = {"built-in": _FOLDER / "prompts.jsonl", "code": _FOLDER / "code.jsonl"}
 # What is beyond a row's end is never fed, and a program takes longer to compile than to run.
 _NARROWEST = 512
 # The tasks of Spec-Bench, in its order.
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 
 def read_questions(name_or_path: str | os.PathLike[str]) -> list[Conversation]:
-    """Reads the built-in questions of that name ("ours", "code"), else those of a file, as `read_prompts` does.
+    """Reads the built-in questions of that name ("built-in", "code"), else those of a file, as `read_prompts` does.
 
     Raises:
       FileNotFoundError: there is neither.
@@ -102,14 +104,12 @@ def groups(questions: Sequence[Conversation], batch: int) -> list[Group]:
     Where a task's last batch is not full, the task's questions fill it from the first on again: each batch has as
     many requests as it is said to have.
     """
-    by_task: dict[str, list[int]] = {}
-    for index, question in enumerate(questions):
-        by_task.setdefault(task_of(question), []).append(index)
+    by_task = group_by(range(len(questions)), lambda index: task_of(questions[index]))
     found = []
     for task in in_order(by_task):
         members = sorted(by_task[task], key=lambda index: (sum(map(len, questions[index].texts())), index))
-        for start in range(0, len(members), batch):
-            found.append(Group(task, tuple(members[(start + row) % len(members)] for row in range(batch))))
+        rows = itertools.cycle(members)
+        found += [Group(task, tuple(itertools.islice(rows, batch))) for _ in range(0, len(members), batch)]
     return found
 
 
@@ -126,7 +126,7 @@ def check_askable(name: str, tokenizer: Tokenizer | None, questions: Sequence[Co
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot be asked questions; pass a model with one")
-    if not any(is_asked(question, turn) for question in questions for turn in range(len(question.turns))):
+    if all(len(question.answers) >= len(question.turns) for question in questions):
         raise ValueError("every question has its answers already, so there is nothing to measure; leave answers out")
     return tokenizer
 
@@ -144,10 +144,10 @@ def prompt_of(tokenizer: Tokenizer, question: Conversation, turn: int, answers: 
     """
     messages = [] if question.system is None else [{"role": "system", "content": question.system}]
     known = dict(enumerate(question.answers)) | dict(answers)
-    for place in range(turn):
-        messages.append({"role": "user", "content": question.turns[place]})
-        messages.append({"role": "assistant", "content": known[place]})
-    messages.append({"role": "user", "content": question.turns[turn]})
+    for place, text in enumerate(question.turns[: turn + 1]):
+        messages.append({"role": "user", "content": text})
+        if place < turn:
+            messages.append({"role": "assistant", "content": known[place]})
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(messages)
     return tokenizer.encode("\n\n".join(message["content"] for message in messages))
@@ -184,18 +184,19 @@ def dialogue(
       widest: the most tokens of a prompt. A row with a longer text is left out, with all its later turns; `None` is no
         bound.
     """
-    rows = [questions[index] for index in group.members]
-    answers: list[dict[int, str]] = [{} for _ in rows]
+    members = group.members
+    answers: list[dict[int, str]] = [{} for _ in members]
     gone: set[int] = set()
-    for turn in range(max(len(row.turns) for row in rows)):
-        asked = [row for row, one in enumerate(rows) if is_asked(one, turn) and row not in gone]
-        prompts = {row: prompt_of(tokenizer, rows[row], turn, answers[row]) for row in asked}
-        left_out = [row for row in asked if widest is not None and len(prompts[row]) > widest]
-        gone.update(left_out)
+    for turn in range(max(len(questions[index].turns) for index in members)):
+        prompts = {
+            row: prompt_of(tokenizer, questions[index], turn, answers[row])
+            for row, index in enumerate(members)
+            if row not in gone and is_asked(questions[index], turn)
+        }
+        gone |= {row for row, prompt in prompts.items() if widest is not None and len(prompt) > widest}
         live = {row: prompt for row, prompt in prompts.items() if row not in gone}
-        if asked:
-            members = group.members
-            found = AskedTurn(turn, live, [members[row] for row in live], [members[row] for row in left_out])
-            yield found
+        if prompts:
+            left_out = [members[row] for row in prompts if row in gone]
+            yield (found := AskedTurn(turn, live, [members[row] for row in live], left_out))
             for row, tokens in found.replies.items():
                 answers[row][turn] = tokenizer.decode(tokens)

@@ -1,9 +1,9 @@
 """Keeps the records of a run in a file of JSON lines, which an interrupted run goes on from."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from jaxspec.training.files import write_text
 
@@ -11,8 +11,8 @@ from jaxspec.training.files import write_text
 _SAME = ("setting", "machine")
 _SHOWN = 4
 FIGURES = ("summary", "quality", "against")
-# Keys of older files.
-_RENAMED = {'"partings":': '"divergences":', '"products":': '"kernels":'}
+T = TypeVar("T")
+K = TypeVar("K")
 
 # The first place where two answers differ, and how far the worse token there is below the best, in nats: `None` where
 # one answer ended before the other.
@@ -37,8 +37,8 @@ class Repeat(Counts):
     first_token_seconds: float
     seconds: float
     joules: float | None
-    ids: NotRequired[list[list[int]]]
-    log_probs: NotRequired[list[float]]
+    ids: list[list[int]]
+    log_probs: list[float]
     divergences: NotRequired[list[Divergence | None]]
 
 
@@ -110,6 +110,19 @@ def turns_of(records: Sequence[Record]) -> list[Turn]:
     return [record for record in records if record["kind"] == "turn" and record["cases"]]
 
 
+def repeats_of(turn: Turn, label: str) -> Sequence[Repeat | PeerRepeat]:
+    """Returns the repeats of a case, or of a peer's mode."""
+    return (turn["cases"] if label in turn["cases"] else turn.get("peers", {}))[label]["repeats"]
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Groups items by a key, in the order in which keys are met."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 class Results:
     """Records in the order they were measured, behind a header; the file is valid at any time.
 
@@ -129,7 +142,7 @@ class Results:
           OSError: it cannot be written.
         """
         self._path = path
-        self._lines = [json.dumps({"kind": "run"} | header, ensure_ascii=False)]
+        self._header: dict[str, Any] = {"kind": "run"} | header
         self.records: list[Record] = []
         if path is not None and path.exists():
             if not resume:
@@ -144,48 +157,41 @@ class Results:
     def add(self, unit: Sequence[int | float | str], records: Sequence[Record]) -> None:
         """Adds all records of one unit to the file at once."""
         for record in records:
-            line = json.dumps({"unit": list(unit)} | record, ensure_ascii=False)
-            self._lines.append(line)
-            self.records.append(json.loads(line))
+            record["unit"] = list(unit)
+        self.records += records
         self._write()
 
     def finish(self, figures: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Ends the file with figures that follow from the records, by their kind: one of `FIGURES`."""
-        lines = [{"kind": kind} | one for kind, several in figures.items() for one in several]
-        self._write([json.dumps(line, ensure_ascii=False) for line in lines])
+        self._write([{"kind": kind} | one for kind, several in figures.items() for one in several])
 
     def _read(self, path: Path) -> None:
         lines = []
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-            for old, new in _RENAMED.items():
-                line = line.replace(old, new)
             try:
-                record = json.loads(line)
-                kind = record["kind"]
+                kind = (record := json.loads(line))["kind"]
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number} is no record of a run; pass another file") from None
             if kind not in FIGURES:  # they follow from the others
-                lines.append((line, record))
-        if not lines or lines[0][1]["kind"] != "run":
+                lines.append(record)
+        if not lines or lines[0]["kind"] != "run":
             raise ValueError(f"{path} does not begin with the header of a run; pass another file")
-        _check_same(path, lines[0][1], json.loads(self._lines[0]))
-        self._lines = [line for line, _ in lines]
-        self.records = [record for _, record in lines[1:]]
+        _check_same(path, lines[0], self._header)
+        self._header, *self.records = lines
 
-    def _write(self, more: Sequence[str] = ()) -> None:
+    def _write(self, figures: Sequence[dict[str, Any]] = ()) -> None:
         if self._path is not None:
-            write_text(self._path, "".join(f"{line}\n" for line in [*self._lines, *more]))
+            lines = (json.dumps(line, ensure_ascii=False) for line in (self._header, *self.records, *figures))
+            write_text(self._path, "".join(f"{line}\n" for line in lines))
 
 
 def _check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    changes = []
-    for part in _SAME:
-        first, second = before.get(part) or {}, now[part]
-        changes += [
-            f"{name} was {first.get(name)!r}, now {second.get(name)!r}"
-            for name in sorted(first.keys() | second.keys())
-            if first.get(name) != second.get(name)
-        ]
+    changes = [
+        f"{name} was {first.get(name)!r}, now {second.get(name)!r}"
+        for first, second in ((before.get(part) or {}, now[part]) for part in _SAME)
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    ]
     if changes:
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         raise ValueError(

@@ -1,13 +1,12 @@
 """Lays out a run's figures as tables, for the terminal and for Markdown."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxspec.bench.advice import where
-from jaxspec.bench.peers.named import PEERS
+from jaxspec.bench.peers.panel import PEERS
 from jaxspec.bench.quality import Quality
-from jaxspec.bench.questions import in_order
-from jaxspec.bench.records import Header, Record
+from jaxspec.bench.records import Header, Record, group_by
 from jaxspec.bench.summary import ALL, Against, Spread, Summary
 
 _NOTHING = "-"
@@ -32,82 +31,59 @@ def spread(value: Spread | None) -> str:
     return _NOTHING if value is None else f"{value.median:.2f} ({value.low:.2f}-{value.high:.2f})"
 
 
+_SPEED: dict[str, Callable[[Summary], str]] = {
+    "": lambda one: one.case,
+    "tokens/s": lambda one: f"{one.tokens_per_second.median:.1f}",
+    "speed-up": lambda one: spread(one.speedup),
+    "decoding alone": lambda one: spread(one.decode_speedup),
+    "tokens a round": lambda one: f"{one.mean_acceptance_length:.2f}",
+    "accepted": lambda one: number(one.speedup and one.acceptance_rate, ".0%"),
+    "J/token": lambda one: number(one.joules_per_token),
+}
+_WAITING: dict[str, Callable[[Summary], str]] = {
+    "": lambda one: one.case,
+    "prompt, ms": lambda one: f"{one.prefill_seconds * 1e3:.1f}",
+    "first token, ms": lambda one: f"{one.first_token_seconds * 1e3:.1f}",
+    "100 tokens, s": lambda one: number(one.hundred_tokens_seconds),
+    "answer P50, s": lambda one: f"{one.latency_median:.2f}",
+    "answer P99, s": lambda one: f"{one.latency_p99:.2f}",
+    "requests/s": lambda one: f"{one.requests_per_second.median:.3f}",
+}
+
+
 def tables(summaries: Sequence[Summary]) -> list[Table]:
     """Returns three tables for each setting: the speed-up by task, speed and acceptance, and waiting times."""
     found = []
-    for setting in dict.fromkeys(map(where, summaries)):
-        chosen = [one for one in summaries if where(one) == setting]
+    for setting, chosen in group_by(summaries, where).items():
         totals = [one for one in chosen if one.task == ALL]
-        found += [_by_task(chosen, setting), _speed(totals, setting), _waiting(totals, setting)]
+        cases = group_by((one for one in chosen if one.speedup is not None), lambda one: one.case)
+        speedups = [
+            (case, *(f"{one.speedup.median:.2f}" for one in several if one.speedup)) for case, several in cases.items()
+        ]
+        tasks = dict.fromkeys(one.task for one in chosen)
+        found.append(Table(f"speed-up over plain decoding, {setting}", ("", *tasks), tuple(speedups)))
+        for title, columns in (
+            (f"all tasks, {setting}: median (least-largest over repeats)", _SPEED),
+            (f"{totals[0].requests} requests a repeat, {setting}", _WAITING),
+        ):
+            rows = tuple(tuple(cell(one) for cell in columns.values()) for one in totals)
+            found.append(Table(title, tuple(columns), rows))
     return found
-
-
-def _by_task(chosen: Sequence[Summary], setting: str) -> Table:
-    columns = [*in_order({one.task for one in chosen} - {ALL}), ALL]
-    cells = {(one.case, one.task): one.speedup for one in chosen if one.speedup is not None}
-    cases = dict.fromkeys(case for case, _ in cells)
-    rows = tuple((case, *(f"{cells[case, task].median:.2f}" for task in columns)) for case in cases)
-    return Table(f"speed-up over plain decoding, {setting}", ("", *columns), rows)
-
-
-def _speed(totals: Sequence[Summary], setting: str) -> Table:
-    columns = ("", "tokens/s", "speed-up", "decoding alone", "tokens a round", "accepted", "J/token")
-    rows = tuple(
-        (
-            one.case,
-            f"{one.tokens_per_second.median:.1f}",
-            spread(one.speedup),
-            spread(one.decode_speedup),
-            f"{one.mean_acceptance_length:.2f}",
-            _NOTHING if one.speedup is None else f"{one.acceptance_rate:.0%}",
-            number(one.joules_per_token),
-        )
-        for one in totals
-    )
-    return Table(f"all tasks, {setting}: median (least-largest over repeats)", columns, rows)
-
-
-def _waiting(totals: Sequence[Summary], setting: str) -> Table:
-    columns = ("", "prompt, ms", "first token, ms", "100 tokens, s", "answer P50, s", "answer P99, s", "requests/s")
-    rows = tuple(
-        (
-            one.case,
-            f"{one.prefill_seconds * 1e3:.1f}",
-            f"{one.first_token_seconds * 1e3:.1f}",
-            number(one.hundred_tokens_seconds),
-            f"{one.latency_median:.2f}",
-            f"{one.latency_p99:.2f}",
-            f"{one.requests_per_second.median:.3f}",
-        )
-        for one in totals
-    )
-    return Table(f"{totals[0].requests} requests a repeat, {setting}", columns, rows)
 
 
 def peer_tables(found: Sequence[Against]) -> list[Table]:
     """Returns two tables for each temperature: how fast each case was over each peer, by task, and the peers' speed."""
     tables = []
-    for temperature in dict.fromkeys(one.temperature for one in found):
-        chosen = [one for one in found if one.temperature == temperature]
-        tasks = tuple(dict.fromkeys(one.task for one in chosen))
-        peers = tuple(dict.fromkeys(one.peer for one in chosen))
-        cells = {(one.peer, one.task): one for one in chosen}
-        ratios = tuple(
-            (f"{case} / {peer}", *(f"{cells[peer, task].ours[case].median:.2f}" for task in tasks))
-            for peer in peers
-            for case in chosen[0].ours
-        )
-        speeds = tuple(
-            (
-                peer,
-                *(f"{cells[peer, task].tokens_per_second.median:.1f}" for task in tasks),
-                number(cells[peer, ALL].acceptance_rate, ".0%"),
-            )
-            for peer in peers
-        )
+    for temperature, chosen in group_by(found, lambda one: one.temperature).items():
+        ratios, speeds, tasks = [], [], dict.fromkeys(one.task for one in chosen)
+        for peer, by_task in group_by(chosen, lambda one: one.peer).items():
+            for case in by_task[0].ratios:
+                ratios.append((f"{case} / {peer}", *(f"{one.ratios[case].median:.2f}" for one in by_task)))
+            each = (f"{one.tokens_per_second.median:.1f}" for one in by_task)
+            speeds.append((peer, *each, number(by_task[-1].acceptance_rate, ".0%")))
         setting = f"batch 1, temperature {temperature:g}"
-        tables.append(Table(f"tokens/s of jaxspec over the peers', {setting}", ("", *tasks), ratios))
-        tables.append(Table(f"the peers' tokens/s, {setting}", ("", *tasks, "accepted"), speeds))
+        tables.append(Table(f"tokens/s of jaxspec over the peers', {setting}", ("", *tasks), tuple(ratios)))
+        tables.append(Table(f"the peers' tokens/s, {setting}", ("", *tasks, "accepted"), tuple(speeds)))
     return tables
 
 
@@ -121,18 +97,12 @@ def quality_tables(found: Sequence[Quality]) -> list[Table]:
         elif (loss := one.perplexity) is not None:
             bleu = (number(one.bleu and one.bleu.other), number(one.bleu and one.bleu.plain))
             drawn.append((*setting, str(loss.questions), f"{loss.other:.3f}", f"{loss.plain:.3f}", *bleu))
-    columns = ("", "temperature", "batch")
+    setting = ("", "temperature", "batch")
+    agreed = (*setting, "answers", "same tokens", "diverged at a near tie", "different")
+    compared = (*setting, "questions", "perplexity", "plain", "BLEU", "plain")
     tables = [
-        Table(
-            "quality: tokens against those of plain decoding",
-            (*columns, "answers", "same tokens", "diverged at a near tie", "different"),
-            tuple(exact),
-        ),
-        Table(
-            "quality: perplexity under the target, and BLEU against references",
-            (*columns, "questions", "perplexity", "plain", "BLEU", "plain"),
-            tuple(drawn),
-        ),
+        Table("quality: tokens against those of plain decoding", agreed, tuple(exact)),
+        Table("quality: perplexity under the target, and BLEU against references", compared, tuple(drawn)),
     ]
     return [table for table in tables if table.rows]
 

@@ -16,8 +16,7 @@ from jaxspec.bench import advice, report
 from jaxspec.bench.cases import load_cases
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.meters import energy_meter, peak_memory
-from jaxspec.bench.peers.named import PEERS
-from jaxspec.bench.peers.panel import Panel
+from jaxspec.bench.peers.panel import PEERS, Panel
 from jaxspec.bench.quality import Quality, assess, check_bleu
 from jaxspec.bench.questions import Group, check_askable, groups
 from jaxspec.bench.records import FIGURES, Header, Results, Turn

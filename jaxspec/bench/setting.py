@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.bench.peers.named import PEERS
+from jaxspec.bench.peers.panel import PEERS
 from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapt import LengthOption

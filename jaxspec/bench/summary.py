@@ -2,18 +2,17 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.quality import Agreement
 from jaxspec.bench.questions import in_order
-from jaxspec.bench.records import PeerRepeat, Record, Repeat, Turn, turns_of
+from jaxspec.bench.records import Record, Turn, group_by, repeats_of, turns_of
 
 ALL = "all"
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +26,11 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
         """Returns the spread of at least one value."""
-        values = sorted(values)
+        values = sorted(map(float, values))
         return cls(values[0], statistics.median(values), values[-1])
 
     @classmethod
-    def of_ratios(cls, over: Sequence[float], under: Sequence[float]) -> "Spread":
+    def of_ratios(cls, over: Iterable[float], under: Iterable[float]) -> "Spread":
         """Returns the spread of ratios taken repeat by repeat."""
         return cls.of(a / b for a, b in zip(over, under, strict=True))
 
@@ -98,7 +97,7 @@ class Against:
       peer: its name and mode.
       task: of Spec-Bench, or "all".
       tokens_per_second: the mean over questions, of whole requests.
-      ours: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
+      ratios: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
       acceptance_rate: accepted over drafted tokens of the peer; `None` where it drafts none, or does not tell.
       agreement: its tokens and those of jaxspec's plain decoding; `None` where they are sampled.
     """
@@ -107,37 +106,37 @@ class Against:
     peer: str
     task: str
     tokens_per_second: Spread
-    ours: dict[str, Spread]
+    ratios: dict[str, Spread]
     acceptance_rate: float | None
     agreement: Agreement | None
 
 
 def summarize(records: Sequence[Record]) -> list[Summary]:
     """Returns a summary for each batch, temperature, task and case, in the order they were measured; "all" is last."""
-    found = []
-    for (batch, temperature), turns in _by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"])):
-        for task, chosen in _by_task(turns):
-            plain = _Figures(chosen, PLAIN)
-            found += [_summary(batch, temperature, task, _Figures(chosen, case), plain) for case in chosen[0]["cases"]]
-    return found
+    settings = group_by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"]))
+    return [
+        _summary(batch, temperature, task, _Figures(chosen, case), _Figures(chosen, PLAIN))
+        for (batch, temperature), turns in settings.items()
+        for task, chosen in _by_task(turns)
+        for case in chosen[0]["cases"]
+    ]
 
 
 def against(records: Sequence[Record]) -> list[Against]:
     """Compares the cases with each mode of a peer, at each temperature and task; "all" is last."""
-    asked = [turn for turn in turns_of(records) if turn.get("peers")]
-    return [
-        _against(temperature, task, peer, chosen)
-        for temperature, turns in _by(asked, lambda turn: turn["temperature"])
-        for task, chosen in _by_task(turns)
-        for peer in turns[0].get("peers", {})
-    ]
-
-
-def _by(turns: Sequence[Turn], key: Callable[[Turn], T]) -> list[tuple[T, list[Turn]]]:
-    found: dict[T, list[Turn]] = {}
-    for turn in turns:
-        found.setdefault(key(turn), []).append(turn)
-    return list(found.items())
+    found = []
+    asked = group_by((turn for turn in turns_of(records) if turn.get("peers")), lambda turn: turn["temperature"])
+    for temperature, turns in asked.items():
+        for task, chosen in _by_task(turns):
+            speeds = {case: _Figures(chosen, case).speeds() for case in chosen[0]["cases"]}
+            for peer in chosen[0].get("peers", {}):
+                own = _Figures(chosen, peer)
+                ratios = {case: Spread.of_ratios(speed, own.speeds()) for case, speed in speeds.items()}
+                drafted, agreement = own.total("drafted"), Agreement.of(chosen, peer)
+                accepted = own.total("accepted") / drafted if drafted > 0 else None
+                speed = Spread.of(own.speeds())
+                found.append(Against(temperature, peer, task, speed, ratios, accepted, agreement))
+    return found
 
 
 def _by_task(turns: Sequence[Turn]) -> list[tuple[str, list[Turn]]]:
@@ -145,116 +144,71 @@ def _by_task(turns: Sequence[Turn]) -> list[tuple[str, list[Turn]]]:
     return [(task, [turn for turn in turns if task in (ALL, turn["task"])]) for task in tasks]
 
 
-def _against(temperature: float, task: str, peer: str, turns: list[Turn]) -> Against:
-    answers = lambda turn: turn["peers"][peer]["repeats"]  # noqa: E731
-    theirs = _speeds(turns, answers)
-    repeats: list[PeerRepeat] = [repeat for turn in turns for repeat in answers(turn)]
-    drafted = sum(repeat["drafted"] or 0 for repeat in repeats)
-    return Against(
-        temperature,
-        peer,
-        task,
-        Spread.of(theirs),
-        {case: Spread.of_ratios(_Figures(turns, case).speeds, theirs) for case in turns[0]["cases"]},
-        sum(repeat["accepted"] or 0 for repeat in repeats) / drafted if drafted else None,
-        Agreement.of(turns, answers),
-    )
+class _Figures:
+    """The figures of one case, or of a peer's mode, in some turns."""
+
+    def __init__(self, turns: Sequence[Turn], label: str):
+        self.turns, self.label = turns, label
+        self.repeats: list[Sequence[Any]] = [repeats_of(turn, label) for turn in turns]
+        self.rows = [len(several[0]["tokens"]) for several in self.repeats]
+
+    def sums(self, name: str) -> np.ndarray:
+        """Returns a figure of each turn and repeat, `[turn, repeat]`, all rows together; NaN where it is unknown."""
+        return np.array([[np.sum(one[name]) for one in several] for several in self.repeats], float)
+
+    def total(self, name: str) -> float:
+        return float(self.sums(name).sum())
+
+    def speeds(self) -> np.ndarray:
+        """Returns for each repeat the mean over questions of tokens a second, all turns of a question together."""
+        tokens, seconds = self.sums("tokens"), self.sums("seconds")
+        questions = group_by(range(len(self.turns)), lambda index: tuple(self.turns[index].get("unit", ())))
+        return np.mean([tokens[turns].sum(0) / seconds[turns].sum(0) for turns in questions.values()], axis=0)
+
+    def decode_seconds(self) -> np.ndarray:
+        """Returns each repeat's time without the prompts; as both are measured, for tiny models it may be below 0."""
+        return (self.sums("seconds") - self.sums("prefill_seconds")).sum(0)
+
+    def decode_speeds(self) -> np.ndarray | None:
+        """Returns tokens a second of each repeat without the prompts; `None` where that is too short to time."""
+        seconds = self.decode_seconds()
+        return self.sums("tokens").sum(0) / seconds if seconds.min() > 0 else None
+
+    def steps(self) -> int:
+        """Counts rounds of the loop, which goes on until its last row has ended."""
+        return sum(max(one["rounds"]) for several in self.repeats for one in several)
 
 
-def _summary(batch: int, temperature: float, task: str, own: "_Figures", plain: "_Figures") -> Summary:
-    speeds, plain_speeds, speculates = own.decode_speeds, plain.decode_speeds, own.case != PLAIN
+def _summary(batch: int, temperature: float, task: str, own: _Figures, plain: _Figures) -> Summary:
+    speculates, speeds, plain_speeds = own.label != PLAIN, own.decode_speeds(), plain.decode_speeds()
     decode_speedup = None if speeds is None or plain_speeds is None else Spread.of_ratios(speeds, plain_speeds)
-    # Each row waits for its batch.
-    latencies = [repeat["seconds"] for repeat in own.flat for _ in repeat["tokens"]]
-    joules = [repeat["joules"] for repeat in own.flat if repeat["joules"] is not None]
-    hundred = [one for turn in own.turns if (one := turn["cases"][own.case]["hundred_tokens_seconds"]) is not None]
-    tokens, rounds = own.total("tokens"), max(own.total("rounds"), 1)
-    accepted_at = np.sum([repeat["accepted_at"] for repeat in own.flat], axis=0)
+    seconds, requests = own.sums("seconds"), sum(own.rows)
+    latencies = np.repeat(seconds, own.rows, axis=0)  # each row waits for its batch
+    tokens, rounds, joules = own.total("tokens"), max(own.total("rounds"), 1), own.total("joules")
+    accepted_at = np.sum([one["accepted_at"] for several in own.repeats for one in several], axis=0)
+    hundred = [one for turn in own.turns if (one := turn["cases"][own.label]["hundred_tokens_seconds"]) is not None]
+    step_seconds, plain_step_seconds = (one.decode_seconds().sum() / one.steps() for one in (own, plain))
     return Summary(
         batch=batch,
         temperature=temperature,
-        case=own.case,
+        case=own.label,
         task=task,
-        requests=own.requests,
-        tokens=sum(sum(repeat["tokens"]) for repeat in own.by_repeat[0]),
-        tokens_per_second=Spread.of(own.speeds),
+        requests=requests,
+        tokens=int(own.sums("tokens")[:, 0].sum()),
+        tokens_per_second=Spread.of(own.speeds()),
         decode_tokens_per_second=None if speeds is None else Spread.of(speeds),
-        speedup=Spread.of_ratios(own.speeds, plain.speeds) if speculates else None,
+        speedup=Spread.of_ratios(own.speeds(), plain.speeds()) if speculates else None,
         decode_speedup=decode_speedup if speculates else None,
         mean_acceptance_length=tokens / rounds,
         acceptance_rate=own.total("accepted") / max(own.total("drafted"), 1),
         acceptance_by_position=tuple((accepted_at / rounds).tolist()),
-        round_cost=None if decode_speedup is None else own.step_seconds / plain.step_seconds,
-        round_gain=own.step_tokens / plain.step_tokens,
-        prefill_seconds=statistics.median(repeat["prefill_seconds"] for repeat in own.flat),
-        first_token_seconds=statistics.median(repeat["first_token_seconds"] for repeat in own.flat),
+        round_cost=None if decode_speedup is None else float(step_seconds / plain_step_seconds),
+        round_gain=(tokens / own.steps()) / (plain.total("tokens") / plain.steps()),
+        prefill_seconds=float(np.median(own.sums("prefill_seconds"))),
+        first_token_seconds=float(np.median(own.sums("first_token_seconds"))),
         hundred_tokens_seconds=statistics.median(hundred) if hundred else None,
-        requests_per_second=Spread.of(own.requests / sum(one["seconds"] for one in each) for each in own.by_repeat),
+        requests_per_second=Spread.of(requests / seconds.sum(0)),
         latency_median=float(np.percentile(latencies, 50)),
         latency_p99=float(np.percentile(latencies, 99)),
-        joules_per_token=sum(joules) / max(tokens, 1) if len(joules) == len(own.flat) else None,
+        joules_per_token=None if np.isnan(joules) else joules / max(tokens, 1),
     )
-
-
-def _speeds(turns: Sequence[Turn], answers: Callable[[Turn], Sequence[Repeat | PeerRepeat]]) -> list[float]:
-    """Returns for each repeat the mean over questions of tokens a second, all turns of a question together."""
-    found = []
-    for repeat in range(len(answers(turns[0]))):
-        questions = _by(turns, lambda turn: tuple(turn.get("unit", ())))
-        each = [[answers(turn)[repeat] for turn in turns] for _, turns in questions]
-        rates = [sum(sum(one["tokens"]) for one in asked) / sum(one["seconds"] for one in asked) for asked in each]
-        found.append(statistics.fmean(rates))
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Figures:
-    """The repeats of one case in some turns."""
-
-    turns: list[Turn]
-    case: str
-
-    @property
-    def by_repeat(self) -> list[list[Repeat]]:
-        """Each repeat of all turns."""
-        return [list(each) for each in zip(*(turn["cases"][self.case]["repeats"] for turn in self.turns), strict=True)]
-
-    @property
-    def flat(self) -> list[Repeat]:
-        return [repeat for each in self.by_repeat for repeat in each]
-
-    def total(self, name: str) -> int:
-        return sum(sum(repeat[name]) for repeat in self.flat)
-
-    @property
-    def requests(self) -> int:
-        return sum(len(repeat["tokens"]) for repeat in self.by_repeat[0])
-
-    @property
-    def speeds(self) -> list[float]:
-        return _speeds(self.turns, lambda turn: turn["cases"][self.case]["repeats"])
-
-    @property
-    def decode_speeds(self) -> list[float] | None:
-        """Tokens a second of each repeat without the prompts; `None` where that is too short to time."""
-        seconds = [sum(map(_decode_seconds, each)) for each in self.by_repeat]
-        tokens = [sum(sum(repeat["tokens"]) for repeat in each) for each in self.by_repeat]
-        return None if min(seconds) <= 0 else [one / time for one, time in zip(tokens, seconds, strict=True)]
-
-    @property
-    def _steps(self) -> int:
-        """Rounds of the loop, which goes on until its last row has ended."""
-        return sum(max(repeat["rounds"]) for repeat in self.flat)
-
-    @property
-    def step_seconds(self) -> float:
-        return sum(map(_decode_seconds, self.flat)) / self._steps
-
-    @property
-    def step_tokens(self) -> float:
-        return self.total("tokens") / self._steps
-
-
-def _decode_seconds(repeat: Repeat) -> float:
-    """Returns the time after the prompt; as both are measured, for tiny models it may be below 0."""
-    return repeat["seconds"] - repeat["prefill_seconds"]

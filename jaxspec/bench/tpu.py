@@ -1,46 +1,114 @@
-"""Reports what the loop costs on TPUs: `python -m jaxspec.bench.tpu`, `jaxspec compile-report`.
+"""Reports what a round costs on TPUs, for `jaxspec compile-report`: bytes, cycles, collectives and copies.
 
-For each case two programs are compiled, of speculative and of plain decoding. Everything is read
+For a case two programs are compiled, of speculative and of plain decoding. Everything is read
 from them; nothing is run. Times are the compiler's estimates, without the collectives' latency.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.round_cost import Costs, costs
+from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.bench.hlo import Instruction, Program, Step
+from jaxspec.bench.plan.roofline import pass_bytes
 
-_SMOL = Case("smollm2-135m", "ngram", devices=1)
-_8B, _70B = Case("llama-3.1-8b", "llama-3.2-1b"), Case("llama-3.3-70b", "llama-3.1-8b")
-_405B = Case("llama-3.1-405b", "llama-3.1-8b")
-
-
-def _on(case: Case, *topologies: str) -> tuple[Case, ...]:
-    return tuple(dataclasses.replace(case, topology=topology) for topology in topologies)
+# A copy, or a gathered array, below this is no weight and no cache.
+_LARGE = 2**20
 
 
-CASES = {
-    "small": (*_on(_SMOL, "v5e:2x2"), *_on(_8B, "v5e:2x2")),
-    "all": (
-        *_on(_SMOL, "v5e:2x2"),
-        *_on(_8B, "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"),
-        *_on(_70B, "v5e:4x4"),
-        *_on(_405B, "v5p:4x4x4", "v6e:16x16"),
-    ),
-}
-_COLUMNS = (
-    "target, draft",
-    "topology",
-    "memory, GB",
-    "read a round, GB",
-    "over the least",
-    "a layer",
-    "round, plain step (ms)",
-    "speed-up at 2, 3, 4 tokens",
-)
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """The costs of one round, or one step of plain decoding, on one device.
+
+    Attributes:
+      bytes: moved from and to the main memory.
+      least_bytes: the weights it must read and the live cache, over the number of devices.
+      cycles: the compiler's estimate, summed over instructions; collectives have none.
+      seconds: cycles over the clock or bytes over the bandwidth, whichever is more.
+      layer_collectives: how many of each kind a layer of the target has.
+      layer_collective_bytes: how many bytes those of one layer yield.
+      other_collectives: how many of each kind there are outside the target's layers.
+      gathered_bytes: results of collectives that are as large as a weight.
+      copied_bytes: moved within the main memory by copies of arrays as large as a weight.
+    """
+
+    bytes: int
+    least_bytes: float
+    cycles: int
+    seconds: float
+    layer_collectives: dict[str, float]
+    layer_collective_bytes: float
+    other_collectives: dict[str, int]
+    gathered_bytes: int
+    copied_bytes: int
+
+
+def costs(case: Case, compiled: Compiled) -> Costs:
+    """Reads the costs from a program that fits.
+
+    Raises:
+      ValueError: the program has not exactly one loop over rounds.
+    """
+    program = Program(compiled.text)
+    rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
+    if len(rounds) != 1:
+        raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
+    steps = list(program.steps(rounds[0].computation("body"), lambda loop: trips(case, loop)))
+    moved = sum(step.bytes * step.times for step in steps)
+    cycles = sum(step.instruction.cycles * step.times for step in steps)
+    layers = compiled.target.module.config.num_layers
+    inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
+    for step in steps:
+        for kind, arrays in program.collectives(step):
+            size = sum(array.size for array in arrays)
+            gathered += size * step.times if size >= _LARGE else 0
+            if "/layer_" in step.instruction.scope and "/propose/" not in step.instruction.scope:
+                inside[kind] += step.times / layers
+                sizes += size * step.times / layers
+            else:
+                outside[kind] += step.times
+    return Costs(
+        bytes=moved,
+        least_bytes=least_bytes(case, compiled),
+        cycles=cycles,
+        seconds=max(cycles / compiled.chip.clock, moved / compiled.chip.bandwidth),
+        layer_collectives={kind: round(count, 2) for kind, count in sorted(inside.items())},
+        layer_collective_bytes=sizes,
+        other_collectives=dict(sorted(outside.items())),
+        gathered_bytes=gathered,
+        copied_bytes=sum(step.bytes * step.times for step in steps if _is_large_copy(step)),
+    )
+
+
+def trips(case: Case, loop: Instruction) -> int:
+    """Returns the trip count of a round's loop that the compiler does not know, by the scope it was traced in.
+
+    Raises:
+      ValueError: it is none of those that a round has.
+    """
+    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1, "with_drafts": 1, "without_drafts": 0}
+    name = loop.scope.removesuffix("/while").rsplit("/", 1)[-1]
+    if name.startswith("history_by_"):
+        return math.ceil(case.context / int(name.removeprefix("history_by_")))
+    if name not in known:
+        names = ", ".join([*known, "history_by_..."])
+        raise ValueError(f"a round has a loop of unknown length, traced in {loop.scope!r}; expected one of {names}")
+    return known[name]
+
+
+def least_bytes(case: Case, compiled: Compiled) -> float:
+    """Counts each weight once a pass and the live cache, split evenly over all devices."""
+    total = pass_bytes(compiled.target, case.batch, case.context)
+    if compiled.draft is not None:
+        total += case.k * pass_bytes(compiled.draft, case.batch, case.context)
+    return total / compiled.devices
+
+
+def _is_large_copy(step: Step) -> bool:
+    one = step.instruction
+    return one.opcode == "copy" and step.bytes >= 2 * _LARGE and not any(array.local for array in one.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +171,8 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     if own is None or one.plain is None:
         return
     yield "read a round", f"{own.bytes / 1e9:.3f} GB, {own.bytes / own.least_bytes:.2f} of the least possible"
-    yield "collectives a layer", f"{_kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
-    others = _kinds(own.other_collectives, ", ")
+    yield "collectives a layer", f"{kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
+    others = kinds(own.other_collectives, ", ")
     yield "elsewhere in a round", f"{others}; as large as a weight: {own.gathered_bytes:,} bytes"
     yield "large copies a round", f"{own.copied_bytes:,} bytes"
     for name, program in (("round", own), ("plain step", one.plain)):
@@ -113,48 +181,6 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
         yield f"speed-up, {tokens} a round", f"{ratio:.2f}"
 
 
-def _kinds(collectives: dict[str, float] | dict[str, int], between: str) -> str:
+def kinds(collectives: Mapping[str, float], between: str) -> str:
+    """Formats how many collectives there are of each kind."""
     return between.join(f"{count:g} {kind}" for kind, count in collectives.items()) or "none"
-
-
-def markdown(reports: Iterable[Report]) -> Iterator[str]:
-    """Yields the lines of a table, a row for each report."""
-    yield f"| {' | '.join(_COLUMNS)} |"
-    yield f"{'|---' * len(_COLUMNS)}|"
-    for one in reports:
-        yield f"| {' | '.join(_cells(one))} |"
-
-
-def _cells(one: Report) -> list[str]:
-    case, own, plain = one.case, one.round, one.plain
-    cells = [
-        f"{case.model}, {case.draft}",
-        case.topology + (f" ({one.devices} used)" if case.devices else f" ({one.devices})"),
-        f"{one.memory / 1e9:.1f} of {one.available / 1e9:.0f}" + ("" if one.fits else ": **no**"),
-    ]
-    if own is None or plain is None:
-        return cells + [""] * (len(_COLUMNS) - len(cells))
-    size = f", {own.layer_collective_bytes / 1e3:.0f} kB" if own.layer_collectives else ""
-    return [
-        *cells,
-        f"{own.bytes / 1e9:.2f}",
-        f"{own.bytes / own.least_bytes:.2f}",
-        _kinds(own.layer_collectives, " + ") + size,
-        f"{own.seconds * 1e3:.2f}, {plain.seconds * 1e3:.2f}",
-        ", ".join(f"{one.speed_up[tokens]:.2f}" for tokens in (2, 3, 4) if tokens in one.speed_up),
-    ]
-
-
-def main(arguments: list[str]) -> None:
-    """Compiles a set of cases, and prints each as soon as it is known."""
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.bench.tpu", description=__doc__)
-    parser.add_argument("--cases", choices=CASES, default="all")
-    parser.add_argument("--json", action="store_true", help="one JSON object a case")
-    options = parser.parse_args(arguments)
-    reports = map(report, CASES[options.cases])
-    for line in map(as_json, reports) if options.json else markdown(reports):
-        print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -141,7 +141,7 @@ def run(options: Options) -> None:
     pictures = options.path(options.plots, "plots")
     undrawn = pictures is not None and not plots.has_matplotlib()
     setting = options.setting()
-    questions = evenly(read_questions(options.questions or "ours"), options.count)
+    questions = evenly(read_questions(options.questions or "built-in"), options.count)
     enable_compilation_cache()
     for path in (records, markdown):
         if path is not None:

@@ -49,7 +49,7 @@ def _kernels() -> Iterable[str]:
 
 
 def _peers() -> Iterable[str]:
-    from jaxspec.bench.peers.named import PEERS
+    from jaxspec.bench.peers.panel import PEERS
 
     return PEERS
 

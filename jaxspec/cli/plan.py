@@ -100,7 +100,7 @@ def run(options: Options) -> None:
     from jaxspec.cli.compilation import enable_compilation_cache
 
     setting = options.setting()
-    questions = evenly(read_questions(options.questions or "ours"), options.count)
+    questions = evenly(read_questions(options.questions or "built-in"), options.count)
     enable_compilation_cache()
     with Console(stderr=True, highlight=False).status("beginning") as status:
         found = make_plan(setting, questions, tell=lambda text: status.update(f"{text} ..."))

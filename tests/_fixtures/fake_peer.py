@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from jaxspec.bench.peers.named import Peer
+from jaxspec.bench.peers.panel import Peer
 from jaxspec.bench.peers.worker import Answer, Loaded, Request
 
 
@@ -30,5 +30,5 @@ class Backwards:
         return Answer(ids, 4, 1) if mode == "lookup" else Answer(ids)
 
 
-PEER = Peer(f"{__name__}:Backwards", ("pytest",), "pip install pytest", _write)
-MISSING = Peer(f"{__name__}:Backwards", ("no-such-package-of-ours",), "pip install it", _write)
+PEER = Peer(f"{__name__}:Backwards", ("pytest",), _write)
+MISSING = Peer(f"{__name__}:Backwards", ("no-such-package",), _write)

@@ -1,4 +1,4 @@
-"""Peers: the files they read are our model, their processes answer, and figures are ours over theirs."""
+"""Peers: the files they read are the model, their processes answer, and figures are jaxspec's over theirs."""
 
 import concurrent.futures
 import dataclasses
@@ -15,8 +15,7 @@ from jaxspec.bench.advice import peer_advice
 from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.peers.files import write_folder, write_gguf
-from jaxspec.bench.peers.named import PEERS
-from jaxspec.bench.peers.panel import Panel
+from jaxspec.bench.peers.panel import PEERS, Panel
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.questions import groups
 from jaxspec.bench.report import peer_tables
@@ -63,7 +62,7 @@ def test_a_folder_is_our_model(name, tmp_path):
 def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
     model = tiny.transformer(2, **MODELS[name])
     path = write_gguf(model, tmp_path, "float32")
-    # The vocabulary is of numbers, which is no tokenizer of ours.
+    # The vocabulary is of numbers, which is no tokenizer that is read.
     monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: None)
     checkpoint = read_gguf_checkpoint(path)
     if model.module.config.ropes[0].scaling is not None:
@@ -174,11 +173,11 @@ def test_peers_take_their_turns_and_their_tokens_are_compared():
     measurement = Measurement(TARGET, cases, QUESTIONS, setting, panel=panel)
     (record,) = measurement.turns(groups(QUESTIONS, 1)[0], 0.0)
     assert [label for label, _ in panel.asked] == ["a plain", "b plain"] * 2
-    ours = record["cases"][PLAIN]["repeats"]
-    theirs = record["peers"]["a plain"]["repeats"]
-    assert [one["ids"] for one in ours] == [one["ids"] for one in theirs]
-    assert all(one["divergences"] == [None] for one in theirs)
-    assert record["cases"]["x"]["repeats"][0]["divergences"] == [None] and "divergences" not in ours[0]
+    plain = record["cases"][PLAIN]["repeats"]
+    peer = record["peers"]["a plain"]["repeats"]
+    assert [one["ids"] for one in plain] == [one["ids"] for one in peer]
+    assert all(one["divergences"] == [None] for one in peer)
+    assert record["cases"]["x"]["repeats"][0]["divergences"] == [None] and "divergences" not in plain[0]
     ((place, distance),) = record["peers"]["b plain"]["repeats"][0]["divergences"]
     assert place == 0 and distance > 0.01
     # Batches are not for them, and drawn tokens need not be the same.
@@ -193,24 +192,28 @@ def test_exact_cases():
     assert Case("x", "x", NGramDrafter(k=2), jaxspec.CoupledVerifier()).is_exact(1.0)
 
 
-def _turn(index, task, ours, theirs, divergences=None):
+def _turn(index, task, plain, of_peer, divergences=None):
     """Ten tokens each, in these seconds."""
     side = lambda seconds, more: {"repeats": [{"tokens": [10], "seconds": one, **more} for one in seconds]}
     peer = {"drafted": 8, "accepted": 2} | ({} if divergences is None else {"divergences": divergences})
     return {
         "kind": "turn", "unit": [1, 0.0, index], "batch": 1, "temperature": 0.0, "task": task, "turn": 0,
-        "questions": [index], "cases": {PLAIN: side(ours, {}), "x, k=4": side([one / 2 for one in ours], {})},
-        "peers": {"p plain": side(theirs, peer)},
+        "questions": [index], "cases": {PLAIN: side(plain, {}), "x, k=4": side([one / 2 for one in plain], {})},
+        "peers": {"p plain": side(of_peer, peer)},
     }  # fmt: skip
 
 
-def test_ours_over_theirs():
+def test_jaxspec_over_the_peers():
     turns = [_turn(0, "qa", [2.0, 1.0], [4.0, 1.0], [None]), _turn(1, "rag", [1.0, 1.0], [1.0, 5.0], [[4, 2.0]])]
     first, _, whole = against(turns)
-    assert (first.task, first.ours[PLAIN], first.ours["x, k=4"]) == ("qa", Spread(1.0, 1.5, 2.0), Spread(2.0, 3.0, 4.0))
+    assert (first.task, first.ratios[PLAIN], first.ratios["x, k=4"]) == (
+        "qa",
+        Spread(1.0, 1.5, 2.0),
+        Spread(2.0, 3.0, 4.0),
+    )
     assert first.tokens_per_second == Spread.of([2.5, 10.0]) and first.acceptance_rate == 0.25
     # The mean over questions of tokens a second, then its ratio.
-    assert whole.task == ALL and whole.ours[PLAIN] == Spread.of([(5 + 10) / (2.5 + 10), (10 + 10) / (10 + 2)])
+    assert whole.task == ALL and whole.ratios[PLAIN] == Spread.of([(5 + 10) / (2.5 + 10), (10 + 10) / (10 + 2)])
     assert (whole.agreement.same, whole.agreement.different) == (2, 2)
     ratios, speeds = peer_tables([first, whole])
     assert ratios.rows == (("plain / p plain", "1.50", "1.43"), ("x, k=4 / p plain", "3.00", "2.87"))
@@ -231,7 +234,7 @@ def test_real_peers_write_our_tokens(name, tmp_path):
     with Panel({name: PEERS[name]}, model, model, dtype="float32", context=256) as panel:
         assert panel.labels == tuple(f"{name} {mode}" for mode in ("plain", "lookup", "draft"))
         prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
-        ours = jaxspec.generate(model, None, jnp.asarray([prompt]), max_new_tokens=24).tokens[0].tolist()
+        expected = jaxspec.generate(model, None, jnp.asarray([prompt]), max_new_tokens=24).tokens[0].tolist()
         for label in panel.labels:
-            assert panel.ask(label, prompt, 24, 0.0, jax.random.key(0))["ids"] == [ours], label
+            assert panel.ask(label, prompt, 24, 0.0, jax.random.key(0))["ids"] == [expected], label
             assert len(panel.ask(label, prompt, 24, 1.0, jax.random.key(0))["ids"][0]) == 24

@@ -15,10 +15,10 @@ def test_code_is_asked_about_and_is_no_evaluation_question():
     assert sum("```" in one.turns[0] for one in found) >= 8
 
 
-def test_a_name_is_ours_and_all_else_a_file(tmp_path):
-    assert len(read_questions("ours")) == 30
+def test_a_name_is_built_in_and_all_else_a_file(tmp_path):
+    assert len(read_questions("built-in")) == 30
     (tmp_path / "own.jsonl").write_text('{"prompt": "hello"}\n')
     assert read_questions(tmp_path / "own.jsonl") == [Conversation(("hello",))]
-    with pytest.raises(FileNotFoundError, match="no file codes; .* a built-in name: ours, code"):
+    with pytest.raises(FileNotFoundError, match="no file codes; .* a built-in name: built-in, code"):
         read_questions("codes")
     assert all(path.is_file() for path in NAMES.values())

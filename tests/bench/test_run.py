@@ -59,8 +59,8 @@ def _measurement(**changes) -> Measurement:
     return Measurement(**({"target": TARGET, "cases": CASES, "questions": QUESTIONS, "setting": SETTING} | changes))
 
 
-def test_our_prompts_are_five_of_each_task_and_no_evaluation_questions():
-    prompts = read_questions("ours")
+def test_built_in_prompts_are_five_of_each_task_and_no_evaluation_questions():
+    prompts = read_questions("built-in")
     tasks = [task_of(one) for one in prompts]
     assert {task: tasks.count(task) for task in TASKS} == dict.fromkeys(TASKS, 5) and len(tasks) == 30
     assert {len(one.turns) for one in prompts if task_of(one) == "multi-turn"} == {2}

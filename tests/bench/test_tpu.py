@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.round_cost import least_bytes
 from jaxspec.bench.shapes import CHIPS, SHAPES, shape
-from jaxspec.bench.tpu import CASES, as_json, lines, markdown, report
+from jaxspec.bench.tpu import as_json, least_bytes, lines, report
 from jaxspec.cli.app import app
+from tests.benchmarks.tpu import CASES, markdown
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler; `pip install 'jax[tpu]'` brings it"

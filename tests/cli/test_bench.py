@@ -203,7 +203,7 @@ def test_mistakes_are_one_line(folder, arguments, said):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_questions_of_ours_need_no_file(folder):
+def test_built_in_questions_need_no_file(folder):
     words = ["bench", "-m", folder / "model", "-n", "512", "--quiet"]
     result = typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
     # They were read: there is just no room for them.

@@ -7,7 +7,7 @@ import pytest
 import typer.testing
 
 from jaxspec.bench.measure import Measurement
-from jaxspec.bench.peers import named, panel
+from jaxspec.bench.peers import panel
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
 from tests._fixtures import fake_peer, text_models, tiny
@@ -33,8 +33,8 @@ def folder(tmp_path_factory):
 def _peers(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "kept by the caller"))
-        patch.setitem(named.PEERS, "transformers", fake_peer.PEER)
-        patch.setitem(named.PEERS, "llama.cpp", fake_peer.MISSING)
+        patch.setitem(panel.PEERS, "transformers", fake_peer.PEER)
+        patch.setitem(panel.PEERS, "llama.cpp", fake_peer.MISSING)
         yield
 
 
@@ -60,7 +60,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
         "tokens/s of jaxspec over the peers', batch 1, temperature 0",
         "transformers lookup",
         "were DIFFERENT, first at question",
-        "llama.cpp was not measured: it is not installed; pip install it",
+        "llama.cpp was not measured: it is not installed; pip install no-such-package",
         "transformers: pytest",
     ):
         assert part in " ".join(finished.stdout.split()) and part in text

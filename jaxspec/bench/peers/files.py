@@ -11,7 +11,7 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from jaxspec.families.base import Family, GGUFLayout
+from jaxspec.families.base import Family
 from jaxspec.families.table import write_config
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
@@ -35,10 +35,8 @@ def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
     Raises:
       ValueError: the model is of none of the families that are written.
     """
-    family, values = _describe(model.module.config)
-    tensors = {
-        family.full_name(name): np.ascontiguousarray(x.astype(jnp.dtype(dtype))) for name, x in _tensors(model, family)
-    }
+    _, values, weights = _describe(model)
+    tensors = {name: np.ascontiguousarray(x.astype(jnp.dtype(dtype))) for name, x in weights}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     values |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     (folder / "config.json").write_text(json.dumps(values), "utf-8")
@@ -59,20 +57,20 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
       ValueError: the model is of none of the families that are written, or has more than three stop tokens.
     """
     config = model.module.config
-    family, _ = _describe(config)
-    layout = _layout(family)
+    family, _, weights = _describe(model)
+    layout, rope = family.gguf, config.ropes[0]
+    assert layout is not None and rope is not None  # all families that are written have both
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, layout.architecture)
-    _write_sizes(writer, config)
+    _write_sizes(writer, config, rope)
     _write_vocabulary(writer, config.vocab_size, () if model.tokenizer is None else model.tokenizer.eos_token_ids)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[layout.architecture.upper()], config.num_layers)
-    for name, x in _tensors(model, family):
-        theirs = names.get_name(family.full_name(name), (".weight", ".bias"))
-        assert theirs is not None, f"GGUF has no name for {name}"
+    for name, x in weights:
         stored = _TYPES["float32" if x.ndim == 1 else dtype]
         x = np.ascontiguousarray(layout.store(name, x, config), np.float32)
-        writer.add_tensor(theirs, quantize(x, stored), raw_dtype=stored)
-    rope = _rope(config)
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        assert gguf_name is not None, f"GGUF has no name for {name}"
+        writer.add_tensor(gguf_name, quantize(x, stored), raw_dtype=stored)
     if rope.scaling is not None:
         plain, scaled = (np.asarray(frequencies(config.head_dim, one)) for one in (Rope(rope.theta), rope))
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
@@ -83,32 +81,18 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     return path
 
 
-def _describe(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
-    """Returns the family, and its `config.json`, which reads back as the very same model."""
+def _describe(model: LanguageModel) -> tuple[Family, dict[str, Any], Iterator[tuple[str, np.ndarray]]]:
+    """Returns the family, a `config.json` that reads back as the very same model, and the tensors by their names."""
+    config = model.module.config
     try:
-        return write_config(config)
+        family, values = write_config(config)
     except ValueError as error:
         raise ValueError(f"{error}. Leave --against out") from error
+    mapped = (mapping.to_tensors(model.params) for mapping in family.map_params(config))
+    return family, values, ((family.full_name(name), x) for one in mapped for name, x in one.items())
 
 
-def _layout(family: Family) -> GGUFLayout:
-    if family.gguf is None:
-        raise ValueError(f"models of the family {family.model_type} have no GGUF layout; leave llama.cpp out")
-    return family.gguf
-
-
-def _rope(config: TransformerConfig) -> Rope:
-    rope = config.ropes[0]
-    assert rope is not None  # all families with a GGUF layout rotate
-    return rope
-
-
-def _tensors(model: LanguageModel, family: Family) -> Iterator[tuple[str, np.ndarray]]:
-    for mapping in family.map_params(model.module.config):
-        yield from mapping.to_tensors(model.params).items()
-
-
-def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig) -> None:
+def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig, rope: Rope) -> None:
     writer.add_block_count(config.num_layers)
     writer.add_embedding_length(config.width)
     writer.add_feed_forward_length(config.mlp_width)
@@ -119,7 +103,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(_rope(config).theta)
+    writer.add_rope_freq_base(rope.theta)
     writer.add_vocab_size(config.vocab_size)
 
 

@@ -19,8 +19,9 @@ class LlamaCpp:
 
     def __init__(self, loaded: Loaded):
         """Loads the models into a server for each mode."""
-        self.modes = tuple(_MODES if loaded.draft is not None else list(_MODES)[:2])
-        self._servers = {mode: xllamacpp.Server(_parameters(mode, loaded)) for mode in self.modes}
+        modes = [mode for mode in _MODES if mode != "draft" or loaded.draft is not None]
+        self._servers = {mode: xllamacpp.Server(_parameters(mode, loaded)) for mode in modes}
+        self.modes = tuple(modes)
 
     def answer(self, mode: str, request: Request) -> Answer:
         reply = self._servers[mode].handle_completions(

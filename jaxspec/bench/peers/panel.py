@@ -1,20 +1,54 @@
-"""Writes the target's weights for each peer of a run, and holds their processes."""
+"""Lists the peers by name, writes the target's weights for those of a run, and holds their processes."""
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
 
-from jaxspec.bench.peers.named import Peer
+from jaxspec.bench.peers.files import write_folder, write_gguf
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.records import PeerRepeat
 from jaxspec.nn.language_model import LanguageModel
 
 _WARM_UP = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Another program, and what it needs.
+
+    Attributes:
+      engine: `module:Class` of a `jaxspec.bench.peers.worker.Engine`.
+      packages: what must be installed for it.
+      write: writes a model into a folder in a dtype, as the peer reads it, and returns where.
+    """
+
+    engine: str
+    packages: tuple[str, ...]
+    write: Callable[[LanguageModel, Path, str], Path]
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install {' '.join(self.packages)}"
+
+    def versions(self) -> dict[str, str] | None:
+        """Returns the versions of its packages; `None` where one is not installed."""
+        try:
+            return {name: importlib.metadata.version(name) for name in self.packages}
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+
+PEERS: dict[str, Peer] = {
+    "transformers": Peer("jaxspec.bench.peers.transformers:Transformers", ("transformers", "torch"), write_folder),
+    "llama.cpp": Peer("jaxspec.bench.peers.llama_cpp:LlamaCpp", ("xllamacpp",), write_gguf),
+}
 
 
 class Panel(contextlib.AbstractContextManager["Panel"]):
@@ -56,11 +90,12 @@ class Panel(contextlib.AbstractContextManager["Panel"]):
         self._stop = [] if target.tokenizer is None else list(target.tokenizer.eos_token_ids)
         self._workers: dict[str, tuple[Worker, str]] = {}
         with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-peers-")))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-peers-"))
             for name, peer in peers.items():
-                model = _written(peer, target, folder / f"{name}-0", dtype)
-                second = None if draft is None else _written(peer, draft, folder / f"{name}-1", dtype)
-                worker = Worker(peer.engine, Loaded(model, second, dtype, len(os.sched_getaffinity(0)), context))
+                write = lambda model, peer=peer: str(peer.write(model, Path(tempfile.mkdtemp(dir=folder)), dtype))  # noqa: E731
+                draft_path = None if draft is None else write(draft)
+                loaded = Loaded(write(target), draft_path, dtype, len(os.sched_getaffinity(0)), context)
+                worker = Worker(peer.engine, loaded)
                 stack.callback(worker.close)
                 self._workers |= {f"{name} {mode}": (worker, mode) for mode in worker.modes}
             self._stack = stack.pop_all()
@@ -83,15 +118,7 @@ class Panel(contextlib.AbstractContextManager["Panel"]):
             worker.answer(mode, dataclasses.replace(request, max_new_tokens=min(_WARM_UP, max_new_tokens)))
             self._cold.remove(label)
         answer = worker.answer(mode, request)
-        return {
-            "seconds": answer.seconds,
-            "tokens": [len(answer.ids)],
-            "ids": [answer.ids],
-            "drafted": answer.drafted,
-            "accepted": answer.accepted,
-        }
-
-
-def _written(peer: Peer, model: LanguageModel, folder: Path, dtype: str) -> str:
-    folder.mkdir()
-    return str(peer.write(model, folder, dtype))
+        tokens, ids = [len(answer.ids)], [answer.ids]
+        return PeerRepeat(
+            seconds=answer.seconds, tokens=tokens, ids=ids, drafted=answer.drafted, accepted=answer.accepted
+        )

@@ -1,24 +1,19 @@
-"""Runs a peer in a process of its own; requests and answers are JSON lines.
+"""Runs a peer in a process of its own.
 
 Frameworks in one process share pools of threads, and a crash. Here each has the machine while it is asked, and sleeps
 while it is not.
 """
 
-import contextlib
 import dataclasses
 import importlib
-import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import jaxspec
-
-T = TypeVar("T")
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +97,20 @@ class Worker:
         Raises:
           RuntimeError: it did not start; the message has its last words.
         """
-        root = str(Path(jaxspec.__file__).parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._name = engine
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, engine, json.dumps(dataclasses.asdict(loaded))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            text=True,
-        )
-        self.modes = tuple(self._reply()["modes"])
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._connection, its_own = multiprocessing.Pipe()
+        with its_own:
+            # A bare process, as `multiprocessing` would import the caller's main module in it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import serve; serve({its_own.fileno()}, {engine!r})"],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[its_own.fileno()],
+            )
+        self.modes: tuple[str, ...] = self._ask(loaded)
 
     def answer(self, mode: str, request: Request) -> Answer:
         """Answers one request, timed.
@@ -122,50 +118,34 @@ class Worker:
         Raises:
           RuntimeError: it failed.
         """
-        line = json.dumps({"mode": mode, "request": dataclasses.asdict(request)})
-        with contextlib.suppress(BrokenPipeError):  # its last words say why
-            print(line, file=_pipe(self._process.stdin), flush=True)
-        return Answer(**self._reply())
+        return self._ask((mode, request))
 
     def close(self) -> None:
         """Ends it, in the middle of an answer too: it has nothing to lose, and an interrupted run waits for it."""
         self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # a line that it did not read
-            _pipe(self._process.stdin).close()
         self._process.wait()
-        _pipe(self._process.stdout).close()
-        self._errors.close()
+        self._connection.close()
+        self._output.close()
 
-    def _reply(self) -> dict[str, Any]:
-        line = _pipe(self._process.stdout).readline()
-        if line:
-            return json.loads(line)
-        self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+    def _ask(self, message: Any) -> Any:
+        try:
+            self._connection.send(message)
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+        self._output.seek(0)
+        said = self._output.read().decode(errors="replace").strip().splitlines() or ["nothing"]
         raise RuntimeError(f"the peer {self._name} ended with {self._process.returncode} and said: {said[-1]}")
 
 
-def _pipe(stream: T | None) -> T:
-    assert stream is not None  # `PIPE` was asked for
-    return stream
-
-
-def serve(engine: str, loaded: Loaded) -> None:
-    """Answers the lines of standard input until it ends; what the peer itself prints goes to standard error."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def serve(descriptor: int, engine: str) -> None:
+    """Loads an engine and answers requests until the connection ends; what the engine prints goes elsewhere."""
     module, name = engine.split(":")
-    peer: Engine = getattr(importlib.import_module(module), name)(loaded)
-    print(json.dumps({"modes": peer.modes}), file=replies, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        request = Request(**asked["request"])
-        start = time.perf_counter()
-        answer = peer.answer(asked["mode"], request)
-        seconds = time.perf_counter() - start
-        print(json.dumps(dataclasses.asdict(answer) | {"seconds": seconds}), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], Loaded(**json.loads(sys.argv[2])))
+    with Connection(descriptor) as connection:
+        peer: Engine = getattr(importlib.import_module(module), name)(connection.recv())
+        connection.send(peer.modes)
+        while True:
+            mode, request = connection.recv()
+            start = time.perf_counter()
+            answer = peer.answer(mode, request)
+            connection.send(dataclasses.replace(answer, seconds=time.perf_counter() - start))
