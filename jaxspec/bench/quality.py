@@ -11,7 +11,7 @@ from scipy import stats
 
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.records import Record, Turn, group_by, repeats_of, turns_of
+from jaxspec.bench.records import Turn, group_by, repeats_of, turns_of
 from jaxspec.training.prompts import Conversation
 
 # How often equal sides are said to differ.
@@ -173,7 +173,7 @@ class Quality:
 
 
 def assess(
-    records: Sequence[Record], questions: Sequence[Conversation], decode: Callable[[list[int]], str]
+    records: Sequence[Turn], questions: Sequence[Conversation], decode: Callable[[list[int]], str]
 ) -> list[Quality]:
     """Compares each case with plain decoding, at each batch and temperature.
 

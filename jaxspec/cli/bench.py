@@ -161,7 +161,7 @@ def run(options: Options) -> None:
     if undrawn:
         typer.echo(f"no plots: they need matplotlib, which is not installed; {plots.INSTALL}", err=True)
     elif pictures is not None:
-        plots.plot(pictures, finished.summaries, finished.records, finished.header.get("cases", {}))
+        plots.plot(pictures, finished.summaries, finished.header.get("cases", {}))
 
 
 def _print(finished: "Finished") -> None:

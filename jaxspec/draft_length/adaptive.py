@@ -91,7 +91,7 @@ class Adaptive(DraftLength):
 
     Attributes:
       costs: a round's time at each length, relative to plain decoding, traced. Measure them with
-        `python -m jaxspec.bench costs`, or `jaxspec.bench.costs.measure_costs`.
+        `jaxspec plan --save`, or `jaxspec.bench.costs.measure_costs`.
       lengths: what is picked among, rising; verification is compiled for each.
       margin: the gain that a change of length must promise.
       rate: the weight of the newest round in the running acceptance, once there were many.

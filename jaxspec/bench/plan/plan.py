@@ -178,5 +178,6 @@ def check(
     records, asked = list[Turn](), groups(questions, setting.batches[0])
     for index, group in enumerate(asked):
         tell(f"{case.label} against plain decoding, batch {len(group.members)}: {index + 1} of {len(asked)}")
-        records += [{**turn, "unit": [index]} for turn in measurement.turns(group, setting.temperatures[0])]
+        for turn in measurement.turns(group, setting.temperatures[0]):
+            records.append({**turn, "unit": [index]})
     return next(found for found in summarize(records) if found.task == ALL and found.case == case.label)
