@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import io
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,12 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.advice import where
-from jaxspec.bench.records import Record, group_by
+from jaxspec.bench.records import group_by
 from jaxspec.bench.summary import ALL, Spread, Summary
 from jaxspec.training.files import write_bytes
 
-_PARTS = ("round", "draft", "verify")
 # What matplotlib draws; a salt makes the same figures the same file.
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "jaxspec",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 8,
-}
+_STYLE: dict[Any, Any] = {"svg.hashsalt": "jaxspec", "axes.spines.top": False, "axes.spines.right": False}
 _STYLE |= {"legend.fontsize": 8, "legend.frameon": False, "lines.markersize": 3.5, "errorbar.capsize": 2}
 INSTALL = '`pip install "jaxspec-decode[bench]"`'
 
@@ -38,18 +31,12 @@ def check_matplotlib() -> None:
         raise ImportError(f"plots need matplotlib, which is not installed; {INSTALL}, or leave them out")
 
 
-def plot(
-    folder: Path,
-    summaries: Sequence[Summary],
-    records: Sequence[Record],
-    cases: Mapping[str, Mapping[str, Any]],
-) -> list[Path]:
-    """Draws up to four SVG files for each setting: over `k` where there are several, rounds where they were split.
+def plot(folder: Path, summaries: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    """Draws two SVG files for each setting, and a third over `k` where drafters have one.
 
     Args:
       folder: where to; it is made if need be.
       summaries: the figures.
-      records: those of the run, for the split of rounds.
       cases: the `name` and the `k` of each label.
 
     Returns:
@@ -57,7 +44,6 @@ def plot(
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    splits = {(one["batch"], one["temperature"]): one["cases"] for one in records if one["kind"] == "rounds"}
     for (batch, temperature), chosen in group_by(summaries, lambda one: (one.batch, one.temperature)).items():
         drafted = [one for one in chosen if one.speedup is not None]
         totals = [one for one in drafted if one.task == ALL]
@@ -68,8 +54,6 @@ def plot(
         }
         if with_k:
             pictures["speed-up-over-k"] = functools.partial(_over_k, totals=with_k, cases=cases)
-        if (batch, temperature) in splits:
-            pictures["round"] = functools.partial(_round, split=splits[batch, temperature])
         for name, draw in pictures.items():
             files.append(folder / f"{name}-batch-{batch}-temperature-{temperature:g}.svg")
             _save(files[-1], draw, where(chosen[0]))
@@ -125,15 +109,3 @@ def _over_k(axes, totals: Sequence[Summary], cases: Mapping[str, Mapping[str, An
         _speedups(axes, line, [k(one) for one in line], name, fmt="o-")
     axes.set_xlabel("k, drafted tokens a round")
     axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _round(axes, split: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Draws a round's parts; as they were timed by themselves, they may sum to more than it: nothing remains then."""
-    labels = list(split)
-    median = {part: np.array([statistics.median(split[label][part]) for label in labels]) for part in _PARTS}
-    rest = np.maximum(median["round"] - median["draft"] - median["verify"], 0)
-    bottom = np.zeros(len(labels))
-    for part, height in {"draft": median["draft"], "verify": median["verify"], "rest": rest}.items():
-        axes.bar(labels, height * 1e3, 0.6, bottom=bottom, label=part)
-        bottom += height * 1e3
-    axes.set_ylabel("a round, ms")

@@ -70,7 +70,7 @@ class Turn(TypedDict):
     """One turn of a batch of conversations; `questions` and `left_out` are indices of questions."""
 
     kind: Literal["turn"]
-    unit: NotRequired[list[int | float | str]]
+    unit: NotRequired[list[int | float]]
     batch: int
     temperature: float
     task: str
@@ -83,19 +83,6 @@ class Turn(TypedDict):
     peak_memory_bytes: int
 
 
-class Rounds(TypedDict):
-    """Seconds of a round, its draft and its verification, of each case and repeat."""
-
-    kind: Literal["rounds"]
-    unit: NotRequired[list[int | float | str]]
-    batch: int
-    temperature: float
-    cases: dict[str, dict[str, list[float]]]
-
-
-Record = Turn | Rounds
-
-
 class Header(TypedDict):
     """The first line: what was asked for, where it ran, and by which command."""
 
@@ -105,9 +92,9 @@ class Header(TypedDict):
     cases: NotRequired[dict[str, dict[str, Any]]]
 
 
-def turns_of(records: Sequence[Record]) -> list[Turn]:
+def answered(records: Sequence[Turn]) -> list[Turn]:
     """Returns the records of turns in which something was answered."""
-    return [record for record in records if record["kind"] == "turn" and record["cases"]]
+    return [record for record in records if record["cases"]]
 
 
 def repeats_of(turn: Turn, label: str) -> Sequence[Repeat | PeerRepeat]:
@@ -143,18 +130,18 @@ class Results:
         """
         self._path = path
         self._header: dict[str, Any] = {"kind": "run"} | header
-        self.records: list[Record] = []
+        self.records: list[Turn] = []
         if path is not None and path.exists():
             if not resume:
                 raise ValueError(f"{path} exists; pass --resume to go on with it, or another file")
             self._read(path)
         self._write()
 
-    def has(self, unit: Sequence[int | float | str]) -> bool:
+    def has(self, unit: Sequence[int | float]) -> bool:
         """Returns whether a unit was measured."""
         return any(record.get("unit") == list(unit) for record in self.records)
 
-    def add(self, unit: Sequence[int | float | str], records: Sequence[Record]) -> None:
+    def add(self, unit: Sequence[int | float], records: Sequence[Turn]) -> None:
         """Adds all records of one unit to the file at once."""
         for record in records:
             record["unit"] = list(unit)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxspec.bench.advice import where
 from jaxspec.bench.peers.panel import PEERS
 from jaxspec.bench.quality import Quality
-from jaxspec.bench.records import Header, Record, group_by
+from jaxspec.bench.records import Header, Turn, group_by
 from jaxspec.bench.summary import ALL, Against, Spread, Summary
 
 _NOTHING = "-"
@@ -107,10 +107,9 @@ def quality_tables(found: Sequence[Quality]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def notes(header: Header, records: Sequence[Record]) -> list[str]:
+def notes(header: Header, turns: Sequence[Turn]) -> list[str]:
     """Lists what a reader of the tables must know: where they come from, and what was not measured."""
     setting, machine = header["setting"], header["machine"]
-    turns = [record for record in records if record["kind"] == "turn"]
     peak = max(turn["peak_memory_bytes"] for turn in turns)
     left_out = sum(len(turn["left_out"]) for turn in turns)
     energy = machine["energy"] or "unavailable on this machine"

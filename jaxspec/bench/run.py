@@ -2,24 +2,24 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
+import itertools
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from tqdm import tqdm
 
+from jaxspec._version import __version__
 from jaxspec.bench import advice, report
 from jaxspec.bench.cases import load_cases
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.meters import energy_meter, peak_memory
 from jaxspec.bench.peers.panel import PEERS, Panel
 from jaxspec.bench.quality import Quality, assess, check_bleu
-from jaxspec.bench.questions import Group, check_askable, groups, prompt_of
-from jaxspec.bench.records import FIGURES, Header, Record, Results
-from jaxspec.bench.rounds import split_rounds
+from jaxspec.bench.questions import Group, check_askable, groups
+from jaxspec.bench.records import FIGURES, Header, Results, Turn
 from jaxspec.bench.setting import Setting, load_target
 from jaxspec.bench.summary import Against, Summary, against, summarize
 from jaxspec.checkpoints.load import load
@@ -29,7 +29,6 @@ from jaxspec.training.prompts import Conversation
 
 # Tokens of a turn that a chat template adds, and of a system message of its own.
 _TEMPLATE = 256
-_Unit = tuple[tuple[int | float | str, ...], str, Callable[[], Sequence[Record]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Finished:
     """A run's header, its records, and the figures that follow from them."""
 
     header: Header
-    records: list[Record]
+    records: list[Turn]
     summaries: list[Summary]
     quality: list[Quality]
     against: list[Against]
@@ -100,9 +99,13 @@ def run(
     }
     results = Results(path, header, resume=resume)
     measurement = Measurement(target, cases, questions, setting, energy)
-    units = list(_units(setting, questions, measurement))
+    units = {
+        (batch, temperature, index): group
+        for batch, temperature in itertools.product(setting.batches, setting.temperatures)
+        for index, group in enumerate(groups(questions, batch))
+    }
     with contextlib.ExitStack() as stack:
-        if not all(results.has(name) for name, _, _ in units):
+        if not all(map(results.has, units)):
             measurement.panel = stack.enter_context(_open_panel(setting, loaded, questions, kernels_of(target)))
         _measure(units, measurement, results, quiet)
     summaries = summarize(results.records)
@@ -133,54 +136,32 @@ def _open_panel(setting: Setting, loaded: LanguageModel, questions: Sequence[Con
     return Panel(peers, loaded, draft, dtype=dtype, context=context)
 
 
-def _measure(units: Sequence[_Unit], measurement: Measurement, results: Results, quiet: bool) -> None:
+def _measure(
+    units: Mapping[tuple[int, float, int], Group], measurement: Measurement, results: Results, quiet: bool
+) -> None:
+    """Adds the records of each group that has none, by its batch, temperature and index."""
     before = None
     with tqdm(total=len(units), desc="bench", unit="batch", disable=quiet) as bar:
-        for name, words, measure in units:
-            if not results.has(name):
+        for unit, group in units.items():
+            batch, temperature, _ = unit
+            if not results.has(unit):
+                words = f"batch {batch}, temperature {temperature:g}, {group.task}"
                 bar.set_postfix_str(f"{words} (new shapes compile first)")
-                if before != name[:2]:
+                if before != (batch, temperature):
                     measurement.forget_programs()
-                before = name[:2]
-                results.add(name, measure())
+                before = (batch, temperature)
+                results.add(unit, list(measurement.turns(group, temperature)))
             bar.update()
-
-
-def _units(setting: Setting, questions: Sequence[Conversation], measurement: Measurement) -> Iterator[_Unit]:
-    """Yields batches of questions, then rounds: the key of each, its name for a person, and the call that measures."""
-    for batch in setting.batches:
-        rows = groups(questions, batch)
-        for temperature in setting.temperatures:
-            words = f"batch {batch}, temperature {temperature:g}"
-            for index, group in enumerate(rows):
-                turns = lambda group=group, t=temperature: list(measurement.turns(group, t))  # noqa: E731
-                yield (batch, temperature, index), f"{words}, {group.task}", turns
-            if setting.split_rounds:
-                split = lambda group=rows[0], t=temperature: [_split(measurement, group, t)]  # noqa: E731
-                yield (batch, temperature, "rounds"), f"{words}, rounds", split
-
-
-def _split(measurement: Measurement, group: Group, temperature: float) -> Record:
-    rows = [measurement.questions[index] for index in group.members]
-    turns = [min(len(row.answers), len(row.turns) - 1) for row in rows]
-    prompts = [prompt_of(measurement.tokenizer, row, turn, {}) for row, turn in zip(rows, turns, strict=True)]
-    cases, repeats = measurement.cases_for(len(rows)), measurement.setting.repeats
-    found = split_rounds(measurement.target, cases, prompts, temperature, repeats=repeats)
-    return {"kind": "rounds", "batch": len(rows), "temperature": temperature, "cases": found}
 
 
 def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
     """Describes where figures come from, for JSON; `energy` names what counts it."""
     device = jax.devices()[0]
-    try:
-        version = importlib.metadata.version("jaxspec-decode")
-    except importlib.metadata.PackageNotFoundError:
-        version = "of a checkout"
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
         "dtype": target.dtype.name,
         "kernels": kernels_of(target),
-        "jaxspec": version,
+        "jaxspec": __version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "energy": energy,

@@ -16,9 +16,6 @@ from jaxspec.nn.convert import KERNELS
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
-# Options that older files do not have: there they were not asked for.
-_LATER = ("verifier", "against", "against_draft")
-
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -35,7 +32,6 @@ class Setting:
       seed: of sampling.
       dtype: of weights and activations; `None` is the default of `load`.
       kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.KERNELS`.
-      split_rounds: whether a round's draft and verification are timed by themselves, too.
       verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
       against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
@@ -51,7 +47,6 @@ class Setting:
     seed: int = 0
     dtype: str | None = None
     kernels: str = "auto"
-    split_rounds: bool = False
     verifier: str | None = None
     against: tuple[str, ...] = ()
     against_draft: str | None = None
@@ -69,21 +64,17 @@ class Setting:
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-        self._check_peers()
         words = [k for k in self.lengths if isinstance(k, str)]
         if not all(LengthOption.parse(word).adaptive for word in words) or len(words) > 1:
             raise ValueError(f"k must be numbers and 'adaptive' at most once, got {', '.join(words)}")
         counts = {"k": [k for k in self.lengths if isinstance(k, int)], "batch": self.batches}
         counts |= {"max_new_tokens": (self.max_new_tokens,), "repeats": (self.repeats,)}
         for name, values in counts.items():
-            for value in values:
-                if value < 1:
-                    raise ValueError(f"{name} must be at least 1, got {value}")
+            if values and min(values) < 1:
+                raise ValueError(f"{name} must be at least 1, got {min(values)}")
         for value in self.temperatures:
             if not 0 <= value < math.inf:
                 raise ValueError(f"temperature must be at least 0, got {value}")
-
-    def _check_peers(self) -> None:
         if unknown := sorted(set(self.against) - PEERS.keys()):
             raise ValueError(f"peers are {', '.join(PEERS)}, got {', '.join(unknown)}")
         if self.against and 1 not in self.batches:
@@ -93,10 +84,7 @@ class Setting:
 
     def described(self, questions: Sequence[Conversation]) -> dict[str, Any]:
         """Returns the options and the questions, for JSON: two runs with the same can be one."""
-        options = dataclasses.asdict(self)
-        del options["split_rounds"]  # that only measures more
-        options = {name: value for name, value in options.items() if name not in _LATER or value}
-        return json.loads(json.dumps(options)) | {
+        return json.loads(json.dumps(dataclasses.asdict(self))) | {
             "questions": len(questions),
             "questions_sha256": hashlib.sha256(repr(list(questions)).encode()).hexdigest(),
         }

@@ -104,7 +104,7 @@ class Options:
             return Path(given)
         return None if self.out is None else Path(self.out) / name
 
-    def setting(self, *, split_rounds: bool) -> "Setting":
+    def setting(self) -> "Setting":
         """Returns what is measured."""
         from jaxspec.bench.setting import Setting
 
@@ -119,7 +119,6 @@ class Options:
             seed=self.seed,
             dtype=self.dtype,
             kernels=self.kernels,
-            split_rounds=split_rounds,
             verifier=self.verifier,
             against=tuple(self.against or ()),
             against_draft=self.against_draft,
@@ -141,7 +140,7 @@ def run(options: Options) -> None:
     records, markdown = options.path(options.json_file, "results.jsonl"), options.path(options.markdown, "results.md")
     pictures = options.path(options.plots, "plots")
     undrawn = pictures is not None and not plots.has_matplotlib()
-    setting = options.setting(split_rounds=pictures is not None and not undrawn)
+    setting = options.setting()
     questions = evenly(read_questions(options.questions or "built-in"), options.count)
     enable_compilation_cache()
     for path in (records, markdown):
@@ -162,7 +161,7 @@ def run(options: Options) -> None:
     if undrawn:
         typer.echo(f"no plots: they need matplotlib, which is not installed; {plots.INSTALL}", err=True)
     elif pictures is not None:
-        plots.plot(pictures, finished.summaries, finished.records, finished.header.get("cases", {}))
+        plots.plot(pictures, finished.summaries, finished.header.get("cases", {}))
 
 
 def _print(finished: "Finished") -> None:

@@ -196,18 +196,18 @@ class TestResults:
     def _written(self, path):
         results = Results(path, self.header)
         results.add((1, 0.0, 0), [{"kind": "turn", "turn": 0}, {"kind": "turn", "turn": 1}])
-        results.add((1, 0.0, "rounds"), [{"kind": "rounds"}])
+        results.add((1, 0.0, 1), [{"kind": "turn", "turn": 0}])
         results.finish({"summary": [{"task": "qa"}]})
         return path.read_text()
 
     def test_a_finished_file_stays_as_it_is(self, tmp_path):
         text = self._written(tmp_path / "r")
         again = Results(tmp_path / "r", self.header | {"command": "second"}, resume=True)
-        assert again.has((1, 0.0, 0)) and again.has((1, 0.0, "rounds")) and not again.has((2, 0.0, 0))
+        assert again.has((1, 0.0, 0)) and again.has((1, 0.0, 1)) and not again.has((2, 0.0, 0))
         assert "summary" not in (tmp_path / "r").read_text()
         again.finish({"summary": [{"task": "qa"}]})
         assert (tmp_path / "r").read_text() == text and len(again.records) == 3
-        assert [json.loads(line)["kind"] for line in text.splitlines()] == ["run", "turn", "turn", "rounds", "summary"]
+        assert [json.loads(line)["kind"] for line in text.splitlines()] == ["run", "turn", "turn", "turn", "summary"]
 
     def test_it_is_whole_after_every_unit(self, tmp_path, monkeypatch):
         results = Results(tmp_path / "r", self.header)

@@ -9,7 +9,6 @@ import typer.testing
 
 import jaxspec
 from jaxspec.bench import plots
-from jaxspec.bench import run as running
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.summary import summarize
 from jaxspec.checkpoints.load import load
@@ -61,7 +60,7 @@ def lines(folder, finished):
 
 
 def test_everything_is_written(folder, finished, lines):
-    assert [line["kind"] for line in lines] == ["run", "turn", "turn", "turn", "rounds", *["summary"] * 6]
+    assert [line["kind"] for line in lines] == ["run", "turn", "turn", "turn", *["summary"] * 6]
     assert lines[0]["command"].startswith("jaxspec ") and lines[0]["cases"]["ngram, k=2"] == {"name": "ngram", "k": 2}
     assert {"device", "jax", "python", "jaxspec", "energy", "dtype"} <= lines[0]["machine"].keys()
     assert lines[0]["setting"]["questions"] == 2 and lines[0]["setting"]["max_new_tokens"] == 12
@@ -74,15 +73,15 @@ def test_everything_is_written(folder, finished, lines):
     ):
         assert part in finished.stdout and part in text
     drawn = sorted(path.name.split("-batch")[0] for path in (folder / "out" / "plots").iterdir())
-    assert drawn == ["acceptance-by-position", "round", "speed-up-by-task", "speed-up-over-k"]
+    assert drawn == ["acceptance-by-position", "speed-up-by-task", "speed-up-over-k"]
     for path in (folder / "out" / "plots").iterdir():
         assert "</svg>" in path.read_text()
     assert finished.stderr == ""
 
 
 def test_summaries_follow_from_the_lines(lines):
-    expected = [dataclasses.asdict(one) for one in summarize(lines[1:5])]
-    assert [{name: line[name] for name in expected[0]} for line in lines[5:]] == json.loads(json.dumps(expected))
+    expected = [dataclasses.asdict(one) for one in summarize(lines[1:4])]
+    assert [{name: line[name] for name in expected[0]} for line in lines[4:]] == json.loads(json.dumps(expected))
 
 
 def test_every_token_is_counted_once(folder, lines):
@@ -111,20 +110,12 @@ def test_every_token_is_counted_once(folder, lines):
                     assert repeat["prefill_seconds"] > 0 and repeat["seconds"] > 0
 
 
-def test_a_round_is_split(lines):
-    cases = lines[4]["cases"]
-    assert cases.keys() == {"plain", "ngram, k=2"}
-    for case in cases.values():
-        assert case.keys() == {"round", "draft", "verify"} and {len(seconds) for seconds in case.values()} == {2}
-
-
 @pytest.mark.slow
 def test_a_finished_run_is_not_measured_again(folder, finished, tmp_path, monkeypatch):
     def measured(*_, **__):
         raise AssertionError("it was measured again")
 
     monkeypatch.setattr(Measurement, "turns", measured)
-    monkeypatch.setattr(running, "split_rounds", measured)
     before = (folder / "out" / "results.jsonl").read_text()
     (tmp_path / "r.jsonl").write_text(before)
     again = _bench(folder, "--json", tmp_path / "r.jsonl", "--resume", "--plots", tmp_path / "plots")
@@ -157,14 +148,10 @@ def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
 
 
 def test_where_rows_find_their_own_k_nothing_is_drawn_over_it(lines, tmp_path):
-    records = lines[1:5]
+    records = lines[1:4]
     cases = {label: case | {"k": None} for label, case in lines[0]["cases"].items()}
-    files = plots.plot(tmp_path, summarize(records), records, cases)
-    assert sorted(path.name.split("-batch")[0] for path in files) == [
-        "acceptance-by-position",
-        "round",
-        "speed-up-by-task",
-    ]
+    files = plots.plot(tmp_path, summarize(records), cases)
+    assert sorted(path.name.split("-batch")[0] for path in files) == ["acceptance-by-position", "speed-up-by-task"]
 
 
 def test_another_run_is_refused(folder, finished, tmp_path):

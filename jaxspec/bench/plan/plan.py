@@ -15,7 +15,7 @@ from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, Recommendation, best_of, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
 from jaxspec.bench.questions import check_askable, groups
-from jaxspec.bench.records import Record
+from jaxspec.bench.records import Turn
 from jaxspec.bench.rounds import StepCosts, measure_step_costs
 from jaxspec.bench.run import machine
 from jaxspec.bench.setting import Setting, load_target
@@ -200,7 +200,7 @@ def check(
       clock: tells the time in seconds.
     """
     measurement = Measurement(target, [plain, case], questions, setting, clock=clock)
-    batch, temperature, records = setting.batches[0], setting.temperatures[0], list[Record]()
+    batch, temperature, records = setting.batches[0], setting.temperatures[0], list[Turn]()
     asked = groups(questions, batch)
     for index, group in enumerate(asked):
         tell(f"{case.label} against plain decoding, batch {batch}: {index + 1} of {len(asked)}")
