@@ -15,12 +15,7 @@ from jaxspec.bench.summary import ALL, Spread, Summary
 from jaxspec.training.files import write_bytes
 
 # What matplotlib draws; a salt makes the same figures the same file.
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "jaxspec",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 8,
-}
+_STYLE: dict[Any, Any] = {"svg.hashsalt": "jaxspec", "axes.spines.top": False, "axes.spines.right": False}
 _STYLE |= {"legend.fontsize": 8, "legend.frameon": False, "lines.markersize": 3.5, "errorbar.capsize": 2}
 INSTALL = '`pip install "jaxspec-decode[bench]"`'
 
@@ -37,7 +32,7 @@ def check_matplotlib() -> None:
 
 
 def plot(folder: Path, summaries: Sequence[Summary], cases: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Draws two SVG files for each setting, and one over `k` where drafters draft a number of tokens.
+    """Draws two SVG files for each setting, and a third over `k` where drafters have one.
 
     Args:
       folder: where to; it is made if need be.

@@ -11,7 +11,7 @@ from scipy import stats
 
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.records import Turn, group_by, repeats_of, turns_of
+from jaxspec.bench.records import Turn, answered, group_by, repeats_of
 from jaxspec.training.prompts import Conversation
 
 # How often equal sides are said to differ.
@@ -183,7 +183,7 @@ def assess(
       decode: the text of token ids.
     """
     found = []
-    settings = group_by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"]))
+    settings = group_by(answered(records), lambda turn: (turn["batch"], turn["temperature"]))
     for (batch, temperature), turns in settings.items():
         for case in [label for label in turns[0]["cases"] if label != PLAIN]:
             perplexity = bleu_difference = None

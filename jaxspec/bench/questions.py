@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -131,23 +131,12 @@ def check_askable(name: str, tokenizer: Tokenizer | None, questions: Sequence[Co
     return tokenizer
 
 
-def prompt_of(tokenizer: Tokenizer, question: Conversation, turn: int, answers: Mapping[int, str]) -> list[int]:
-    """Returns token ids of a conversation up to one of its turns.
+def prompt_of(tokenizer: Tokenizer, question: Conversation, answers: Sequence[str]) -> list[int]:
+    """Returns token ids of a conversation up to the turn that follows some answers.
 
     A tokenizer without a chat template gets the bare texts, an empty line between them.
-
-    Args:
-      tokenizer: the target's.
-      question: the conversation.
-      turn: index of the turn to be answered.
-      answers: the target's answers to earlier turns.
     """
-    messages = [] if question.system is None else [{"role": "system", "content": question.system}]
-    known = dict(enumerate(question.answers)) | dict(answers)
-    for place, text in enumerate(question.turns[: turn + 1]):
-        messages.append({"role": "user", "content": text})
-        if place < turn:
-            messages.append({"role": "assistant", "content": known[place]})
+    messages = question.messages(answers)
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(messages)
     return tokenizer.encode("\n\n".join(message["content"] for message in messages))
@@ -184,19 +173,16 @@ def dialogue(
       widest: the most tokens of a prompt. A row with a longer text is left out, with all its later turns; `None` is no
         bound.
     """
-    members = group.members
-    answers: list[dict[int, str]] = [{} for _ in members]
-    gone: set[int] = set()
-    for turn in range(max(len(questions[index].turns) for index in members)):
-        prompts = {
-            row: prompt_of(tokenizer, questions[index], turn, answers[row])
-            for row, index in enumerate(members)
-            if row not in gone and is_asked(questions[index], turn)
-        }
-        gone |= {row for row, prompt in prompts.items() if widest is not None and len(prompt) > widest}
-        live = {row: prompt for row, prompt in prompts.items() if row not in gone}
-        if prompts:
-            left_out = [members[row] for row in prompts if row in gone]
-            yield (found := AskedTurn(turn, live, [members[row] for row in live], left_out))
+    rows = [questions[index] for index in group.members]
+    answers, gone = [list(row.answers) for row in rows], set[int]()
+    for turn in range(max(len(row.turns) for row in rows)):
+        asked = [row for row, one in enumerate(rows) if is_asked(one, turn) and row not in gone]
+        prompts = {row: prompt_of(tokenizer, rows[row], answers[row]) for row in asked}
+        left_out = [row for row in asked if widest is not None and len(prompts[row]) > widest]
+        gone.update(left_out)
+        if asked:
+            live = {row: prompts[row] for row in asked if row not in gone}
+            index = group.members.__getitem__
+            yield (found := AskedTurn(turn, live, [*map(index, live)], [*map(index, left_out)]))
             for row, tokens in found.replies.items():
-                answers[row][turn] = tokenizer.decode(tokens)
+                answers[row].append(tokenizer.decode(tokens))

@@ -92,7 +92,7 @@ class Header(TypedDict):
     cases: NotRequired[dict[str, dict[str, Any]]]
 
 
-def turns_of(records: Sequence[Turn]) -> list[Turn]:
+def answered(records: Sequence[Turn]) -> list[Turn]:
     """Returns the records of turns in which something was answered."""
     return [record for record in records if record["cases"]]
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.quality import Agreement
 from jaxspec.bench.questions import in_order
-from jaxspec.bench.records import Turn, group_by, repeats_of, turns_of
+from jaxspec.bench.records import Turn, answered, group_by, repeats_of
 
 ALL = "all"
 
@@ -113,7 +113,7 @@ class Against:
 
 def summarize(records: Sequence[Turn]) -> list[Summary]:
     """Returns a summary for each batch, temperature, task and case, in the order they were measured; "all" is last."""
-    settings = group_by(turns_of(records), lambda turn: (turn["batch"], turn["temperature"]))
+    settings = group_by(answered(records), lambda turn: (turn["batch"], turn["temperature"]))
     return [
         _summary(batch, temperature, task, _Figures(chosen, case), _Figures(chosen, PLAIN))
         for (batch, temperature), turns in settings.items()
@@ -125,7 +125,7 @@ def summarize(records: Sequence[Turn]) -> list[Summary]:
 def against(records: Sequence[Turn]) -> list[Against]:
     """Compares the cases with each mode of a peer, at each temperature and task; "all" is last."""
     found = []
-    asked = group_by((turn for turn in turns_of(records) if turn.get("peers")), lambda turn: turn["temperature"])
+    asked = group_by((turn for turn in answered(records) if turn.get("peers")), lambda turn: turn["temperature"])
     for temperature, turns in asked.items():
         for task, chosen in _by_task(turns):
             speeds = {case: _Figures(chosen, case).speeds() for case in chosen[0]["cases"]}

@@ -181,6 +181,6 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
         yield f"speed-up, {tokens} a round", f"{ratio:.2f}"
 
 
-def kinds(collectives: Mapping[str, float], between: str) -> str:
+def kinds(collectives: Mapping[str, int] | Mapping[str, float], between: str) -> str:
     """Formats how many collectives there are of each kind."""
     return between.join(f"{count:g} {kind}" for kind, count in collectives.items()) or "none"

@@ -87,15 +87,9 @@ class Dialogue:
     answers: list[str] = dataclasses.field(default_factory=list)
     ended: bool = False
 
-    def messages(self, turns: int) -> list[dict[str, str]]:
-        """Returns the first `turns` turns and the answers so far, as the chat template takes them."""
-        system = self.conversation.system
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        for turn in range(turns):
-            messages.append({"role": "user", "content": self.conversation.turns[turn]})
-            if turn < len(self.answers):
-                messages.append({"role": "assistant", "content": self.answers[turn]})
-        return messages
+    def messages(self) -> list[dict[str, str]]:
+        """Returns the next turn and all before it, as the chat template takes them."""
+        return self.conversation.messages(self.answers)
 
     def extend(self, prompt: list[int], answer: list[int], text: str) -> None:
         """Adds an answer after the prompt, which repeats what was said before.
@@ -138,7 +132,7 @@ def answer_all(
         for dialogue in dialogues:
             if dialogue.ended or turn >= len(dialogue.conversation.turns):
                 continue
-            prompt = tokenizer.apply_chat_template(dialogue.messages(turn + 1))
+            prompt = tokenizer.apply_chat_template(dialogue.messages())
             if options.max_new_tokens == 0:
                 _keep_prompt(dialogue, prompt, options)
             elif turn < len(dialogue.conversation.answers):
@@ -166,7 +160,7 @@ def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], opti
     """Adds the answer that the conversation brings, and the stop token that the template puts after it."""
     turn = len(dialogue.answers)
     text = dialogue.conversation.answers[turn]
-    messages = [*dialogue.messages(turn + 1), {"role": "assistant", "content": text}]
+    messages = [*dialogue.messages(), {"role": "assistant", "content": text}]
     text_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
     if text_ids[: len(prompt)] != prompt:
         raise ValueError(

@@ -50,6 +50,15 @@ class Conversation:
         """Returns all that is given: the system message, the turns and the answers."""
         return (*(() if self.system is None else (self.system,)), *self.turns, *self.answers)
 
+    def messages(self, answers: Sequence[str]) -> list[dict[str, str]]:
+        """Returns the turn that follows so many answers, and all before it, as a chat template takes them."""
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn, answer in zip(self.turns, (*answers, None), strict=False):
+            messages.append({"role": "user", "content": turn})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return messages
+
 
 def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
     """Reads files of JSON lines, one after the other.

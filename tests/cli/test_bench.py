@@ -148,8 +148,9 @@ def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
 
 
 def test_where_rows_find_their_own_k_nothing_is_drawn_over_it(lines, tmp_path):
+    records = lines[1:4]
     cases = {label: case | {"k": None} for label, case in lines[0]["cases"].items()}
-    files = plots.plot(tmp_path, summarize(lines[1:4]), cases)
+    files = plots.plot(tmp_path, summarize(records), cases)
     assert sorted(path.name.split("-batch")[0] for path in files) == ["acceptance-by-position", "speed-up-by-task"]
 
 

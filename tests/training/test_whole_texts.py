@@ -33,7 +33,7 @@ def test_prompts_alone(target, prompts, tmp_path):
     """Without answers, each conversation is its first prompt; learned from as a whole, but for its first token."""
     manifest = make_data(target, [prompts], tmp_path, dataclasses.replace(OPTIONS, max_new_tokens=0))
     texts = Dataset.open(tmp_path)
-    expected = [TOKENIZER.apply_chat_template(Dialogue(0, c).messages(1)) for c in read_prompts([prompts])]
+    expected = [TOKENIZER.apply_chat_template(Dialogue(0, c).messages()) for c in read_prompts([prompts])]
     expected = [prompt for prompt in expected if len(prompt) <= OPTIONS.max_length]
     assert 0 < len(expected) < len(TURNS)
     assert [texts.read(index)[0].tolist() for index in range(len(texts))] == expected
