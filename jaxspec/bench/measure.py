@@ -123,8 +123,7 @@ class Measurement:
             }
             if asked.prompts:
                 self._time(record, asked.prompts, turn_key(self.setting.seed, group, asked.turn))
-                first = record["cases"][PLAIN]["repeats"][0]
-                asked.replies.update(zip(asked.prompts, first.get("ids", []), strict=True))
+                asked.replies.update(zip(asked.prompts, record["cases"][PLAIN]["repeats"][0]["ids"], strict=True))
             record["peak_memory_bytes"] = peak_memory()[0]
             yield record
 
@@ -159,13 +158,13 @@ class Measurement:
     def _compare(self, turn: Turn, prompts: Prompts, key: jax.Array) -> None:
         """Notes in the last repeat of each case that must write plain decoding's tokens where it does not."""
         rows, temperature = turn["batch"], turn["temperature"]
-        plain = turn["cases"][PLAIN]["repeats"][-1].get("ids", [])
+        plain = turn["cases"][PLAIN]["repeats"][-1]["ids"]
         exact = [turn["cases"][one.label] for one in self.cases if one.label != PLAIN and one.is_exact(temperature)]
         for record in [*exact, *(turn.get("peers", {}).values() if temperature == 0 else [])]:
             last = record["repeats"][-1]
             last["divergences"] = [
                 divergence(first, other, score_of(self.target, prompt, row, rows, policy_at(temperature), key))
-                for (row, prompt), first, other in zip(prompts.items(), plain, last.get("ids", []), strict=True)
+                for (row, prompt), first, other in zip(prompts.items(), plain, last["ids"], strict=True)
             ]
 
     def _time_a_hundred(

@@ -49,7 +49,7 @@ MUTANTS = (
         "a plan times rounds without drafts on a text that has some",
         _COSTS,
         "tokens[:, -1] = 4",
-        "tokens[:, -1] = 0",
+        "tokens[:, -1] = tokens[:, -5]",
         (_STATES,),
     ),
     Mutant(
