@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from jaxspec.families.base import Family
 from jaxspec.families.table import write_config
-from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope, frequencies
 
@@ -57,12 +56,17 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
       ValueError: the model is of none of the families that are written, or has more than three stop tokens.
     """
     config = model.module.config
-    family, _, weights = _describe(model)
+    family, values, weights = _describe(model)
     layout, rope = family.gguf, config.ropes[0]
     assert layout is not None and rope is not None  # all families that are written have both
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, layout.architecture)
-    _write_sizes(writer, config, rope)
+    sizes = {key: values[name] for key, name in layout.settings.items()}
+    sizes |= {"attention.value_length": config.head_dim, "rope.dimension_count": config.head_dim}
+    for key, value in sizes.items():
+        add = writer.add_uint32 if "count" in key or "length" in key else writer.add_float32
+        add(f"{layout.architecture}.{key}", value)
+    writer.add_vocab_size(config.vocab_size)
     _write_vocabulary(writer, config.vocab_size, () if model.tokenizer is None else model.tokenizer.eos_token_ids)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[layout.architecture.upper()], config.num_layers)
     for name, x in weights:
@@ -90,21 +94,6 @@ def _describe(model: LanguageModel) -> tuple[Family, dict[str, Any], Iterator[tu
         raise ValueError(f"{error}. Leave --against out") from error
     mapped = (mapping.to_tensors(model.params) for mapping in family.map_params(config))
     return family, values, ((family.full_name(name), x) for one in mapped for name, x in one.items())
-
-
-def _write_sizes(writer: gguf.GGUFWriter, config: TransformerConfig, rope: Rope) -> None:
-    writer.add_block_count(config.num_layers)
-    writer.add_embedding_length(config.width)
-    writer.add_feed_forward_length(config.mlp_width)
-    writer.add_context_length(config.context_length)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(rope.theta)
-    writer.add_vocab_size(config.vocab_size)
 
 
 def _write_vocabulary(writer: gguf.GGUFWriter, size: int, stop: tuple[int, ...]) -> None:
