@@ -126,11 +126,11 @@ def measure_parts(
     parts = {case.label: _parts(target, case.drafter, begin) for case in cases}
     calls = {f"{part} {label}": call for label, of_case in parts.items() for part, call in of_case.items()}
     samples = interleave(calls, repeats=repeats)
-    steps = lambda part, label: samples.ratio(f"{part} {label}", f"round {PLAIN}")[1]  # noqa: E731
     costs = {
-        label: RoundCost(**{part: steps(part, label) for part in of_case})
-        for label, of_case in parts.items()
-        if label != PLAIN
+        case.label: RoundCost(
+            **{part: samples.ratio(f"{part} {case.label}", f"round {PLAIN}")[1] for part in parts[case.label]}
+        )
+        for case in cases[1:]
     }
     return samples.median(f"round {PLAIN}") / ROUNDS, costs
 

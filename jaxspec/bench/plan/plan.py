@@ -177,7 +177,7 @@ def check(
     measurement = Measurement(target, [plain, case], questions, setting)
     records, asked = list[Turn](), groups(questions, setting.batches[0])
     for index, group in enumerate(asked):
-        tell(f"{case.label} against plain decoding, batch {len(group.members)}: {index + 1} of {len(asked)}")
+        tell(f"{case.label} against plain decoding, batch {setting.batches[0]}: {index + 1} of {len(asked)}")
         for turn in measurement.turns(group, setting.temperatures[0]):
             records.append({**turn, "unit": [index]})
     return next(found for found in summarize(records) if found.task == ALL and found.case == case.label)
