@@ -62,13 +62,11 @@ def plot(folder: Path, summaries: Sequence[Summary], cases: Mapping[str, Mapping
 
 def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     drawn = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        FigureCanvasSVG(figure)  # no window system, and nothing that other figures of the process share
         axes = figure.subplots()
         draw(axes)
         axes.set_title(title, fontsize=10, loc="left")
