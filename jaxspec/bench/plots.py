@@ -90,7 +90,7 @@ def _by_task(axes, drafted: Sequence[Summary]) -> None:
     for index, (case, several) in enumerate(cases.items()):
         _speedups(axes, several, np.arange(len(several)) + (index + 0.5) / len(cases) * 0.8 - 0.4, case, fmt="o")
     tasks = [task.replace("_", "\n") for task in dict.fromkeys(one.task for one in drafted)]
-    axes.set_xticks(range(len(tasks)), tasks)
+    axes.set_xticks(range(len(tasks)), tasks, fontsize=8)
 
 
 def _by_position(axes, totals: Sequence[Summary]) -> None:
