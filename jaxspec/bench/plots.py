@@ -62,13 +62,11 @@ def plot(folder: Path, summaries: Sequence[Summary], cases: Mapping[str, Mapping
 
 def _save(file: Path, draw: Callable[[Any], None], title: str) -> None:
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     drawn = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        FigureCanvasSVG(figure)  # no window system, and nothing that other figures of the process share
         axes = figure.subplots()
         draw(axes)
         axes.set_title(title, fontsize=10, loc="left")
@@ -92,7 +90,7 @@ def _by_task(axes, drafted: Sequence[Summary]) -> None:
     for index, (case, several) in enumerate(cases.items()):
         _speedups(axes, several, np.arange(len(several)) + (index + 0.5) / len(cases) * 0.8 - 0.4, case, fmt="o")
     tasks = [task.replace("_", "\n") for task in dict.fromkeys(one.task for one in drafted)]
-    axes.set_xticks(range(len(tasks)), tasks)
+    axes.set_xticks(range(len(tasks)), tasks, fontsize=8)
 
 
 def _by_position(axes, totals: Sequence[Summary]) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
-from jaxspec.training.files import write_text
+from jaxspec.training.files import differences, write_text
 
 # All else in a header may change between the parts of one run.
 _SAME = ("setting", "machine")
-_SHOWN = 4
 FIGURES = ("summary", "quality", "against")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -159,28 +158,16 @@ class Results:
                 kind = (record := json.loads(line))["kind"]
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number} is no record of a run; pass another file") from None
-            if kind not in FIGURES:  # they follow from the others
+            if kind in ("run", "turn"):  # figures follow from these
                 lines.append(record)
         if not lines or lines[0]["kind"] != "run":
             raise ValueError(f"{path} does not begin with the header of a run; pass another file")
-        _check_same(path, lines[0], self._header)
+        before, now = ({part: header.get(part) for part in _SAME} for header in (lines[0], self._header))
+        if told := differences(before, now):
+            raise ValueError(f"{path} holds another run: {told}. Pass the same, or another file")
         self._header, *self.records = lines
 
     def _write(self, figures: Sequence[dict[str, Any]] = ()) -> None:
         if self._path is not None:
             lines = (json.dumps(line, ensure_ascii=False) for line in (self._header, *self.records, *figures))
             write_text(self._path, "".join(f"{line}\n" for line in lines))
-
-
-def _check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    changes = [
-        f"{name} was {first.get(name)!r}, now {second.get(name)!r}"
-        for first, second in ((before.get(part) or {}, now[part]) for part in _SAME)
-        for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name)
-    ]
-    if changes:
-        more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        raise ValueError(
-            f"{path} holds another run: {'; '.join(changes[:_SHOWN])}{more}. Pass the same, or another file"
-        )

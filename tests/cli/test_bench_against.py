@@ -103,7 +103,7 @@ def test_an_interrupted_run_goes_on_with_its_peers(folder, finished, tmp_path, m
 
 def test_a_run_with_other_peers_is_another_one(folder, finished):
     for arguments, said in (
-        (ASKED[:-2], "against was"),
+        (ASKED[:-2], "against[1] was 'llama.cpp', now None"),
         ((*ASKED, "--verifier", "coupled"), "verifier was None, now 'coupled'"),
     ):
         refused = _bench(folder, *arguments, "--json", folder / "r.jsonl", "--resume")
