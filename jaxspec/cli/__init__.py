@@ -1,4 +1,4 @@
-"""The `jaxspec` command: options and printing, no logic."""
+"""Implements the `jaxspec` command: options and printing, no logic."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The keys of every random draw in a round.
+"""Derives the keys of every random draw in a round.
 
 Every row has one key. From it come two streams of draws:
 

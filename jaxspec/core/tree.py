@@ -1,4 +1,4 @@
-"""Trees of drafted tokens, and the masks and depths that follow from them.
+"""Defines trees of drafted tokens, and the masks and depths that follow from them.
 
 A tree is written as each node's parent, parents before children, -1 for the last committed token.
 """

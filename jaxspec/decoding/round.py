@@ -1,4 +1,4 @@
-"""One round: propose, verify, commit.
+"""Runs one round: propose, verify, commit.
 
 before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
 propose            . . . . . x y z    three drafts

@@ -1,4 +1,4 @@
-"""Pick the number of drafts that pays most, from what was accepted and what rounds cost."""
+"""Chooses the number of drafts that pays most, from what was accepted and what rounds cost."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ PRIOR_ROUNDS = 4
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveState:
-    """What each row has seen.
+    """The state of `Adaptive`: what each row has seen.
 
     Attributes:
       acceptance: the running probability that draft `i` is accepted, those before it being so.
@@ -48,7 +48,7 @@ class AdaptiveState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adaptive(DraftLength):
-    """Drafts as many tokens as pay most: expected tokens a round over what the round costs. It cannot lose much.
+    """Drafts as many tokens as pay most: expected tokens over the cost of a round. It cannot lose much.
 
     With the running acceptance `a_1, a_2, ...` of each position (updated by rounds that reached
     it; one that none has reached yet is taken to be like the one before it) a row drafts the
@@ -195,16 +195,18 @@ class Adaptive(DraftLength):
         return dataclasses.replace(state, missed=jnp.where(resting, missed, state.missed))
 
     def surplus(self, state: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]) -> Float[Array, ""]:
-        """What a round takes over one without drafts, relative to plain decoding."""
+        """Returns the time that a round takes beyond one without drafts, relative to plain decoding."""
         return self._price(state, submitted, live) - self._cost(jnp.int32(0))
 
     def _missed(self, state: AdaptiveState, submitted, emitted, live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        """Tokens that the drafter missed after a round. Where it runs for some rows it reads what all have missed."""
+        """Counts the tokens that the drafter missed up to a round. Where it runs for some rows it reads what all have
+        missed.
+        """
         ran = jnp.any(live & (submitted > 0))
         return jnp.where(ran, 0, state.missed) + jnp.where(submitted > 0, 0, emitted)
 
     def _longest(self, acceptance, index: Int[Array, "b"], tries: Bool[Array, "b"], able: Bool[Array, "b"]):
-        """Which length, of those that rows want, gives all of them the most; the longest where most of them try it."""
+        """Chooses the length, of those that rows want, that gives all rows the most; the longest where most try it."""
         lengths = jnp.arange(len(self.lengths), dtype=jnp.int32)
         cut = jnp.minimum(index[:, None], lengths[None])
         tokens = jnp.sum(jnp.take_along_axis(self._tokens(acceptance), cut, axis=1), axis=0, where=able[:, None])
@@ -216,24 +218,24 @@ class Adaptive(DraftLength):
         return jnp.where(stays, longest, best)
 
     def _earned(self, emitted: Int[Array, "*b"]) -> Float[Array, "*b"]:
-        """What tokens add to the balance: their time in plain decoding, and what may be lost for them."""
+        """Returns what tokens add to the balance: their time in plain decoding, and the share that may be lost."""
         costs = jnp.asarray(self.costs, jnp.float32)
         return (1.0 + self.allowance) * costs[0] * emitted.astype(jnp.float32)
 
     def _prices(self, state: AdaptiveState, rows: Bool[Array, "b"]) -> Float[Array, "n"]:
-        """What a round takes at each length, with what must be read before it drafts: all that any row missed."""
+        """Returns a round's time at each length, with that of reading the tokens that any row missed."""
         missed = jnp.max(jnp.maximum(state.missed, state.beside), where=rows, initial=0)
         reads = jnp.asarray([self.lag * (length > 0) for length in self.lengths], jnp.float32)
         return jnp.asarray(self.costs, jnp.float32) + missed.astype(jnp.float32) * reads
 
     def _price(self, state: AdaptiveState, submitted: Int[Array, "b"], rows: Bool[Array, "b"]) -> Float[Array, ""]:
-        """What a round took: the shortest pass that holds what was submitted."""
+        """Returns the time that a round took: that of the shortest pass that holds what was submitted."""
         longest = jnp.max(submitted, where=rows, initial=0)
         index = jnp.sum(longest > jnp.asarray(self.lengths, jnp.int32), dtype=jnp.int32)
         return self._prices(state, rows)[index]
 
     def _acceptance(self, state: AdaptiveState, submitted, accepted):
-        """Running acceptance and counts after one more round; what it did not reach stays."""
+        """Returns running acceptance and counts after one more round; positions that it did not reach stay."""
         position = jnp.arange(state.seen.shape[1], dtype=jnp.int32)[None]
         reached = (position < submitted[:, None]) & (position <= accepted[:, None])
         kept = (position < accepted[:, None]).astype(state.acceptance.dtype)
@@ -248,12 +250,12 @@ class Adaptive(DraftLength):
         return jnp.where(new, last, acceptance), seen
 
     def _tokens(self, acceptance) -> Float[Array, "b n"]:
-        """Expected tokens of a round, at each length."""
+        """Returns the expected tokens of a round, at each length."""
         each = jnp.cumsum(jnp.cumprod(acceptance, axis=1), axis=1)
         return 1.0 + jnp.pad(each, ((0, 0), (1, 0)))[:, np.asarray(self.lengths)]
 
     def _speed(self, acceptance) -> Float[Array, "b n"]:
-        """Expected tokens for the time of a plain round, at each length."""
+        """Returns the expected tokens in the time of a plain round, at each length."""
         return self._tokens(acceptance) / jnp.asarray(self.costs, jnp.float32)[None]
 
     def _length(self, index: Int[Array, "b"]) -> Int[Array, "b"]:

@@ -1,4 +1,4 @@
-"""How many tokens are drafted, decided before they can be seen.
+"""Decides how many tokens are drafted, before they can be seen.
 
 Whether a draft is submitted to verification may depend on all that was known before it was drawn, and never on the
 draft itself: with a target distribution (.7, .3) and a draft distribution (.5, .5), dropping the less certain token

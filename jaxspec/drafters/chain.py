@@ -26,7 +26,7 @@ from jaxspec.drafters.draft_model import Draft, Hidden
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChainState:
-    """What is kept of a chain between rounds.
+    """The state of a chain between rounds.
 
     Attributes:
       kept: the draft's own; its cache may lag the text, however far the text has come since.
@@ -42,7 +42,7 @@ class ChainState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Draws tokens one after the other: the working part of several drafters.
+    """Draws tokens one after the other; several drafters are made of it.
 
     Attributes:
       draft: what they are drawn from.
@@ -55,13 +55,13 @@ class Chain:
     sampling: Policy | None
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> ChainState:
-        """As of `Drafter`."""
+        """Returns the state before the first round, as `Drafter.init` does."""
         batch = context.tokens.shape[0]
         kept = self.draft.init(context, prefilled, slots)
         return ChainState(kept, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
-        """As of `Drafter`."""
+        """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
         limit = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
@@ -76,7 +76,7 @@ class Chain:
         return proposal, ChainState(drafts.kept, state.length_state, submitted)
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
-        """As of `Drafter`."""
+        """Returns the state after a round, as `Drafter.observe` does."""
         # The cache holds the text and the drafts that were fed; those of them that were kept are
         # the text's now. Of a row that submitted none, others' drafts may have been kept.
         own = jnp.minimum(verdict.accepted, state.submitted)
@@ -166,7 +166,7 @@ class ChainDrafter(AdjustableDrafter):
         return self.chain(context.target).observe(state, context, verdict, hidden)
 
     def chain(self, target: Model) -> Chain:
-        """Returns the working part."""
+        """Returns the `Chain` that does the work."""
         return Chain(self.draft(target), self.draft_length, self.sampling)
 
 
@@ -199,7 +199,7 @@ class _Drafts:
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
+    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
 
     A one-hot distribution says nothing of how sure the model is: a draft length then sees the model's own.
     """
@@ -212,6 +212,6 @@ def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array
 
 
 def _noise(draft: Draft, rng: Rng, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:
-    """What draws one of the draft's `count` tokens."""
+    """Returns the noise that draws one of the draft's `count` tokens."""
     ids = None if count == draft.vocab_size else draft.token_ids(jnp.arange(count, dtype=jnp.int32))
     return rng.draft_noise(offset, draft.vocab_size, ids)

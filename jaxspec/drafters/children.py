@@ -1,4 +1,4 @@
-"""How the children of a drafted node are chosen: the most probable, or drawn in one of two ways."""
+"""Chooses the children of a drafted node: the most probable tokens, or draws with or without replacement."""
 
 import abc
 import dataclasses
@@ -15,7 +15,7 @@ from jaxspec.drafters.frontier import top_tokens
 
 
 class Draw(abc.ABC):
-    """How nodes get their children. Frozen and static.
+    """Chooses the children of nodes. Frozen and static.
 
     Attributes:
       deterministic: children are a function of the text, and no distribution is reported for them.
@@ -24,21 +24,21 @@ class Draw(abc.ABC):
     deterministic: ClassVar[bool] = False
 
     def weights(self, policy: Policy, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        """What children are chosen by: the policy's log-probabilities."""
+        """Returns the weights that children are chosen by: the policy's log-probabilities."""
         return policy.log_probs(logits)
 
     @abc.abstractmethod
     def children(
         self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
     ) -> tuple[Int[Array, "b w c"], Bool[Array, "b w c"]]:
-        """`count` children for each of `w` nodes, best first, and which of them there are.
+        """Returns `count` children for each of `w` nodes, best first, and which of them exist.
 
         `level` counts the drafted tokens before the children. Different nodes of a round, of one
         level or of several, are drawn with independent noise.
         """
 
     def log_probs(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
-        """The normalized distribution each node was drawn from, given its parent's and the siblings `before` it.
+        """Returns the normalized distribution of each node, given its parent's and the siblings `before` it.
 
         -1 in `before` is no sibling.
         """

@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer, which guesses among the tokens that both have.
+"""Drafts with a model that has another tokenizer, among the tokens that both vocabularies have.
 
 Its distribution over the intersection of the two vocabularies, renormalized, is the distribution that is reported, so
 the target's distribution is kept as with any draft, at any temperature: TLI, Timor et al. 2502.05202, algorithm 4.
@@ -56,14 +56,14 @@ class DraftText:
 
     @classmethod
     def begin(cls, start: Int[Array, "n"], batch: int, slots: int) -> "DraftText":
-        """A text of the draft's first tokens alone."""
+        """Returns a text of the draft's first tokens alone."""
         count = start.shape[0]
         tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :count].set(start[None])
         zero = jnp.zeros(batch, jnp.int32)
         return cls(tokens, zero + count, zero)
 
     def extend(self, token_map: TokenMap, text: Int[Array, "b t"], length: Int[Array, "b"], most: int) -> "DraftText":
-        """The same with what the target's text has become, up to `most` tokens of the draft's a row."""
+        """Appends what the target's text has gained since, up to `most` tokens of the draft's a row."""
         missing = jnp.max(length - self.read, initial=0)
         trips = (missing + CATCH_UP_CHUNK - 1) // CATCH_UP_CHUNK
         more = lambda _, self: self._extend_once(token_map, text, length, most)  # noqa: E731
@@ -89,7 +89,7 @@ class DraftText:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossVocabularyState:
-    """The draft's text, and what a chain keeps of it."""
+    """The draft's text, and the state of the chain that is drawn over it."""
 
     text: DraftText
     chain: Any
@@ -203,7 +203,7 @@ class CrossVocabularyDrafter(ChainDrafter):
         return CrossVocabularyState(state.text, super().observe(state.chain, inner, verdict, hidden))
 
     def _slots(self, slots: int) -> int:
-        """The draft's, of the target's: at least enough for a first token and a round of drafts."""
+        """Returns the slots of the draft's text: at least enough for a first token and a round of drafts."""
         most = math.ceil(slots * self.room)
         if self.context_length is not None:
             most = min(most, self.context_length)
@@ -216,6 +216,6 @@ class CrossVocabularyDrafter(ChainDrafter):
 
 
 def _in_draft_tokens(context: Context, text: DraftText) -> Context:
-    """The context as the draft model has it; rows that it cannot read to their end are done for it."""
+    """Returns the context in the tokens of the draft model; rows that it cannot read to their end are done for it."""
     behind = text.read < context.length
     return dataclasses.replace(context, tokens=text.tokens, length=text.length, done=context.done | behind)

@@ -1,4 +1,4 @@
-"""`Draft`: a cheap model that chains and trees of drafts are drawn from, one pass after the other.
+"""Defines `Draft`: a cheap model that chains and trees of drafts are drawn from, one pass after the other.
 
 A language model of its own is one kind (`ModelDraft`); a head over the target's hidden states is another
 (`jaxspec.heads.eagle.drafter`). Chains (`jaxspec.drafters.chain`) and trees (`tree`, `dynamic_tree`) are the same for
@@ -60,7 +60,7 @@ class Draft(abc.ABC):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """Which of the target's hidden states it reads."""
+        """The target's hidden states that it reads."""
         return ()
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""A tree of drafts that grows where the draft model is sure, another in each row and round.
+"""Drafts a tree that grows where the draft model is sure: another in each row and round.
 
     expand      the best `top_k` nodes of a level are fed; each gets `top_k` children
     rerank      of all children found, the `nodes` with the most probable paths are submitted
@@ -113,7 +113,7 @@ class DynamicTreeDrafter(Drafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the draft reads of the target."""
+        """The target's hidden states that the draft reads."""
         return self._draft.capture
 
     @property
@@ -155,7 +155,7 @@ class DynamicTreeDrafter(Drafter):
 def expand(
     scores: Float[Array, "b w"], added: Float[Array, "b w c"]
 ) -> tuple[Float[Array, "b w_times_c"], Int[Array, "b w"], Float[Array, "b w"]]:
-    """The scores of all children's paths, and the best `w` of them: which, and their scores.
+    """Returns the scores of all children's paths, and the best `w` of them: their indices and scores.
 
     `added` is each child's log-probability, at most 0. Of equals the first is better.
     """
@@ -165,7 +165,7 @@ def expand(
 
 
 def join(first: Candidates, levels: Candidates) -> Candidates:
-    """The text's children and, `[levels, b, ...]`, those of the fed levels; `fed` by their numbers."""
+    """Joins the text's children with those of the fed levels, `[levels, b, ...]`; `fed` holds their numbers."""
     count, (depth, batch, width) = first.tokens.shape[1], levels.fed.shape
     offsets = count + levels.tokens.shape[2] * jnp.arange(depth, dtype=jnp.int32)
     # All of the text's children are fed first; what the last level would feed next is not.
@@ -180,7 +180,7 @@ def join(first: Candidates, levels: Candidates) -> Candidates:
 def rerank(
     scores: Float[Array, "b m"], parents: Int[Array, "b m"], count: int
 ) -> tuple[Int[Array, "b n"], Int[Array, "b n"]]:
-    """The `count` best candidates in order of their numbers, and each one's parent among them.
+    """Returns the `count` best candidates in order of their numbers, and the parent of each among them.
 
     Of equals the lower number is chosen. A parent's score is no lower than its child's and its
     number is, so whatever is chosen, its parent is too.
@@ -192,7 +192,7 @@ def rerank(
 
 
 def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending) -> tuple[Proposal, Drafted]:
-    """The proposal of the best candidates, and where their entries are."""
+    """Returns the proposal of the best candidates, and where their cache entries are."""
     roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
     parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
     chosen, parents = rerank(found.scores, parents, nodes)

@@ -1,4 +1,4 @@
-"""The target's own first layers as drafter: what they compute of a draft, verification does not compute again.
+"""Drafts with the target's own first layers; verification goes on from what they computed of the drafts.
 
 text       a  b  c  d  e             e is committed and unfed; the target's cache holds a b c d
 drafting   e -> x -> y -> z          the first layers alone, over the first layers of that cache
@@ -62,7 +62,7 @@ class ExitHead(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """What went through the first layers in a round: the last committed token, then drafts.
+    """The tokens that went through the first layers in a round: the last committed token, then drafts.
 
     Attributes:
       partial: their pass, with room for a round's.
@@ -73,14 +73,14 @@ class Fed:
     count: Int[Array, ""]
 
     def append(self, fresh: Partial) -> Self:
-        """These and one more token a row."""
+        """Appends one more token a row."""
         return type(self)(self.partial.put(fresh, self.count), self.count + 1)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitDraft(SelfDraft):
-    """The first layers of `target`, with its final norm and head or a trained exit, as a draft of up to `k` tokens."""
+    """Drafts up to `k` tokens with the first layers of `target`, and its final norm and head or a trained exit."""
 
     target: LanguageModel
     layers: int = dataclasses.field(metadata={"static": True})

@@ -1,4 +1,4 @@
-"""Growing a tree with a draft model: one batched pass a level, over a cache that is only read.
+"""Grows a tree with a draft model: one batched pass a level, over a cache that is only read.
 
     window     [d e]            the last two committed tokens: the distribution of the first level
     level 0    [x y]            the nodes that get children are fed together: x, y
@@ -31,7 +31,7 @@ _PARTS = 256
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What the pass over one level leads to.
+    """The result of the pass over one level.
 
     Attributes:
       tokens: the next level's fed nodes.
@@ -64,7 +64,7 @@ class Drafted:
     parents: Int[Array, "b n"]
 
     def keep(self, cache: Cache, verdict: Verdict) -> Cache:
-        """`cache`, of the text, with the accepted path, as far as it was fed.
+        """Returns `cache`, which holds the text, with the entries of the accepted path, as far as it was fed.
 
         All but a leaf at its end was, so the cache lags the new text by at most two tokens.
         """
@@ -145,18 +145,18 @@ def grow(
 
 
 def of_rows(proposal: Proposal, ready: Bool[Array, "b"]) -> Proposal:
-    """The same proposal, of nothing in the rows that are not ready."""
+    """Returns the same proposal, without drafts in the rows that are not ready."""
     return dataclasses.replace(proposal, valid=proposal.valid & ready[:, None])
 
 
 def by_row(found: Array) -> Array:
-    """What all levels found, `[levels, b, w, ...]`, as `[b, levels * w, ...]`."""
+    """Reshapes what all levels found, `[levels, b, w, ...]`, into `[b, levels * w, ...]`."""
     levels, batch, width = found.shape[:3]
     return jnp.swapaxes(found, 0, 1).reshape(batch, levels * width, *found.shape[3:])
 
 
 def top_tokens(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
-    """The `count` largest weights in falling order, and their tokens; of equals the first.
+    """Returns the `count` largest weights in falling order, and their tokens; of equals the first.
 
     They lie in the `count` parts of the vocabulary with the largest maxima, so only those are
     looked through: a vocabulary that is split over devices is not gathered, as `top_k` would.

@@ -1,4 +1,4 @@
-"""Copied drafts where they promise more, a model's elsewhere: one of the two a row and round."""
+"""Drafts, row by row and round by round, either by lookup or with a model: whichever promises more."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ _PRIOR = 4.0
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """How each row's guesses and model drafts have done so far.
+    """The past accuracy of each row's guesses and model drafts.
 
     Attributes:
       promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
@@ -44,7 +44,7 @@ class Record:
     rounds: Int[Array, "b"]
 
     def expected(self, guess: Guess) -> Float[Array, "b"]:
-        """How many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
+        """Returns how many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
         share = self.right / self.promised
         return jnp.minimum(share * guess.expected(guess.count), guess.count.astype(jnp.float32))
 
@@ -72,7 +72,7 @@ class HybridState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HybridDrafter(Drafter):
-    """In each row the copied guess where it is expected to be accepted further, else a model's drafts.
+    """Submits, in each row, the looked-up guess where more of it is expected to be accepted, else a model's drafts.
 
     The hybrid of suffix decoding (Oliaro et al. 2411.04975, section 4): with the guess's own estimate `E` of its
     accepted drafts, scaled by what such guesses have kept of their promises in this row, and the row's running mean
@@ -128,12 +128,12 @@ class HybridDrafter(Drafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text, by lookup and by the model."""
         return self.model.deterministic
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the model reads of the target."""
+        """The target's hidden states that the model reads."""
         return self.model.capture
 
     @property
@@ -201,12 +201,12 @@ class HybridDrafter(Drafter):
 
     @property
     def _resting(self) -> Drafter:
-        """The model's drafter, whose rows can be paused."""
+        """The model's drafter with a draft length that can be paused row by row."""
         return self.model.with_length(Pausing(_draft_length(self.model)))
 
     @property
     def _account(self) -> SharedAccount | None:
-        """What both may lose together, where both keep an account."""
+        """The account that both share, where both draft lengths are `Adaptive`; else `None`."""
         copying, model = self.copying.draft_length, self.model.draft_length
         if isinstance(copying, Adaptive) and isinstance(model, Adaptive):
             return SharedAccount(copying, model)
@@ -216,7 +216,7 @@ class HybridDrafter(Drafter):
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
-        """The record after one more round: of guesses, as far as the text has come, whoever drafted it."""
+        """Returns the record after one more round. Guesses are judged as far as the text has come."""
         record, guess = state.record, state.copying.guess
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
@@ -251,7 +251,7 @@ def _draft_length(drafter: Drafter) -> DraftLength:
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:
-    """The same drafts with room for `k`; any distribution will do for those that are never drawn."""
+    """Pads a proposal to `k` drafts; unused positions hold a one-hot distribution, so every row stays normalized."""
     add = k - proposal.tokens.shape[1]
     pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
     log_probs = proposal.log_probs
@@ -263,7 +263,7 @@ def _wide(proposal: Proposal, k: int) -> Proposal:
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
-    """Where `first`, the drafts that are certain; else those that have a distribution, unless none has one."""
+    """Takes the drafts of `copied` where `first` is set, else those of `drafted`; distributions only if these have one."""
     pick = first[:, None]
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)

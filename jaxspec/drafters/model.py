@@ -1,4 +1,4 @@
-"""A smaller language model as drafter."""
+"""Drafts with a smaller language model."""
 
 import dataclasses
 from typing import Any, ClassVar

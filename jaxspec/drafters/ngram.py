@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts what followed the last time the text ended like this."""
+"""Looks drafts up in the prompt: what followed the last time the text ended like this."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""A tree of drafts whose shape is fixed."""
+"""Drafts a tree whose shape is fixed."""
 
 import dataclasses
 import functools
@@ -74,12 +74,12 @@ class TreeDrafter(Drafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text."""
         return self.draw.deterministic
 
     @property
     def identically_distributed(self) -> bool:
-        """Whether these are chains that know nothing of each other."""
+        """Whether the drafts are independent chains from one distribution."""
         tree = self.topology
         chains = tree == Tree.chains(tree.widths[0], tree.depth)
         return chains and isinstance(self.draw, WithReplacement)
@@ -107,7 +107,7 @@ class TreeDrafter(Drafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the draft reads of the target."""
+        """The target's hidden states that the draft reads."""
         return self._draft.capture
 
     @property
@@ -161,7 +161,7 @@ class _Children:
     weights: Float[Array, "*level b w v"] | None
 
     def followed_by(self, levels: Self) -> Self:
-        """These, and then those of the levels below."""
+        """Appends the children of the levels below."""
         return jax.tree.map(lambda x, below: jnp.concatenate([x, by_row(below)], axis=1), self, levels)
 
 
@@ -186,7 +186,7 @@ def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Where everything about a tree's nodes is found, on the host.
+    """The places, on the host, of a tree's nodes among those that are fed and found.
 
     Each level's nodes with children are fed side by side in `width` places, and each gets `most`
     children, of which the tree has some.

@@ -1,4 +1,4 @@
-"""The family of GPT-2."""
+"""Describes the family of GPT-2."""
 
 import functools
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Answers that a model writes: the target to conversations, and a draft to go on from them (on-policy data).
+"""Writes answers with a model: the target to conversations, and a draft to go on from them (on-policy data).
 
 Conversations of similar length are decoded together. What a row draws depends on the seed, the conversation's index
 and the position alone, so which others it is decoded with makes no difference.

@@ -1,4 +1,4 @@
-"""Block verification: the drafts of a round are accepted together."""
+"""Accepts the drafts of a round together: block verification."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Verification by shared randomness: the same tokens with or without speculation."""
+"""Verifies by shared randomness: the same tokens with or without speculation."""
 
 import dataclasses
 from typing import ClassVar

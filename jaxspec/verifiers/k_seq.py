@@ -1,4 +1,4 @@
-"""K-SEQ: several independent candidates of one distribution, each accepted by the same lowered ratio."""
+"""Accepts several independent candidates of one distribution by one lowered ratio: K-SEQ."""
 
 import dataclasses
 from typing import Self

@@ -1,4 +1,4 @@
-"""Lenience: a draft may be a given factor more likely than the target has it."""
+"""Accepts drafts that are a given factor more likely than the target has them: lenience."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Verification of several drafts at once, and recursive rejection sampling, its rule by default."""
+"""Verifies several drafts at once, by default with recursive rejection sampling."""
 
 import dataclasses
 from typing import ClassVar, Protocol, Self

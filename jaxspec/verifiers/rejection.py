@@ -1,4 +1,4 @@
-"""Token-by-token rejection sampling."""
+"""Accepts drafts token by token: rejection sampling."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Traversal verification: block verification for trees, from the leaves to the root."""
+"""Verifies trees from the leaves to the root: block verification for trees."""
 
 import dataclasses
 from typing import ClassVar, Self

@@ -1,4 +1,4 @@
-"""Tree verification by sampling from the target and walking down the tree."""
+"""Verifies trees by sampling from the target and walking down the tree."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Typical acceptance: tokens that are plausible under the target are accepted."""
+"""Accepts tokens that are plausible under the target: typical acceptance."""
 
 import dataclasses
 from typing import ClassVar

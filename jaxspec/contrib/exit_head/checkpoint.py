@@ -1,4 +1,4 @@
-"""Early exits in files: blocks and norm by the names of our parameters, and the ids of a draft vocabulary."""
+"""Reads and writes early exits: blocks and norm by the names of their parameters, and the ids of a draft vocabulary."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _SIZES = {
 def read_early_exit(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> EarlyExitHead:
-    """The exit in a folder with `config.json` and safetensors.
+    """Reads the exit in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
@@ -86,7 +86,7 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
 
 
 def _tensors(module: ExitNetwork) -> Iterator[ParamMapping]:
-    """Every parameter by its path."""
+    """Returns every parameter by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state)["params"]
     for keys, x in jax.tree.leaves_with_path(shapes):

@@ -1,4 +1,4 @@
-"""An early exit with its weights: blocks and a norm after a target's first layers."""
+"""Holds an early exit with its weights: blocks and a norm after a target's first layers."""
 
 import dataclasses
 from typing import Any, cast

@@ -62,7 +62,7 @@ class EarlyExitRecipe(Recipe):
     # A field of other recipes; here it follows from one.
     @property
     def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] no field
-        """The state at the exit."""
+        """The state at the exit, as a layer index."""
         return (self.layers,)
 
     def init(self, key, target, token_counts):

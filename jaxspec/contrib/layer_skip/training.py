@@ -94,7 +94,7 @@ class LayerSkipRecipe(Recipe):
     # A field of other recipes; here it follows from one.
     @property
     def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] no field
-        """The state at the exit."""
+        """The state at the exit, as a layer index."""
         return (self.layers,)
 
     @property

@@ -1,4 +1,4 @@
-"""Blocks of drafts at many places of a text at once, with the target's distributions that they learn."""
+"""Lays out blocks of drafts at many places of a text at once, with the target's distributions that they learn."""
 
 import dataclasses
 from typing import Self

@@ -1,4 +1,4 @@
-"""All drafts of a round in one pass, from a block of masks (DFlash; DSpark)."""
+"""Drafts a whole round in one pass, from a block of masks (DFlash; DSpark)."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ from jaxspec.nn.language_model import LanguageModel
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashState:
-    """What a `DFlashDrafter` keeps between rounds.
+    """The state of a `DFlashDrafter` between rounds.
 
     Attributes:
       cache: the context's keys and values: of all committed tokens but the last.
@@ -139,7 +139,7 @@ class DFlashDrafter(AdjustableDrafter):
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
     def _draft(self, policy: Policy, limit, rng: Rng, state: DFlashState, context: Context) -> Proposal:
-        """One pass over the block, then a draw for each draft."""
+        """Runs one pass over the block, then draws each draft."""
         head, length = self.head, self.draft_length
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         target = cast(LanguageModel, context.target)  # `check` refuses others
@@ -167,7 +167,7 @@ class DFlashDrafter(AdjustableDrafter):
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
 
     def _token(self, log_probs: Float[Array, "b n"] | None, seen: Float[Array, "b n"], rng: Rng, offset):
-        """The drawn token, its place in the draft vocabulary, and the distribution over the target's."""
+        """Returns the drawn token, its place in the draft vocabulary, and its distribution over the target's."""
         if log_probs is None:
             place = argmax(seen)
             return self.head.ids[place], place, None
@@ -182,7 +182,7 @@ def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
+    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
 
     Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot
     distribution says nothing of how sure the head is: a draft length then sees the head's own.

@@ -1,4 +1,4 @@
-"""`DFlashHead`: DFlash's network with its parameters and draft vocabulary; `init` makes an untrained one."""
+"""Defines `DFlashHead`: DFlash's network with its parameters and draft vocabulary; `init` makes an untrained one."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
+"""Reads and writes EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
 
 A folder holds `config.json` and `model.safetensors`. The configuration is that of a Llama model of one layer of width
 `w`, for a target of width `d` and `v` tokens that it reads `c` states of; EAGLE-3's has besides:

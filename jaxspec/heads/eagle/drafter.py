@@ -1,4 +1,4 @@
-"""EAGLE: a chain of drafts from a head over the target's own states.
+"""Drafts a chain with EAGLE: a head over the target's own states.
 
     text       a  b  c  d  e         e is committed and unfed: the target's states end with d's
     features   a  b  c  d            each pairs with the token after it
@@ -38,7 +38,7 @@ _PATIENCE = 16
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleState:
-    """What the head has read, and what it has not yet.
+    """The state of an `EagleDraft`: what the head has read, and what it has not yet.
 
     `cache.length + waiting` are the pairs of the text, one fewer than its tokens.
 
@@ -58,7 +58,7 @@ class EagleState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleDraft(Draft):
-    """An EAGLE head as something that chains and trees of up to `k` tokens along a path are drawn from."""
+    """Drafts chains, and trees of up to `k` tokens along a path, with an EAGLE head."""
 
     head: EagleHead
     k: int = dataclasses.field(metadata={"static": True})
@@ -123,7 +123,7 @@ class EagleDraft(Draft):
 
     @property
     def _chunk(self) -> int:
-        """How many pairs one pass takes in: those of a round."""
+        """The number of pairs that one pass takes in: those of a round."""
         return self.k + 1
 
     @property
@@ -225,7 +225,7 @@ class EagleDrafter(ChainDrafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the head reads of the target."""
+        """The target's hidden states that the head reads."""
         return self.head.capture
 
     @property

@@ -1,4 +1,4 @@
-"""`EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters; `init` makes an untrained one."""
+"""Defines `EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters."""
 
 import dataclasses
 from typing import Any

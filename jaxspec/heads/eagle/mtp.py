@@ -1,4 +1,4 @@
-"""Multi-token prediction modules: a decoder layer over a token and the state before it (DeepSeek-V3).
+"""Defines multi-token prediction modules: a decoder layer over a token and the state before it (DeepSeek-V3).
 
 DeepSeek-V3 (2412.19437, section 2.2), for the state `h` of a token and the embedding `e` of the token after it:
 

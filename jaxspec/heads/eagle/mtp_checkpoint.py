@@ -1,4 +1,4 @@
-"""Multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint after its last one.
+"""Reads multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint after its last one.
 
 `config.json` is the target's. With `N` layers of the target and `num_nextn_predict_layers` modules, module `i` is layer
 `N + i` (with or without `model.` before it), of the target's width `d`:

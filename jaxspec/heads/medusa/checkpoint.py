@@ -1,4 +1,4 @@
-"""Medusa's heads in files: the public layouts of the paper's heads, and jaxspec's of heads that share the target's.
+"""Reads and writes Medusa's heads: the paper's public layouts, and jaxspec's of heads that share the target's.
 
 A folder holds `config.json` and safetensors (`medusa_lm_head.safetensors` or `model.safetensors`). The configuration:
 

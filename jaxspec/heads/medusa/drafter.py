@@ -1,4 +1,4 @@
-"""Medusa: heads over the target's newest hidden state guess the next tokens, each without the others' guesses."""
+"""Drafts with Medusa's heads: over the target's newest hidden state, each without the others' guesses."""
 
 import dataclasses
 import math
@@ -30,7 +30,8 @@ from jaxspec.heads.medusa.head import MedusaHead
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafterState:
-    """What is kept between rounds: no cache, for the target's own pass is all that heads read.
+    """The state of a `MedusaDrafter` between rounds. There is no cache: the heads read nothing but the target's own
+    pass.
 
     Attributes:
       hidden: the state of the token before the last one, which is unfed; none of a one-token text.
@@ -111,7 +112,7 @@ class MedusaDrafter(AdjustableDrafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text."""
         return self.tree
 
     @property
@@ -182,7 +183,7 @@ class MedusaDrafter(AdjustableDrafter):
         return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
 
     def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, limit) -> Proposal:
-        """Where no row drafts anything, the heads do not run."""
+        """Drafts a chain; the heads do not run where no row drafts anything."""
         policy = context.sampling if self.sampling is None else self.sampling
         vocab_size = context.target.vocab_size
 
@@ -213,7 +214,7 @@ class MedusaDrafter(AdjustableDrafter):
         return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.max_drafts > 0 else none()
 
     def _submitted(self, length_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
-        """Which drafts are submitted: whether draft `i` is depends on its distribution and on drafts before it."""
+        """Returns which drafts are submitted: draft `i` depends on its distribution and the drafts before it."""
         log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
         going, valid = limit > 0, []
         for i in range(self.max_drafts):

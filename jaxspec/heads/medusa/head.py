@@ -1,4 +1,4 @@
-"""`MedusaHead`: Medusa's heads with their parameters and draft vocabulary; `init` makes untrained ones."""
+"""Defines `MedusaHead`: Medusa's heads with their parameters and draft vocabulary; `init` makes untrained ones."""
 
 import dataclasses
 from typing import Any

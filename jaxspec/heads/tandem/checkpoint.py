@@ -1,4 +1,4 @@
-"""Tandem decoders in files: a layout of jaxspec's, as there is no public one.
+"""Reads and writes tandem decoders, in a layout of jaxspec's, as there is no public one.
 
 A folder holds `config.json` and `model.safetensors`. The configuration has the decoder's sizes in Hugging Face's words
 (`hidden_size` is its width `w`) and, besides:

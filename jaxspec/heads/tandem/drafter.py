@@ -1,4 +1,4 @@
-"""Tandem: a chain of drafts from a small decoder that also attends to the target's states.
+"""Drafts a chain from a small decoder that also attends to the target's states: Tandem.
 
     text        ... c  d  e          e is committed and unfed: the target's states end with d's
     cache       ... C  D             what the decoder's layers read of the target's states
@@ -34,7 +34,7 @@ from jaxspec.nn.language_model import LanguageModel
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TandemDraft(Draft):
-    """A tandem decoder as something that chains and trees are drawn from. It keeps its cache and nothing else."""
+    """Drafts chains and trees with a tandem decoder; its cache is all of its state."""
 
     head: TandemHead
 
@@ -121,7 +121,7 @@ class TandemDrafter(ChainDrafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the head reads of the target."""
+        """The target's hidden states that the head reads."""
         return self.head.capture
 
     @property

@@ -1,4 +1,4 @@
-"""`TandemHead`: a tandem decoder with its parameters and draft vocabulary; `init` makes an untrained one."""
+"""Defines `TandemHead`: a tandem decoder with its parameters and draft vocabulary; `init` makes an untrained one."""
 
 import dataclasses
 from typing import Any
