@@ -77,9 +77,9 @@ class SparseCacheDrafter(ChainDrafter):
       ValueError: a number is below 1.
 
     References:
-      MagicDec: Chen et al., arXiv 2408.11049.
-      TriForce: Sun et al., arXiv 2404.11912, section 4.
-      StreamingLLM: Xiao et al., arXiv 2309.17453, which tokens are seen.
+      MagicDec: Chen et al. (2024), arXiv:2408.11049.
+      TriForce: Sun et al. (2024), arXiv:2404.11912, section 4.
+      StreamingLLM: Xiao et al. (2023), arXiv:2309.17453 (which tokens are seen).
 
     Example:
       >>> drafter = jaxspec.contrib.SparseCacheDrafter(sinks=1, window=4, k=3)

@@ -46,10 +46,10 @@ _ROOM = 3
 
 
 class StringMatch:
-    """A target and a draft model that share nothing but text.
+    """Decodes with a target and a draft model that share nothing but text.
 
     References:
-      SLEM: Timor et al., arXiv 2502.05202, algorithm 2.
+      String-level exact match (SLEM): Timor et al. (2025), arXiv:2502.05202, algorithm 2.
 
     Example:
       >>> matched = jaxspec.contrib.StringMatch(target, draft, k=3, draft_tokenizer=target.tokenizer)

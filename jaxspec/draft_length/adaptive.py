@@ -56,11 +56,10 @@ class Adaptive(DraftLength):
 
         (1 + a_1 + a_1 a_2 + ... + a_1 ... a_n) / cost(n)
 
-    where that beats its present length by more than `margin`. Leviathan et al. 2211.17192,
-    section 3, with costs measured instead of modelled. A row's length is at first the shortest. In
-    the first round, and every `period` rounds, the next longer one is tried, and again for as long
-    as each trial emits more for its cost than the present length promises: so a draft that becomes
-    good is found. Rows that began together try in the same rounds, whose time they share.
+    where that beats its present length by more than `margin`. A row's length is at first the shortest. In the first
+    round, and every `period` rounds, the next longer one is tried, and again for as long as each trial emits more for
+    its cost than the present length promises: so a draft that becomes good is found. Rows that began together try in
+    the same rounds, whose time they share.
 
     A round takes the time of its longest row. So no row drafts more than the length that gives
     all rows together the most expected tokens for its cost, of those that rows want, unless most
@@ -102,6 +101,9 @@ class Adaptive(DraftLength):
       reserve: what gains add up to at most, to be lost later: rounds of plain decoding.
       lag: the time of reading one token of the text that the drafter missed while it drafted
         nothing, relative to plain decoding; it reads them before it drafts again.
+
+    References:
+      Leviathan et al. (2022), arXiv:2211.17192, section 3, with costs measured instead of modeled.
 
     Example:
       >>> length = jaxspec.Adaptive(costs=(1.0, 1.2, 1.4), lengths=(0, 2, 4))

@@ -50,9 +50,11 @@ class Draw(abc.ABC):
 class MostLikely(Draw):
     """The most probable tokens, in order: the child of rank 0 is the draft's own best.
 
-    Deterministic guesses: they need no distribution, and are accepted with the target's probability of
-    them (EAGLE, Li et al. 2401.15077). They do not follow the noise that `CoupledVerifier`
-    shares: there, `WithoutReplacement` is accepted more.
+    These are deterministic guesses: they need no distribution, and are accepted with the target's probability of them.
+    They do not follow the noise that `CoupledVerifier` shares: there, `WithoutReplacement` is accepted more.
+
+    References:
+      EAGLE-1: Li et al. (2024), arXiv:2401.15077.
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)), jaxspec.drafters.MostLikely())
@@ -75,10 +77,13 @@ class MostLikely(Draw):
 class WithoutReplacement(Draw):
     """Different tokens, each drawn from what the siblings before it left of their parent's distribution.
 
-    Drawn at once: the largest log-probabilities with Gumbel noise added, in falling order (Kool
-    et al. 1903.06059; RSD, Jeon et al. 2402.14160, section 3). Where fewer tokens have
-    any probability, the other children are not there. With the noise that `CoupledVerifier`
-    shares, these are the target's most probable draws.
+    All are drawn at once: the largest log-probabilities with Gumbel noise added, in falling order. Where fewer tokens
+    have any probability, the other children do not exist. With the noise that `CoupledVerifier` shares, these are the
+    target's most probable draws.
+
+    References:
+      Kool et al. (2019), arXiv:1903.06059 (Gumbel-top-k).
+      RSD: Jeon et al. (2024), arXiv:2402.14160, section 3.
 
     Example:
       >>> draw = jaxspec.drafters.WithoutReplacement()
@@ -108,8 +113,10 @@ class WithoutReplacement(Draw):
 class WithReplacement(Draw):
     """Independent draws from the parent's distribution, so that siblings may be the same token.
 
-    SpecTr, Sun et al. 2310.15141, section 4. With the noise that `CoupledVerifier` shares they
-    always are: pass `WithoutReplacement` there.
+    With the noise that `CoupledVerifier` shares they always are: pass `WithoutReplacement` there.
+
+    References:
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4.
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.chains(2, 2), jaxspec.drafters.WithReplacement())

@@ -150,7 +150,7 @@ class CrossVocabularyDrafter(ChainDrafter):
         more, or more than the draft model's context, is decoded on without drafts.
 
     References:
-      TLI: Timor et al., arXiv 2502.05202, algorithm 4.
+      Token-level intersection (TLI): Timor et al. (2025), arXiv:2502.05202, algorithm 4.
 
     Example:
       >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,

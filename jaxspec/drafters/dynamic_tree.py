@@ -46,8 +46,8 @@ class Candidates:
 class DynamicTreeDrafter(Drafter):
     """Drafts the tree of the most probable paths that a draft model finds: EAGLE-2's expand and rerank.
 
-    Li et al. 2406.16858, section 4. The tree is a function of the text, and its tokens are
-    certain, so any verifier of trees keeps the target's distribution. `depth` passes over `top_k` tokens.
+    The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
+    distribution. Drafting takes `depth` passes over `top_k` tokens.
 
     Attributes:
       model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
@@ -56,6 +56,9 @@ class DynamicTreeDrafter(Drafter):
       nodes: how many are submitted to verification.
       sampling: the policy whose distribution scores paths, one for all rows; `None` is the draft model's
         own distribution, as in the paper. A temperature of 0 leaves one chain.
+
+    References:
+      EAGLE-2: Li et al. (2024), arXiv:2406.16858, section 4.
 
     Example:
       >>> drafter = jaxspec.drafters.DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6)

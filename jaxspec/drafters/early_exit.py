@@ -152,11 +152,10 @@ class EarlyExitDraft(SelfDraft):
 class EarlyExitDrafter(ChainDrafter):
     """Draws a chain of tokens from the target's first layers, through its own final norm and head.
 
-    Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
-    layers' keys and values of the text are the target's, and verification goes on from what they computed of the
-    drafts. A round of `k` drafts costs `k + 1` passes of the first layers over one token and one pass of the
-    others over `k + 1`. Only targets that were trained to exit early (`jaxspec train early-exit --whole-model`)
-    guess well so, or with a trained exit (`head`).
+    There is no second model and no second cache: the first layers' keys and values of the text are the target's, and
+    verification goes on from what they computed of the drafts. A round of `k` drafts costs `k + 1` passes of the first
+    layers over one token and one pass of the others over `k + 1`. Only targets that were trained to exit early
+    (`jaxspec train early-exit --whole-model`), or that have a trained exit (`head`), guess well like this.
 
     Attributes:
       layers: how many of the target's layers draft.
@@ -165,6 +164,9 @@ class EarlyExitDrafter(ChainDrafter):
         own, row by row.
       head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
         target's final norm and head.
+
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.3.
 
     Example:
       >>> drafter = jaxspec.EarlyExitDrafter(layers=1, k=3)

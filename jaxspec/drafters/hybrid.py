@@ -99,6 +99,9 @@ class HybridDrafter(Drafter):
     Raises:
       TypeError, ValueError: the drafters are of other kinds.
 
+    References:
+      SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 4.
+
     Example:
       >>> drafter = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(draft, k=2))
       >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
@@ -263,7 +266,7 @@ def _wide(proposal: Proposal, k: int) -> Proposal:
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
-    """Takes the drafts of `copied` where `first` is set, else those of `drafted`; distributions only if these have one."""
+    """Takes the drafts of `copied` where `first` is set, else those of `drafted`; has distributions if these do."""
     pick = first[:, None]
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)

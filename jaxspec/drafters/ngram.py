@@ -18,14 +18,16 @@ from jaxspec.drafters.lookup import Guess, LookupDrafter
 class NGramDrafter(LookupDrafter):
     """Copies what followed the longest, then latest, earlier occurrence of the text's end.
 
-    Searches the row's own tokens on the device (Saxena, prompt lookup decoding, 2023). A match
-    that runs into the end of the text is continued periodically. A row without a match drafts
-    nothing, and a round without any costs what plain decoding costs.
+    Searches the row's own tokens on the device. A match that runs into the end of the text is continued periodically. A
+    row without a match drafts nothing, and a round without any costs what plain decoding costs.
 
     Attributes:
       k: drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
       max_ngram: the longest end that is looked for.
       min_ngram: the shortest; raise it for fewer and better guesses.
+
+    References:
+      Prompt lookup decoding: Saxena (2023).
 
     Example:
       >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=3), prompt, max_new_tokens=8)

@@ -83,18 +83,19 @@ class TextStore:
 class SuffixDrafter(LookupDrafter):
     """Copies the most frequent continuation of the text's end, as far as its counts promise.
 
-    Suffix decoding (Oliaro et al. 2411.04975, section 3) without its trees: each round looks the end up in the row's
-    own text, and in the store apart from it. Every length of match votes with all occurrences of at least that
-    length, and from there the most frequent token is followed again and again:
+    Suffix decoding without its trees: each round looks the end up in the row's own text, and separately in the store.
+    Every length of match votes with all occurrences of at least that length, and from there the most frequent token is
+    followed again and again:
 
-        survival of draft i    product of (occurrences that go on with the token) / (occurrences so far)
-        drafts                 while survival >= min_probability, at most factor * match + offset
-        score                  sum of survivals: the expected number of accepted drafts
+        cum_accept_prob of draft i    product of (occurrences that go on with the token) / (occurrences so far)
+        drafts                        while cum_accept_prob >= min_probability, at most factor * match + offset
+        score                         sum of cum_accept_prob: the expected number of accepted drafts
 
-    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the
-    text. Of tokens equally frequent the one after the longest, then latest match. An occurrence that runs into the
-    end of the text goes on with what is drafted, that is periodically. Searched on the device, in a time that grows
-    with text and store; a store is one for all rows, and what lies in it moves no distribution.
+    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the text.
+    Of equally frequent tokens the one after the longest, then latest match is followed. An occurrence that runs into
+    the end of the text goes on with what is drafted, that is periodically. The search runs on the device, in a time
+    that grows with text and store. One store serves all rows; it changes acceptance, and never the distribution of what
+    is emitted.
 
     Attributes:
       k: the most drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
@@ -102,8 +103,11 @@ class SuffixDrafter(LookupDrafter):
       candidates: how many occurrences vote at most, in the text and in the store: the longest, then latest matches.
       factor: drafts per matched token.
       offset: drafts besides.
-      min_probability: drafts that are less likely to survive are not submitted.
+      min_probability: drafts whose `cum_accept_prob` is lower are not submitted.
       store: earlier outputs, or other text to copy from; `None` is the text alone.
+
+    References:
+      SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 3.
 
     Example:
       >>> drafter = jaxspec.SuffixDrafter(k=4, max_match=8)
@@ -225,9 +229,7 @@ def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"],
 def _most_frequent(
     alive: Bool[Array, "b w c"], token: Int[Array, "b c"]
 ) -> tuple[Int[Array, "b w"], Int[Array, "b w"]]:
-    """Returns the candidate with the most frequent token among those alive in each walk, the first of equals; and its
-    count.
-    """
+    """Returns the candidate with the most frequent token among those alive in each walk, the first of equals."""
     same = (token[:, :, None] == token[:, None]) & (token[:, None] >= 0)
     # Sums of zeros and ones, which every precision of a matrix unit gets right.
     votes = jnp.einsum("bwc,bcd->bwd", alive.astype(jnp.float32), same.astype(jnp.float32))

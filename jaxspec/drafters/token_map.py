@@ -33,9 +33,8 @@ MOST_PIECES = 8
 class TokenMap:
     """Maps the target's tokens to those of a draft model: how it reads each, and which of them it can guess.
 
-    The intersection of two vocabularies, as token-level intersection needs it (TLI; Timor et al. 2502.05202, algorithm
-    4). Every token of the target stands for at least one of the draft's, so no text of the target is empty or shorter
-    for the draft:
+    Holds the intersection of two vocabularies, as token-level intersection needs it. Every token of the target stands
+    for at least one of the draft's, so no text of the target is empty or shorter for the draft:
 
         target    The  Ġunbeliev  able  .       vocabulary of the draft: The Ġun believ able .
         columns     7         -1    19  3
@@ -47,6 +46,9 @@ class TokenMap:
       count: how many they are. One in the intersection, which is that of `columns`.
       start: the draft's tokens that begin each text, where the target's vocabulary has no such token.
       draft_vocab_size: how many tokens the draft has, static.
+
+    References:
+      Token-level intersection (TLI): Timor et al. (2025), arXiv:2502.05202, algorithm 4.
 
     Example:
       >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,

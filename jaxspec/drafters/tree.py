@@ -29,9 +29,8 @@ from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 class TreeDrafter(Drafter):
     """Drafts a tree of tokens from a draft model with the target's vocabulary.
 
-    One pass over the last two committed tokens, then one for each level that has children: a
-    tree of depth 4 takes four passes, as a chain of 4 does. Only nodes with children are fed.
-    SpecInfer, Miao et al. 2305.09781, section 3.
+    Runs one pass over the last two committed tokens, then one for each level that has children: a tree of depth 4 takes
+    four passes, as a chain of 4 does. Only nodes with children are fed.
 
     Attributes:
       model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
@@ -41,6 +40,11 @@ class TreeDrafter(Drafter):
         `WithReplacement()`. A greedy policy takes the most probable whatever is passed.
       sampling: the policy that children are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    References:
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781, section 3.
+      RSD: Jeon et al. (2024), arXiv:2402.14160, section 3 (`WithoutReplacement`).
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4 (`WithReplacement`).
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)))

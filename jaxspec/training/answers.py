@@ -251,7 +251,8 @@ def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> 
       The batch with its answers replaced.
 
     References:
-      DistillSpec (Zhou et al. 2310.08461), section 3; GKD (Agarwal et al. 2306.13649).
+      DistillSpec: Zhou et al. (2023), arXiv:2310.08461, section 3.
+      GKD: Agarwal et al. (2023), arXiv:2306.13649.
     """
     tokens, length, answer = (np.asarray(x) for x in (batch.tokens, batch.length, batch.answer))
     first = np.argmax(answer, axis=1)

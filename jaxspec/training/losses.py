@@ -101,7 +101,7 @@ def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) 
       draft: log-probabilities of the draft.
 
     References:
-      Leviathan et al. 2211.17192, section 3.
+      Leviathan et al. (2022), arXiv:2211.17192, section 3.
     """
     return _sum_exp(jnp.minimum(target, draft))
 

@@ -33,7 +33,7 @@ class BlockVerifier(Verifier):
         (2, 8)
 
     References:
-      Sun et al., arXiv:2403.10444, algorithm 2.
+      Sun et al. (2024), arXiv:2403.10444, algorithm 2.
     """
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:

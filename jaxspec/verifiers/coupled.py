@@ -32,7 +32,7 @@ class CoupledVerifier(Verifier):
         True
 
     References:
-      Daliri, Musco & Suresh, arXiv:2408.07978, section 3.
+      Daliri, Musco and Suresh (2024), arXiv:2408.07978, section 3.
     """
 
     trees: ClassVar[bool] = True

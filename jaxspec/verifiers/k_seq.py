@@ -36,7 +36,7 @@ class KSequence:
         (2, 4)
 
     References:
-      Sun et al., arXiv:2310.15141, algorithm 2 (K-SEQ) and section 5 (sequences).
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, algorithm 2 (K-SEQ) and section 5 (sequences).
     """
 
     def check(self, drafter: DraftKind) -> None:

@@ -35,7 +35,8 @@ class TraversalVerifier(Verifier):
         (2, 4)
 
     References:
-      Weng et al., arXiv:2505.12398, algorithm 1; Sun et al., arXiv:2403.10444 (block verification).
+      Weng et al. (2025), arXiv:2505.12398, algorithm 1.
+      Block verification: Sun et al. (2024), arXiv:2403.10444.
     """
 
     trees: ClassVar[bool] = True

@@ -41,7 +41,7 @@ class Typical(RelaxedRule):
         (False, True)
 
     References:
-      Cai et al., arXiv:2401.10774 (Medusa), section 2.3.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.3.1.
     """
 
     epsilon: Float[Array, ""] | float = 0.09

@@ -31,6 +31,9 @@ class EarlyExitHead(Network):
       ids: its draft vocabulary, rising; `None` is the target's own, with the target's own head.
       placement: how its parameters are laid out over a mesh; `jaxspec.shard` sets it.
 
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.3, where the whole model is trained instead.
+
     Example:
       >>> from jaxspec.contrib import exit_head
       >>> head = exit_head.init(target, key, layers=1)

@@ -46,6 +46,9 @@ class LayerSkipRecipe(Recipe):
     in the loss; and a pass without dropout, for what is reported: `acceptance` of a draft after `layers` layers, and
     `exit_loss` and `last_loss`, the cross-entropies there and after the last one. If the last one rises, the model
     gets worse.
+
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.1.
     """
 
     layers: int = option("After how many of its layers it is to draft; all exits are trained, whatever this is.")

@@ -47,10 +47,10 @@ class DFlashState:
 class DFlashDrafter(AdjustableDrafter):
     """Guesses a whole block in one pass, whose cost does not grow with `k`.
 
-    A small network reads the last token, masks in place of the drafts, and what the target knew of the text before
-    (DFlash, 2602.06036). With a Markov head (DSpark, section 3.1) a drafted token then moves the logits of the next
-    one by a product of low rank, so that the drafts of a block fit each other; without one they are drawn
-    independently. Each draft's distribution is that of its own logits and is reported as such.
+    A small network reads the last token, masks in place of the drafts, and what the target knew of the text before.
+    With a Markov head (DSpark) a drafted token then moves the logits of the next one by a product of low rank, so that
+    the drafts of a block fit each other; without one they are drawn independently. Each draft's distribution is that of
+    its own logits and is reported as such.
 
     The target's states after a token are known once it was verified. They are taken in at the end of each round,
     whoever drafted in it, so a schedule may pause the drafter for as long as it likes:
@@ -66,6 +66,10 @@ class DFlashDrafter(AdjustableDrafter):
       k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
         `DraftLength` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.1.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)

@@ -37,7 +37,8 @@ class DFlashHead(Network):
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
 
     References:
-      DFlash (2602.06036); DSpark, sections 3.1 and 3.2.
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, sections 3.1 and 3.2.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1)
@@ -156,7 +157,8 @@ def init(
       ValueError: a number is out of range.
 
     References:
-      DFlash (2602.06036); DSpark, section 3.1.
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.1.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)

@@ -201,16 +201,20 @@ class EagleDraft(Draft):
 class EagleDrafter(ChainDrafter):
     """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.
 
-    Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3); a multi-token prediction module (DeepSeek-V3, 2412.19437) is
-    chained with itself in the same way. The states come from verification, so a round costs no more passes of the
-    target than any other. For trees pass the head to `DynamicTreeDrafter` (EAGLE-2, 2406.16858) or `TreeDrafter`. A
-    text of one token has no state yet: its first round drafts nothing.
+    A multi-token prediction module is chained with itself in the same way. The states come from verification, so a
+    round costs no more passes of the target than any other. For trees pass the head to `DynamicTreeDrafter` or
+    `TreeDrafter`. A text of one token has no state yet: its first round drafts nothing.
 
     Attributes:
       head: from `jaxspec.load_head`, or trained by `jaxspec train eagle`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    References:
+      EAGLE-1: Li et al. (2024), arXiv:2401.15077.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840.
+      DeepSeek-V3 (2024), arXiv:2412.19437, section 2.2 (multi-token prediction).
 
     Example:
       >>> head = jaxspec.heads.eagle.init(target, key)

@@ -95,7 +95,7 @@ def init_mtp(target: LanguageModel, rng: Array, *, mlp_width: int | None = None,
       A head of an `MtpLayer`, as the reader of its folder would return it.
 
     References:
-      DeepSeek-V3 (2412.19437), section 2.2.
+      DeepSeek-V3 (2024), arXiv:2412.19437, section 2.2.
 
     Example:
       >>> head = jaxspec.heads.eagle.init_mtp(target, key)

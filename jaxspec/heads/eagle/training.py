@@ -39,7 +39,7 @@ class EagleRecipe(Recipe):
     target's pass.
 
     References:
-      EAGLE-3 (Li et al. 2503.01840), sections 3.1 and 3.2.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840, sections 3.1 and 3.2.
 
     Example:
       >>> from jaxspec.heads.eagle import EagleRecipe

@@ -47,7 +47,7 @@ class MedusaDrafterState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafter(AdjustableDrafter):
-    """Guesses up to `k` tokens with as many heads, all at once. Cai et al. 2401.10774, section 2.
+    """Guesses up to `k` tokens with as many heads, all at once.
 
     The paper's head `i` reads the state of the token at position `t` and guesses that at `t + 2 + i`; the target's own
     output head speaks of `t + 1`. Here the token at `t + 1` is committed, and the newest state that is known is that
@@ -70,6 +70,9 @@ class MedusaDrafter(AdjustableDrafter):
         draft as many as pay.
       topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.
 
     Example:
       >>> head = jaxspec.heads.medusa.init(target, key, num_heads=2)

@@ -48,7 +48,7 @@ class MedusaRecipe(Recipe):
     for each token of the text.
 
     References:
-      Medusa (Cai et al. 2401.10774), section 2.2.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.2.1.
 
     Example:
       >>> from jaxspec.heads.medusa import MedusaRecipe

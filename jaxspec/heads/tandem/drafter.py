@@ -99,14 +99,17 @@ class TandemDraft(Draft):
 class TandemDrafter(ChainDrafter):
     """Drafts a chain of tokens from a small decoder, each layer of which also attends to the target's states.
 
-    Aishwarya et al. 2402.08644. The states are those up to the last verified token, and come from verification: a
-    round costs no more passes of the target than any other, and the decoder runs over drafts alone. For trees pass
-    the head to `DynamicTreeDrafter` or `TreeDrafter`.
+    The states are those up to the last verified token, and come from verification: a round costs no more passes of the
+    target than any other, and the decoder runs over drafts alone. For trees pass the head to `DynamicTreeDrafter` or
+    `TreeDrafter`.
 
     Attributes:
       head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)

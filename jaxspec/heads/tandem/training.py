@@ -43,7 +43,7 @@ class TandemRecipe(Recipe):
     target's pass. For SmolLM2-135M and the defaults it has 3.7 million parameters: 36 million flops a token.
 
     References:
-      Tandem (Aishwarya et al. 2402.08644).
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> from jaxspec.heads.tandem import TandemRecipe
