@@ -64,13 +64,13 @@ class Chain:
         """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
-        limit = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
-        hidden = self.draft.blank(limit.shape[0])
+        longest = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
+        hidden = self.draft.blank(longest.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
         max_drafts = self.draft_length.lengths[-1]
-        drafts = _Drafts.none(limit, max_drafts, vocab_size, hidden, state.kept)
+        drafts = _Drafts.none(longest, max_drafts, vocab_size, hidden, state.kept)
         if max_drafts > 0:
-            drafts = self._draft(drafts, policy, limit, rng, state.length_state, context)
+            drafts = self._draft(drafts, policy, longest, rng, state.length_state, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
         proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)
         return proposal, ChainState(drafts.kept, state.length_state, submitted)
@@ -85,7 +85,7 @@ class Chain:
         length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
         return ChainState(kept, length_state, state.submitted)
 
-    def _draft(self, drafts: "_Drafts", policy: Policy, limit, rng: Rng, length_state, context: Context):
+    def _draft(self, drafts: "_Drafts", policy: Policy, longest, rng: Rng, length_state, context: Context):
         """Drafts until no row goes on. Where none begins, the draft does not run.
 
         Loops that may run zero times stand where conditions would: those copy the cache.
@@ -102,7 +102,7 @@ class Chain:
                 else next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1])
             )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
-            going = submitted & (drafts.count + 1 < limit) & self.draft_length.continue_(length_state, log_prob)
+            going = submitted & (drafts.count + 1 < longest) & self.draft_length.continue_(length_state, log_prob)
             # Rows draft on beside longer ones. That they do not show it keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
             next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
@@ -184,12 +184,12 @@ class _Drafts:
     kept: Any
 
     @classmethod
-    def none(cls, limit: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, kept: Any) -> "_Drafts":
-        shape = (limit.shape[0], k)
+    def none(cls, longest: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, kept: Any) -> "_Drafts":
+        shape = (longest.shape[0], k)
         # Any distribution will do for drafts that are never drawn, and this one is a distribution.
         log_probs = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
         tokens = jnp.zeros(shape, jnp.int32)
-        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, limit > 0, hidden, kept)
+        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, longest > 0, hidden, kept)
 
     def add(self, token, submitted, next_log_probs, going, hidden: Hidden, kept: Any) -> "_Drafts":
         put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new[:, None], self.count, axis=1)  # noqa: E731

@@ -151,7 +151,7 @@ class DynamicTreeDrafter(Drafter):
     def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
         scores, tokens = top_tokens(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
-        # At most 0, even by rounding: a path is never likelier than its beginning. NaN is worst.
+        # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
         return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 
 

@@ -55,14 +55,14 @@ class HybridState:
     """Both drafters' states, the record, and the last round's drafts.
 
     Attributes:
-      copying: of the one that copies; it has the last guess.
+      lookup: of the one that copies; it has the last guess.
       model: of the model's drafter.
       record: what the choice is made by.
       copied: rows whose drafts were the guess.
       tokens: what was proposed.
     """
 
-    copying: Any
+    lookup: Any
     model: Any
     record: Record
     copied: Bool[Array, "b"]
@@ -90,7 +90,7 @@ class HybridDrafter(Drafter):
     counted; those that copy wait for it all the same.
 
     Attributes:
-      copying: `SuffixDrafter` or `NGramDrafter`.
+      lookup: `SuffixDrafter` or `NGramDrafter`.
       model: a drafter of chains, such as `ModelDrafter`, `EagleDrafter` or `MedusaDrafter`.
       cost: the time of a round in which the model drafts over one in which it rests.
       prior: the acceptance of each of the model's drafts that rows start from.
@@ -109,25 +109,25 @@ class HybridDrafter(Drafter):
     """
 
     name: ClassVar[str] = "hybrid"
-    copying: LookupDrafter
+    lookup: LookupDrafter
     model: Drafter
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
     prior: float = dataclasses.field(default=0.7, metadata={"static": True})
     rate: float = dataclasses.field(default=0.05, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        _check_kinds(self.copying, self.model)
+        _check_kinds(self.lookup, self.model)
         shares = {"prior": (self.prior, 0, 1), "rate": (self.rate, 0, 1)}
         validate.in_range("HybridDrafter", cost=(self.cost, 1, math.inf), **shares)
 
     @property
     def max_drafts(self) -> int:
-        return max(self.copying.max_drafts, self.model.max_drafts)
+        return max(self.lookup.max_drafts, self.model.max_drafts)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         # Where nothing is copied the model drafts, so rounds without drafts are its own matter.
-        return tuple(sorted({*self.model.lengths, *(n for n in self.copying.lengths if n > 0)}))
+        return tuple(sorted({*self.model.lengths, *(n for n in self.lookup.lengths if n > 0)}))
 
     @property
     def deterministic(self) -> bool:
@@ -144,7 +144,7 @@ class HybridDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
-        self.copying.check(target)
+        self.lookup.check(target)
         self.model.check(target)
 
     @property
@@ -153,25 +153,25 @@ class HybridDrafter(Drafter):
 
     @property
     def lookup_part(self) -> LookupDrafter:
-        return self.copying
+        return self.lookup
 
     @property
     def network(self) -> Any:
         return self.model.network
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "HybridDrafter":
-        copying = self.copying.with_length(k if lookup is None else lookup)
-        return dataclasses.replace(self, copying=copying, model=self.model.with_length(k))
+        lookup = self.lookup.with_length(k if lookup is None else lookup)
+        return dataclasses.replace(self, lookup=lookup, model=self.model.with_length(k))
 
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
-        copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
+        lookup, model = self.lookup.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
         if self._account is not None:
-            copying, model = _with_length_states(copying, model, self._account.open(*_length_states(copying, model)))
+            lookup, model = _with_length_states(lookup, model, self._account.open(*_length_states(lookup, model)))
         return HybridState(
-            copying,
+            lookup,
             model,
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
@@ -179,28 +179,28 @@ class HybridDrafter(Drafter):
         )
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
-        guess, copying = self.copying.propose(rng, state.copying, context)
-        copied = self._prefers(state.record, copying.guess)
-        _, length_state = length_states = _length_states(copying, state.model)
+        guess, lookup = self.lookup.propose(rng, state.lookup, context)
+        copied = self._prefers(state.record, lookup.guess)
+        _, length_state = length_states = _length_states(lookup, state.model)
         if self._account is not None:
-            submitted = jnp.where(copied, copying.guess.count, 0)
+            submitted = jnp.where(copied, lookup.guess.count, 0)
             length_state = self._account.left(*length_states, submitted, ~context.done)
         resting = dataclasses.replace(state.model, length_state=PausingState(length_state, copied))
         drafts, model = self._resting.propose(rng, resting, context)
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
-        return proposal, HybridState(copying, model, state.record, copied, proposal.tokens)
+        return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
     def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> HybridState:
         # Rows that copied nothing wait for those that did, so their draft length hears of them too.
-        guess = state.copying.guess
+        guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
-        copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
+        lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
         model = self._resting.observe(state.model, context, verdict, hidden)
         if self._account is not None:
-            left, after = state.model.length_state.inner, _length_states(copying, model)
+            left, after = state.model.length_state.inner, _length_states(lookup, model)
             settled = self._account.settle(left, *after, state.model.submitted, ~context.done, state.copied)
-            copying, model = _with_length_states(copying, model, settled)
-        return HybridState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
+            lookup, model = _with_length_states(lookup, model, settled)
+        return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property
     def _resting(self) -> Drafter:
@@ -210,9 +210,9 @@ class HybridDrafter(Drafter):
     @property
     def _account(self) -> SharedAccount | None:
         """The account that both share, where both draft lengths are `Adaptive`; else `None`."""
-        copying, model = self.copying.draft_length, self.model.draft_length
-        if isinstance(copying, Adaptive) and isinstance(model, Adaptive):
-            return SharedAccount(copying, model)
+        lookup, model = self.lookup.draft_length, self.model.draft_length
+        if isinstance(lookup, Adaptive) and isinstance(model, Adaptive):
+            return SharedAccount(lookup, model)
         return None
 
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
@@ -220,7 +220,7 @@ class HybridDrafter(Drafter):
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
         """Returns the record after one more round. Guesses are judged as far as the text has come."""
-        record, guess = state.record, state.copying.guess
+        record, guess = state.record, state.lookup.guess
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         emitted = jnp.where(places == verdict.accepted[:, None], verdict.next_token[:, None], emitted)
@@ -238,14 +238,14 @@ class HybridDrafter(Drafter):
         )
 
 
-def _length_states(copying: Any, model: Any) -> tuple[Any, Any]:
+def _length_states(lookup: Any, model: Any) -> tuple[Any, Any]:
     """Returns the states of both drafters' own draft lengths."""
-    return copying.length_state, model.length_state.inner
+    return lookup.length_state, model.length_state.inner
 
 
-def _with_length_states(copying: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
+def _with_length_states(lookup: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
     pausing = dataclasses.replace(model.length_state, inner=states[1])
-    return dataclasses.replace(copying, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
+    return dataclasses.replace(lookup, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
 
 
 def _draft_length(drafter: Drafter) -> DraftLength:
@@ -276,10 +276,10 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
     return Proposal(tokens, valid, log_probs)
 
 
-def _check_kinds(copying: Any, model: Any) -> None:
-    if not isinstance(copying, LookupDrafter):
+def _check_kinds(lookup: Any, model: Any) -> None:
+    if not isinstance(lookup, LookupDrafter):
         raise TypeError(
-            f"HybridDrafter needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or "
+            f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass SuffixDrafter() or "
             "NGramDrafter()"
         )
     if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
@@ -287,15 +287,15 @@ def _check_kinds(copying: Any, model: Any) -> None:
             f"HybridDrafter needs a drafter of one chain, with a draft length, second, got {_kind(model)}; pass "
             "ModelDrafter(model), EagleDrafter(head), DFlashDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
         )
-    for drafter in (copying, model):
+    for drafter in (lookup, model):
         if drafter.max_drafts == 0:
             raise ValueError(
                 f"HybridDrafter needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone"
             )
-    if model.capture and copying.max_drafts > model.max_drafts:
+    if model.capture and lookup.max_drafts > model.max_drafts:
         raise ValueError(
             f"{_kind(model)} takes in the target's states of at most k={model.max_drafts} drafts a round, got "
-            f"{_kind(copying)} with k={copying.max_drafts}; pass one with k={model.max_drafts}"
+            f"{_kind(lookup)} with k={lookup.max_drafts}; pass one with k={model.max_drafts}"
         )
 
 

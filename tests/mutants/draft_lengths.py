@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "n-grams do not ask the draft length",
         "drafters/lookup.py",
-        "self.guess(context.tokens, context.length).cut(limit)",
+        "self.guess(context.tokens, context.length).cut(longest)",
         "self.guess(context.tokens, context.length)",
         ("tests/drafters/test_ngram.py::TestPauses::test_rounds_draft_different_numbers",),
     ),

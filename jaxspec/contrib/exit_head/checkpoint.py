@@ -46,7 +46,7 @@ def read_early_exit(
         or not finite.
     """
     try:
-        sizes = ExitConfig(**{ours: config[theirs] for ours, theirs in _SIZES.items()})
+        sizes = ExitConfig(**{own: config[theirs] for own, theirs in _SIZES.items()})
         layers, vocab_size = config["exit_layers"], config["vocab_size"]
     except KeyError as error:
         raise ValueError(f"{folder}: config.json does not say {error}; train the exit again") from None
@@ -76,7 +76,7 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
       FileExistsError: the folder exists.
     """
     config = {"model_type": _TYPE, "exit_layers": head.layers, "vocab_size": target.vocab_size}
-    config |= {theirs: getattr(head.module.config, ours) for ours, theirs in _SIZES.items()}
+    config |= {theirs: getattr(head.module.config, own) for own, theirs in _SIZES.items()}
     tensors = {}
     for one in _tensors(head.module):
         tensors |= one.to_tensors(head.params)

@@ -126,12 +126,12 @@ class DFlashDrafter(AdjustableDrafter):
 
     def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        limit = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
-        proposal = _nothing(limit.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
+        longest = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
+        proposal = _nothing(longest.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
         if self.max_drafts > 0:
             # The cache is read and not passed on, so the branches copy none.
             proposal = jax.lax.cond(
-                jnp.any(limit > 0), lambda: self._draft(policy, limit, rng, state, context), lambda: proposal
+                jnp.any(longest > 0), lambda: self._draft(policy, longest, rng, state, context), lambda: proposal
             )
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -142,7 +142,7 @@ class DFlashDrafter(AdjustableDrafter):
         length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
-    def _draft(self, policy: Policy, limit, rng: Rng, state: DFlashState, context: Context) -> Proposal:
+    def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
         """Runs one pass over the block, then draws each draft."""
         head, length = self.head, self.draft_length
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
@@ -156,7 +156,7 @@ class DFlashDrafter(AdjustableDrafter):
             log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
             if length.reads_confidence:
                 log_cum_accept = log_cum_accept + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < limit) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
+            submitted = going & (offset < longest) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
             submitted = submitted & length.should_draft(state.length_state, seen)
             token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
@@ -165,7 +165,7 @@ class DFlashDrafter(AdjustableDrafter):
             return (token, going, log_cum_accept), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
-        start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
+        start = (last[:, 0], longest > 0, jnp.zeros(longest.shape, jnp.float32))
         each = (jnp.arange(self.max_drafts, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
         _, drafts = jax.lax.scan(draw, start, each)
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))

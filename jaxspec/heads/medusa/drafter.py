@@ -161,8 +161,8 @@ class MedusaDrafter(AdjustableDrafter):
         ready = ~context.done & (context.length >= 2)
         if self.topology is not None:
             return self._draft_tree(self.topology, state, context, ready), state
-        limit = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
-        proposal = self._draft_chain(rng, state, context, limit)
+        longest = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
+        proposal = self._draft_chain(rng, state, context, longest)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
 
@@ -185,13 +185,13 @@ class MedusaDrafter(AdjustableDrafter):
         valid = ready[:, None] & (at(best) > -jnp.inf)
         return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
 
-    def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, limit) -> Proposal:
+    def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, longest) -> Proposal:
         """Drafts a chain; the heads do not run where no row drafts anything."""
         policy = context.sampling if self.sampling is None else self.sampling
         vocab_size = context.target.vocab_size
 
         def none() -> Proposal:
-            tokens = jnp.zeros((*limit.shape, self.max_drafts), jnp.int32)
+            tokens = jnp.zeros((*longest.shape, self.max_drafts), jnp.int32)
             shape = (*tokens.shape, vocab_size)
             # Any distribution will do for drafts that are never drawn, and this one is a distribution.
             all_log_probs = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
@@ -211,18 +211,18 @@ class MedusaDrafter(AdjustableDrafter):
                 all_log_probs = placement_of(context.target).logits(
                     self.head.over_vocabulary(next_log_probs, vocab_size)
                 )
-            valid = self._submitted(state.length_state, limit, seen, chosen)
+            valid = self._submitted(state.length_state, longest, seen, chosen)
             return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, all_log_probs)
 
-        return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.max_drafts > 0 else none()
+        return jax.lax.cond(jnp.any(longest > 0), draft, none) if self.max_drafts > 0 else none()
 
-    def _submitted(self, length_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
+    def _submitted(self, length_state, longest, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
         """Returns which drafts are submitted: draft `i` depends on its distribution and the drafts before it."""
         log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
-        going, valid = limit > 0, []
+        going, valid = longest > 0, []
         for i in range(self.max_drafts):
             valid.append(going & self.draft_length.should_draft(length_state, seen[:, i]))
-            going = valid[i] & (i + 1 < limit) & self.draft_length.continue_(length_state, log_probs[:, i])
+            going = valid[i] & (i + 1 < longest) & self.draft_length.continue_(length_state, log_probs[:, i])
         return jnp.stack(valid, axis=1)
 
 
