@@ -228,8 +228,8 @@ def _begin(
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _roll_back(state: ChainState, held: Int[Array, "b"]) -> ChainState:
-    kept = state.kept.truncate(jnp.minimum(state.kept.length, held))
-    return dataclasses.replace(state, kept=kept)
+    cache = state.draft_state.truncate(jnp.minimum(state.draft_state.length, held))
+    return dataclasses.replace(state, draft_state=cache)
 
 
 @functools.partial(jax.jit, donate_argnames="state")

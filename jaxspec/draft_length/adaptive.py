@@ -240,10 +240,10 @@ class Adaptive(DraftLength):
         """Returns running acceptance and counts after one more round; positions that it did not reach stay."""
         position = jnp.arange(state.seen.shape[1], dtype=jnp.int32)[None]
         reached = (position < submitted[:, None]) & (position <= accepted[:, None])
-        kept = (position < accepted[:, None]).astype(state.acceptance.dtype)
+        right = (position < accepted[:, None]).astype(state.acceptance.dtype)
         # A plain mean over the first rounds, then one that forgets.
-        weight = jnp.maximum(self.rate, 1.0 / (state.seen + PRIOR_ROUNDS).astype(kept.dtype))
-        moved = jnp.clip(state.acceptance + weight * (kept - state.acceptance), LEAST, MOST)
+        weight = jnp.maximum(self.rate, 1.0 / (state.seen + PRIOR_ROUNDS).astype(right.dtype))
+        moved = jnp.clip(state.acceptance + weight * (right - state.acceptance), LEAST, MOST)
         acceptance, seen = jnp.where(reached, moved, state.acceptance), state.seen + reached.astype(jnp.int32)
         # Rounds reach positions from the first on.
         known = jnp.sum(seen > 0, axis=1, dtype=jnp.int32)

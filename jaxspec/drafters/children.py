@@ -105,7 +105,7 @@ class WithoutReplacement(Draw):
         for sibling in range(before.shape[-1]):
             left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)
         total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
-        # Of a child that is not there any distribution will do.
+        # A child that does not exist gets its parent's distribution, so every row stays normalized.
         return jnp.where(total > -jnp.inf, left - total, parent)
 
 

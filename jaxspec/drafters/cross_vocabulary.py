@@ -6,7 +6,7 @@ Nothing is decoded to a string: the whole round stays on the device.
 
 The draft model reads the text token by token as `TokenMap.pieces` spells it, never a string tokenized anew. Tokens are
 often cut otherwise than its own tokenizer would cut the whole text, which costs some acceptance; but what it has read
-never changes with what follows, so its cache only grows, and a draft that was kept is read as it was fed:
+never changes with what follows, so its cache only grows, and an accepted draft is read as it was fed:
 
     text of the target    The  Ġunbeliev  able     then drafts  Ġ.  Ġ.
     text of the draft     The  Ġun believ able                  Ġ.  Ġ.     one token each: the intersection
@@ -118,10 +118,10 @@ class CrossVocabularyDraft(ModelDraft):
                     "target_size= and draft_size= of these models to TokenMap.between"
                 )
 
-    def first(self, kept, context):
-        window, kept = super().first(kept, context)
+    def first(self, state, context):
+        window, state = super().first(state, context)
         logits = self._restrict(context, window.logits[:, None])[:, 0]
-        return dataclasses.replace(window, logits=logits), kept
+        return dataclasses.replace(window, logits=logits), state
 
     def next(self, context, tokens, hidden, cache, **tree):
         output = self.model(self.token_map.guessed(tokens), cache, **tree)
@@ -138,7 +138,7 @@ class CrossVocabularyDrafter(ChainDrafter):
 
     The draft's distribution is that of `model` over the tokens that both vocabularies have; tokens of the target alone
     are never drafted, and come from the verifier. The smaller the share of text that the intersection covers, the
-    fewer drafts are kept.
+    fewer drafts are accepted.
 
     Attributes:
       model: any `Model`.

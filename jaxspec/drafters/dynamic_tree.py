@@ -127,7 +127,7 @@ class DynamicTreeDrafter(Drafter):
         return self._draft.init(context, prefilled, slots)
 
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
-        window, kept = self._draft.first(state, context)
+        window, draft_state = self._draft.first(state, context)
         scores, tokens = self._children(window.logits[:, None])
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
         if self.depth > 1:
@@ -141,12 +141,12 @@ class DynamicTreeDrafter(Drafter):
 
             below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, found.scores, extend)
             found = join(found, below)
-        proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, kept, pending)
+        proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, draft_state, pending)
         return of_rows(proposal, self._draft.ready(context)), drafted
 
     def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.kept), verdict)
-        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
+        cache = state.keep(self._draft.cache(state.draft_state), verdict)
+        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
 
     def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
@@ -194,7 +194,7 @@ def rerank(
     return chosen, jnp.where(above < 0, -1, jnp.argmax(same, axis=2).astype(jnp.int32))
 
 
-def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending) -> tuple[Proposal, Drafted]:
+def submit(found: Candidates, top_k: int, nodes: int, depth: int, draft_state, pending) -> tuple[Proposal, Drafted]:
     """Returns the proposal of the best candidates, and where their cache entries are."""
     roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
     parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
@@ -203,4 +203,4 @@ def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending)
     numbers = jnp.arange(found.fed.shape[1], dtype=jnp.int32)[None, None]
     slots = jnp.max(jnp.where(chosen[:, :, None] == found.fed[:, None], numbers, -1), axis=2, initial=-1)
     proposal = Proposal(at(found.tokens), at(found.scores) > -jnp.inf, None, parents, depth)
-    return proposal, Drafted(kept, pending, slots, parents)
+    return proposal, Drafted(draft_state, pending, slots, parents)

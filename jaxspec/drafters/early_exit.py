@@ -106,16 +106,16 @@ class EarlyExitDraft(SelfDraft):
         if self.head is not None:
             check_capture(name, target, (self.layers,), self.head.width)
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
         shape = (context.length.shape[0], self.k + 1)
         whole = jax.ShapeDtypeStruct(shape, jnp.int32)
         cache = cast(KVCache, context.cache)  # that of a LanguageModel
         _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, cache, self.layers), whole)
         return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
 
-    def first(self, kept: Fed, context: Context) -> tuple[Window, Fed]:
-        logits, partial = self.feed(context, context.last, kept)
-        return Window(logits[:, 0], kept, partial, ()), kept.append(partial)
+    def first(self, state: Fed, context: Context) -> tuple[Window, Fed]:
+        logits, partial = self.feed(context, context.last, state)
+        return Window(logits[:, 0], state, partial, ()), state.append(partial)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         logits, partial = self.feed(context, tokens, cache)
@@ -219,7 +219,7 @@ class EarlyExitDrafter(ChainDrafter):
         proposal, state = super().propose(rng, state, context)
         if self.max_drafts == 0:
             return proposal, state
-        fed, draft = state.kept, self.draft(context.target)
+        fed, draft = state.draft_state, self.draft(context.target)
         # The drafts that were drawn before the last one have been fed; with it verification has all it reads.
         tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
@@ -228,7 +228,7 @@ class EarlyExitDrafter(ChainDrafter):
         turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
         with jax.named_scope("last_draft"):
             fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)
-        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, kept=())
+        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, draft_state=())
 
 
 def _config(target: Any) -> TransformerConfig:

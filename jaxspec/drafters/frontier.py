@@ -37,7 +37,7 @@ class Level:
       tokens: the next level's fed nodes.
       parents: the place of each one's parent in the level just fed.
       carry: whatever the next level needs to know.
-      found: what is kept of this level; stacked over levels in the end.
+      found: what the caller needs of this level; stacked over levels in the end.
     """
 
     tokens: Int[Array, "b w"]
@@ -52,13 +52,13 @@ class Drafted:
     """A tree drafter's state between `propose` and `observe`.
 
     Attributes:
-      kept: the draft's own; its cache holds the text.
+      draft_state: the draft's own; its cache holds the text.
       pending: the entries of the fed nodes; `None` where none were fed.
       slots: which of them each node's is; -1 for a node that was not fed, which is a leaf.
       parents: the tree.
     """
 
-    kept: Any
+    draft_state: Any
     pending: Any
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
@@ -80,9 +80,9 @@ class Drafted:
         steps = jnp.arange(len(climb), dtype=jnp.int32)[None]
         path = at(jnp.concatenate(climb, axis=1), verdict.accepted[:, None] - 1 - steps)
         slots = at(self.slots, path)
-        kept = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
+        accepted = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
         entries = self.pending.keep_path(jnp.maximum(slots, 0))
-        return cache.append(entries).truncate(cache.length + kept)
+        return cache.append(entries).truncate(cache.length + accepted)
 
 
 def grow(

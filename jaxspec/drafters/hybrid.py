@@ -22,7 +22,7 @@ from jaxspec.draft_length.shared_account import SharedAccount
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
 
-# What rows start from counts as so many promised drafts that were right, and as so many rounds of the model.
+# The prior of each row counts as this many promised drafts that were right, and as this many rounds of the model.
 _PRIOR = 4.0
 
 
@@ -55,11 +55,11 @@ class HybridState:
     """Both drafters' states, the record, and the last round's drafts.
 
     Attributes:
-      lookup: of the one that copies; it has the last guess.
-      model: of the model's drafter.
+      lookup: the lookup half's state; it has the last guess.
+      model: the model half's state.
       record: what the choice is made by.
-      copied: rows whose drafts were the guess.
-      tokens: what was proposed.
+      copied: which rows submitted the guess.
+      tokens: the proposed tokens.
     """
 
     lookup: Any
@@ -74,20 +74,20 @@ class HybridState:
 class HybridDrafter(Drafter):
     """Submits, in each row, the looked-up guess where more of it is expected to be accepted, else a model's drafts.
 
-    The hybrid of suffix decoding (Oliaro et al. 2411.04975, section 4): with the guess's own estimate `E` of its
-    accepted drafts, scaled by what such guesses have kept of their promises in this row, and the row's running mean
-    `A` of accepted drafts in the model's rounds, the guess is submitted where
+    With the guess's own estimate `E` of its accepted drafts, scaled by the share of such estimates that came true in
+    this row, and the row's running mean `A` of accepted drafts in the model's rounds, the guess is submitted where
 
         (1 + E) * cost > 1 + A
 
-    The model rests in those rows, and where no row needs it, it does not run; later it catches up. The choice is
-    made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's
-    distribution is one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
+    The model rests in those rows; where no row needs it, it does not run, and catches up later. The choice is made
+    before the model draws anything, from committed text and earlier rounds, so the distribution of what is emitted does
+    not change; a guess's distribution is one-hot and is reported as such beside the model's. Guesses are judged in the
+    model's rounds too.
 
-    Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for tries of
-    the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
-    say how many drafts each row `submitted`. Beside copies of a fixed number only rows that the model drafts for are
-    counted; those that copy wait for it all the same.
+    Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for trials
+    of the other, and together they lose no more than the smaller advance and both allowances. The model's state must
+    then say how many drafts each row `submitted`. If the lookup half drafts a fixed number, only rows that the model
+    drafts for are counted, although the others wait for it all the same.
 
     Attributes:
       lookup: `SuffixDrafter` or `NGramDrafter`.
@@ -126,7 +126,7 @@ class HybridDrafter(Drafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        # Where nothing is copied the model drafts, so rounds without drafts are its own matter.
+        # The model drafts where nothing is copied, so its lengths alone say whether rounds without drafts occur.
         return tuple(sorted({*self.model.lengths, *(n for n in self.lookup.lengths if n > 0)}))
 
     @property
@@ -160,8 +160,8 @@ class HybridDrafter(Drafter):
         return self.model.network
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "HybridDrafter":
-        lookup = self.lookup.with_length(k if lookup is None else lookup)
-        return dataclasses.replace(self, lookup=lookup, model=self.model.with_length(k))
+        lookup_half = self.lookup.with_length(k if lookup is None else lookup)
+        return dataclasses.replace(self, lookup=lookup_half, model=self.model.with_length(k))
 
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
         batch = context.tokens.shape[0]
@@ -191,7 +191,7 @@ class HybridDrafter(Drafter):
         return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
     def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> HybridState:
-        # Rows that copied nothing wait for those that did, so their draft length hears of them too.
+        # Rows that copied nothing wait for those that did, so the draft length observes those rounds for them too.
         guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)

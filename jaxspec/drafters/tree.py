@@ -125,7 +125,7 @@ class TreeDrafter(Drafter):
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
-        window, kept = self._draft.first(state, context)
+        window, draft_state = self._draft.first(state, context)
         logits = self._draft.over_vocabulary(window.logits[:, None])
         found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
 
@@ -145,11 +145,11 @@ class TreeDrafter(Drafter):
         slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
         proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
         assert proposal.parents is not None  # it is a tree's
-        return proposal, Drafted(kept, pending, slots, proposal.parents)
+        return proposal, Drafted(draft_state, pending, slots, proposal.parents)
 
     def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.kept), verdict)
-        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
+        cache = state.keep(self._draft.cache(state.draft_state), verdict)
+        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
 
 
 @register_dataclass

@@ -180,7 +180,7 @@ class DFlashDrafter(AdjustableDrafter):
 
 
 def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
-    # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+    # Unused positions hold the uniform distribution, so every row stays normalized.
     log_probs = None if vocab_size is None else jnp.full((batch, k, vocab_size), -math.log(vocab_size), jnp.float32)
     return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), log_probs)
 

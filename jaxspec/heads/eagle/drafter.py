@@ -137,36 +137,36 @@ class EagleDraft(Draft):
         # A text of one token has no state of the target before it.
         return context.length > 1
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        full = jnp.any(~context.done & (kept.waiting + self._chunk > self._room))
-        return self._take_in(kept, context, ~begins & full)
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
+        full = jnp.any(~context.done & (state.waiting + self._chunk > self._room))
+        return self._take_in(state, context, ~begins & full)
 
-    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
-        kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
-        logits = self.head.guesses(kept.state[:, None])[:, 0]
-        shape = KVEntries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
-        return Window(logits, kept.cache, shape, (kept.state,)), kept
+    def first(self, state: Any, context: Context) -> tuple[Window, Any]:
+        state = self._take_in(state, context, jnp.ones((), jnp.bool_))
+        logits = self.head.guesses(state.state[:, None])[:, 0]
+        shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
+        return Window(logits, state.cache, shape, (state.state,)), state
 
-    def _take_in(self, kept: EagleState, context: Context, needed) -> EagleState:
+    def _take_in(self, state: EagleState, context: Context, needed) -> EagleState:
         """Feeds what waits, a round's worth at a time; nothing unless it is needed."""
         head, chunk = self.head, self._chunk
-        waiting = jnp.where(context.done | ~needed, 0, kept.waiting)
+        waiting = jnp.where(context.done | ~needed, 0, state.waiting)
         most = context.tokens.shape[1] - 1
 
         def feed(index, carry):
-            cache, state = carry
-            features = jax.lax.dynamic_slice_in_dim(kept.features, index * chunk, chunk, axis=1)
+            cache, newest = carry
+            features = jax.lax.dynamic_slice_in_dim(state.features, index * chunk, chunk, axis=1)
             at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
             tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, most), axis=1)
             states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
             count = jnp.clip(waiting - index * chunk, 0, chunk)
-            state = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state)
-            return cache.append(entries).truncate(cache.length + count), state
+            newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), newest)
+            return cache.append(entries).truncate(cache.length + count), newest
 
         trips = (jnp.max(waiting) + chunk - 1) // chunk
         with jax.named_scope("take_in"):
-            cache, state = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (kept.cache, kept.state))
-        return EagleState(cache, state, kept.features, kept.waiting - waiting)
+            cache, newest = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (state.cache, state.state))
+        return EagleState(cache, newest, state.features, state.waiting - waiting)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (states,) = hidden
@@ -179,21 +179,21 @@ class EagleDraft(Draft):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept: Any) -> Cache:
-        return kept.cache
+    def cache(self, state: Any) -> Cache:
+        return state.cache
 
-    def put(self, kept: Any, cache: Cache) -> Any:
-        return dataclasses.replace(kept, cache=cache)
+    def put(self, state: Any, cache: Cache) -> Any:
+        return dataclasses.replace(state, cache=cache)
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         # Pairs that were fed and those that wait are all of the text; drafts behind them are not true pairs.
-        fed = context.length - 1 - kept.waiting
-        cache = kept.cache.truncate(jnp.where(context.done, kept.cache.length, fed))
+        fed = context.length - 1 - state.waiting
+        cache = state.cache.truncate(jnp.where(context.done, state.cache.length, fed))
         rows = jnp.arange(fed.shape[0], dtype=jnp.int32)[:, None]
         features = self.head.features(context.target, hidden)
-        at = kept.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-        features = kept.features.at[rows, at].set(features, mode="drop")
-        return EagleState(cache, kept.state, features, kept.waiting + verdict.accepted + 1)
+        at = state.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+        features = state.features.at[rows, at].set(features, mode="drop")
+        return EagleState(cache, state.state, features, state.waiting + verdict.accepted + 1)
 
 
 @register_dataclass

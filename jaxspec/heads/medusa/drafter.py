@@ -193,7 +193,7 @@ class MedusaDrafter(AdjustableDrafter):
         def none() -> Proposal:
             tokens = jnp.zeros((*longest.shape, self.max_drafts), jnp.int32)
             shape = (*tokens.shape, vocab_size)
-            # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+            # Unused positions hold the uniform distribution, so every row stays normalized.
             all_log_probs = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
             return Proposal(tokens, tokens.astype(jnp.bool_), all_log_probs)
 

@@ -62,13 +62,13 @@ class TandemDraft(Draft):
         entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
         return self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        return kept
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
+        return state
 
-    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
+    def first(self, state: Any, context: Context) -> tuple[Window, Any]:
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        output = self.next(context, last, (), kept)
-        cache = kept.append(output.entries)
+        output = self.next(context, last, (), state)
+        cache = state.append(output.entries)
         return Window(output.logits[:, 0], cache, output.entries, ()), cache
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
@@ -82,15 +82,15 @@ class TandemDraft(Draft):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept: Any) -> Cache:
-        return kept
+    def cache(self, state: Any) -> Cache:
+        return state
 
-    def put(self, kept: Any, cache: Cache) -> Any:
+    def put(self, state: Any, cache: Cache) -> Any:
         return cache
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         known = context.length - 1
-        cache = kept.truncate(known).append(self.head.context(hidden, known))
+        cache = state.truncate(known).append(self.head.context(hidden, known))
         return cache.truncate(known + jnp.where(context.done, 0, verdict.accepted + 1))
 
 
