@@ -42,7 +42,7 @@ class CascadeDrafter(Drafter):
 
     Attributes:
       model: any `Model` with the target's vocabulary.
-      cheap: `NGramDrafter` or `SuffixDrafter`; its draft length is not asked.
+      cheap: `NGramDrafter` or `SuffixDrafter`; its draft length is ignored.
       k: drafted tokens a round.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
 

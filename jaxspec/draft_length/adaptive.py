@@ -83,15 +83,14 @@ class Adaptive(DraftLength):
     A drafter may also take time while it rests, which no table has: an EAGLE head on a CPU some
     hundredths of a step, and more of a step of many rows.
 
-    How much a row drafts depends on the rows beside it then, and so do the tokens that it draws at
-    temperatures above 0, but for coupled verification; never their distribution. Where rows decided alone,
-    eight of them took 1.4 times as long as plain decoding on a CPU: each that drafted made the
-    others wait.
+    How much a row drafts depends on the rows beside it, and so do the tokens that it draws at temperatures above 0,
+    except with coupled verification; never their distribution. When rows decided alone, eight of them took 1.4 times as
+    long as plain decoding on a CPU: each that drafted made the others wait.
 
     Attributes:
       costs: a round's time at each length, relative to plain decoding, traced. Measure them with
         `python -m jaxspec.bench costs`, or `jaxspec.bench.costs.measure_costs`.
-      lengths: what is picked among, rising; verification is compiled for each.
+      lengths: the numbers of drafts to choose from, rising; verification is compiled for each.
       margin: the gain that a change of length must promise.
       rate: the weight of the newest round in the running acceptance, once there were many.
       prior: the acceptance that positions start from; it counts as three rounds.
@@ -127,7 +126,7 @@ class Adaptive(DraftLength):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
-        # Transformations rebuild a pytree with anything as leaves, tuples such as shapes among it.
+        # Transformations rebuild a pytree with any objects as leaves, such as tuples of shapes.
         if isinstance(self.costs, tuple | list) and any(isinstance(cost, float) for cost in self.costs):
             object.__setattr__(self, "costs", jnp.asarray(self.costs, jnp.float32))
             validate.costs(self.costs, self.lengths)
@@ -156,7 +155,7 @@ class Adaptive(DraftLength):
         tries = state.due & (state.choice < len(self.lengths) - 1)
         wanted = state.choice + tries.astype(jnp.int32)
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]
-        # The worst that may come is one token for the whole cost.
+        # In the worst case a round emits one token for its whole cost.
         prices = self._prices(state, able)
         balance = jnp.min(state.balance, where=able, initial=jnp.inf)
         paid_for = (balance + self._earned(jnp.int32(1)) >= prices)[None]
@@ -201,9 +200,7 @@ class Adaptive(DraftLength):
         return self._price(state, submitted, live) - self._cost(jnp.int32(0))
 
     def _missed(self, state: AdaptiveState, submitted, emitted, live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        """Counts the tokens that the drafter missed up to a round. Where it runs for some rows it reads what all have
-        missed.
-        """
+        """Counts the tokens that the drafter has missed. Where it runs for some rows it reads what all have missed."""
         ran = jnp.any(live & (submitted > 0))
         return jnp.where(ran, 0, state.missed) + jnp.where(submitted > 0, 0, emitted)
 
@@ -241,11 +238,11 @@ class Adaptive(DraftLength):
         position = jnp.arange(state.seen.shape[1], dtype=jnp.int32)[None]
         reached = (position < submitted[:, None]) & (position <= accepted[:, None])
         right = (position < accepted[:, None]).astype(state.acceptance.dtype)
-        # A plain mean over the first rounds, then one that forgets.
+        # A plain mean over the first rounds, then an exponential average.
         weight = jnp.maximum(self.rate, 1.0 / (state.seen + PRIOR_ROUNDS).astype(right.dtype))
         moved = jnp.clip(state.acceptance + weight * (right - state.acceptance), LEAST, MOST)
         acceptance, seen = jnp.where(reached, moved, state.acceptance), state.seen + reached.astype(jnp.int32)
-        # Rounds reach positions from the first on.
+        # Rounds reach positions in order, so the unseen ones are the last.
         known = jnp.sum(seen > 0, axis=1, dtype=jnp.int32)
         last = _at(acceptance, jnp.maximum(known - 1, 0))[:, None]
         new = (position >= known[:, None]) & (known > 0)[:, None]

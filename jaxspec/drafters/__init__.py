@@ -1,6 +1,4 @@
-"""Collects the drafters, one file each; `base` documents what one is. Those with trained weights are in
-`jaxspec.heads`.
-"""
+"""Collects the drafters, one file each; those with trained weights are in `jaxspec.heads`."""
 
 from typing import TYPE_CHECKING
 

@@ -86,9 +86,9 @@ class Chain:
         return ChainState(draft_state, length_state, state.submitted)
 
     def _draft(self, drafts: "_Drafts", policy: Policy, longest, rng: Rng, length_state, context: Context):
-        """Drafts until no row goes on. Where none begins, the draft does not run.
+        """Drafts until no row goes on. If no row begins, the draft model does not run.
 
-        Loops that may run zero times stand where conditions would: those copy the cache.
+        Loops of zero or one trip stand in place of `lax.cond`, whose branches would copy the cache.
         """
         draft = self.draft
 
@@ -103,7 +103,7 @@ class Chain:
             )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
             going = submitted & (drafts.count + 1 < longest) & self.draft_length.continue_(length_state, log_prob)
-            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
             next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
             return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)

@@ -44,8 +44,8 @@ class Window:
 class Draft(abc.ABC):
     """A cheap model that reads its own guesses. A frozen pytree.
 
-    Its state between rounds, `state`, has a cache in it, which a round fills with drafts. It may know fewer tokens than
-    the target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
+    Its state between rounds contains a cache, which a round fills with drafts. It may know fewer tokens than the
+    target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
     """
 
     @property

@@ -183,7 +183,7 @@ class EarlyExitDrafter(ChainDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("layers", self.layers)
-        # JAX may put something else into its place for a moment.
+        # JAX may rebuild the pytree with a placeholder here.
         if isinstance(self.head, ExitHead) and self.head.layers != self.layers:
             raise ValueError(
                 f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
@@ -220,11 +220,11 @@ class EarlyExitDrafter(ChainDrafter):
         if self.max_drafts == 0:
             return proposal, state
         fed, draft = state.draft_state, self.draft(context.target)
-        # The drafts that were drawn before the last one have been fed; with it verification has all it reads.
+        # All drafts but the last have been fed; verification also reads the last one.
         tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
         last = lambda _, fed: fed.append(draft.feed(context, newest, fed)[1])  # noqa: E731
-        # Where no row drafts verification begins anew: one pass over a token is cheaper than two parts of it.
+        # If no row drafts, verification starts from the first layer: one pass over a token is cheaper than two halves.
         turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
         with jax.named_scope("last_draft"):
             fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)

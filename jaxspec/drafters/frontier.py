@@ -24,7 +24,7 @@ from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.drafters.draft_model import Draft, Window
 
-# Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
+# The most parts that a vocabulary is cut into; a multiple of the devices that split it.
 _PARTS = 256
 
 
@@ -137,7 +137,7 @@ def grow(
         return state, after.found
 
     above: Bool[Array, "b w room"] = jnp.zeros((batch, width, room), jnp.bool_)
-    # What is in the buffer at first is not seen: nodes are parents once their own entries are put.
+    # The initial contents of the buffer are never seen: a node is a parent only after its own entries are put.
     hidden = jax.tree.map(lambda x: jnp.repeat(x[:, None], width, axis=1), window.hidden)
     state = (first, hidden, above, window.entries.pad(room), carry)
     state, found = jax.lax.scan(feed, state, jnp.arange(levels, dtype=jnp.int32))

@@ -99,7 +99,7 @@ class LookupDrafter(AdjustableDrafter):
     def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
         longest = self.draft_length.longest(state.length_state, ~context.done)
         search = lambda: self.guess(context.tokens, context.length).cut(longest)  # noqa: E731
-        # Where no row may draft, none is searched.
+        # The search is skipped if no row may draft.
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(longest))  # noqa: E731
         guess = jax.lax.cond(jnp.any(longest > 0), search, idle) if 0 in self.draft_length.lengths else search()
         valid = guess.places < guess.count[:, None]

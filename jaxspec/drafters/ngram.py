@@ -54,7 +54,7 @@ class NGramDrafter(LookupDrafter):
         k = self.max_drafts
         matched, end = find_latest_match(tokens, length, self.max_ngram)
         count = jnp.where(matched >= self.min_ngram, jnp.int32(k), 0)
-        # What was copied has been right `matched` times in a row: Laplace's rule of succession.
+        # Laplace's rule of succession: copying has been right `matched` times in a row.
         right = (matched + 1).astype(jnp.float32) / (matched + 2).astype(jnp.float32)
         numbers = jnp.arange(1, k + 1, dtype=jnp.float32)[None]
         return Guess(_continuation(tokens, length, end, k), count, right[:, None] ** numbers)

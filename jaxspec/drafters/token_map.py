@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.pytree import register_dataclass
 
-# The end of a longer token says enough of what follows it.
+# Of a longer token the draft model reads the last pieces, which say most about what follows.
 MOST_PIECES = 8
 
 
@@ -91,7 +91,7 @@ class TokenMap:
         for key, index in own.items():
             columns[index] = others.get(key, -1)
         _pair_by_role(columns, target, draft)
-        # For what cannot be spelled at all: a token that says little of what follows.
+        # Stands for text that cannot be spelled at all.
         blank = next((index for index in draft.eos_token_ids if index < draft_size), 0)
         spelled = [
             [int(column)] if column >= 0 else (speller.spell(_key(target, index).data) or [blank])[-MOST_PIECES:]

@@ -204,7 +204,7 @@ class _Plan:
       picked: which children of each fed level are fed next.
       slots: the place of each node among all that are fed; -1 if it has no children.
       nodes: each node among all children found.
-      distributions: the distribution that each node comes from, among all found.
+      log_probs: the distribution that each node comes from, among all found.
       before: each node's earlier siblings; -1 pads.
     """
 

@@ -1,6 +1,4 @@
-"""Defines `Network`: a Flax module with its parameters, the base of whole models and of heads. It imports no Flax
-itself.
-"""
+"""Defines `Network`: a Flax module with its parameters, the base of models and heads. It imports no Flax itself."""
 
 import dataclasses
 from typing import Any, ClassVar

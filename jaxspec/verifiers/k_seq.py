@@ -125,7 +125,7 @@ def log_factor(target: Float[Array, "b v"], draft: Float[Array, "b v"], count: I
     """Computes `log rho` for `count` candidates, rounded up so that no residual is negative."""
     target, draft = jnp.exp(target), jnp.exp(draft)
     m = jnp.maximum(count, 1)[:, None].astype(target.dtype)
-    # Where the distributions are equal both sides touch at 1, and rounding would hide it.
+    # If the distributions are equal, both sides are equal at 1, which rounding would hide.
     rounding = 1 + 8 * jnp.finfo(target.dtype).eps
 
     def enough(rho: Float[Array, "b one"]) -> Bool[Array, "b one"]:

@@ -154,7 +154,7 @@ def _down(
     batch = jnp.arange(token.shape[0], dtype=jnp.int32)
     gain = state.residual_of(target_log_probs, token) - draft_log_probs(tree)[batch, node, token]
     ratio = jnp.minimum(take_row(state.log_ratio, state.level) + gain, 0.0)
-    # A distribution of NaN is no reason to accept a draft.
+    # A draft whose distribution is NaN is not accepted.
     ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
     level = state.level + rows.astype(jnp.int32)
     put = lambda stack, value: _put(stack, level, rows, value)  # noqa: E731

@@ -56,7 +56,7 @@ class Rotational(Curriculum):
     """Takes each `every`-th exit, and in the next update those one layer deeper.
 
     Attributes:
-      every: at least 1, which is all of them always.
+      every: at least 1, which takes all exits in every update.
     """
 
     every: int

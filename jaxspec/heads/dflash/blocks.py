@@ -81,7 +81,7 @@ def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b 
     """Chooses `count` random places of each row, not the first, that an answer's token follows.
 
     Returns:
-      The places, and which of them are such: a row may have fewer.
+      The places, and which of them precede an answer's token: a row may have fewer than `count`.
     """
     width = batch.tokens.shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None]

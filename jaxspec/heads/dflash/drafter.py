@@ -53,11 +53,11 @@ class DFlashDrafter(AdjustableDrafter):
     its own logits and is reported as such.
 
     The target's states after a token are known once it was verified. They are taken in at the end of each round,
-    whoever drafted in it, so a schedule may pause the drafter for as long as it likes:
+    whoever drafted in it, so a draft length may pause the drafter for any number of rounds:
 
         text        ... c  d  e        e is committed and unfed
         cache       ... c  d           the context: what the target knew after each
-        block                e _ _     the pass of this round, of which nothing is kept
+        block                e _ _     the pass of this round, which leaves nothing in the cache
 
     A one-token text has no context, only its block.
 
@@ -161,7 +161,7 @@ class DFlashDrafter(AdjustableDrafter):
             token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
             going = submitted & length.continue_(state.length_state, log_prob)
-            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
             return (token, going, log_cum_accept), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731

@@ -5,7 +5,7 @@
     pairs      ab bc cd de           all of them have been, or will be, fed to the head
     drafts     de -> x, then (x, the head's own state) -> y, ...
 
-What the head made of its own states goes: verification brings the true ones of what was accepted.
+The head's own states are discarded after the round: verification brings the true ones of the accepted drafts.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
 
-# While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
+# While the drafter is paused, features wait for this many rounds of one token before the head takes them in.
 _PATIENCE = 16
 
 

@@ -4,8 +4,8 @@
     cache       ... C  D             what the decoder's layers read of the target's states
     passes                e          -> x, then x -> y, ...: their own keys and values stand behind the context
 
-At the end of a round the own ones go, and the context of what was accepted takes their place: verification has its
-states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
+At the end of a round the decoder's own entries are dropped, and the context of what was accepted takes their place:
+verification has its states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
 """
 
 import dataclasses
