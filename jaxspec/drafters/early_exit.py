@@ -225,9 +225,9 @@ class EarlyExitDrafter(ChainDrafter):
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
         last = lambda _, fed: fed.append(draft.feed(context, newest, fed)[1])  # noqa: E731
         # If no row drafts, verification starts from the first layer: one pass over a token is cheaper than two halves.
-        turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
+        trips = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
         with jax.named_scope("last_draft"):
-            fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)
+            fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(trips), last, fed)
         return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, draft_state=())
 
 
