@@ -79,15 +79,13 @@ class HybridDrafter(Drafter):
 
         (1 + E) * cost > 1 + A
 
-    The model rests in those rows; where no row needs it, it does not run, and catches up later. The choice is made
-    before the model draws anything, from committed text and earlier rounds, so the distribution of what is emitted does
-    not change; a guess's distribution is one-hot and is reported as such beside the model's. Guesses are judged in the
-    model's rounds too.
+    In those rows the model rests, and catches up later; if no row needs it, it does not run. The choice is made before
+    the model draws anything, so the distribution of what is emitted does not change; a guess is reported as one-hot.
+    Guesses are judged in the model's rounds too.
 
-    Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for trials
-    of the other, and together they lose no more than the smaller advance and both allowances. The model's state must
-    then say how many drafts each row `submitted`. If the lookup half drafts a fixed number, only rows that the model
-    drafts for are counted, although the others wait for it all the same.
+    Two `Adaptive` draft lengths keep one account (`SharedAccount`): what one gains pays for trials of the other. The
+    model's state must then say how many drafts each row `submitted`. If the lookup half drafts a fixed number, only
+    rows that the model drafts for are counted, although the others wait for it all the same.
 
     Attributes:
       lookup: `SuffixDrafter` or `NGramDrafter`.
@@ -259,9 +257,8 @@ def _wide(proposal: Proposal, k: int) -> Proposal:
     pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
     log_probs = proposal.log_probs
     if log_probs is not None:
-        log_probs = jnp.concatenate(
-            [log_probs, one_hot(jnp.zeros((log_probs.shape[0], add), jnp.int32), log_probs.shape[2])], axis=1
-        )
+        unused = jnp.zeros((log_probs.shape[0], add), jnp.int32)
+        log_probs = jnp.concatenate([log_probs, one_hot(unused, log_probs.shape[2])], axis=1)
     return Proposal(pad(proposal.tokens), pad(proposal.valid), log_probs)
 
 
