@@ -1,4 +1,4 @@
-"""jaxspec: speculative decoding for JAX, lossless and inside your own `jit`.
+"""Decodes language models speculatively in JAX, losslessly and inside your own `jit`.
 
 The names here are those of most programs. Other strategies, and the protocols of your own, stand in the namespaces
 `drafters`, `verifiers`, `draft_length`, `heads`, `contrib`, `sharding`, `training`, `nn` and `core`.

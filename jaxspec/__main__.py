@@ -1,4 +1,4 @@
-"""`python -m jaxspec` is the `jaxspec` command."""
+"""Runs the `jaxspec` command as `python -m jaxspec`."""
 
 from jaxspec.cli import main
 

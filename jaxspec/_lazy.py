@@ -1,4 +1,4 @@
-"""Lazy packages: public names that are imported when they are first asked for (PEP 562)."""
+"""Makes packages lazy: public names that are imported when they are first asked for (PEP 562)."""
 
 import importlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The version of the installed distribution, or of the checkout that is imported without being installed."""
+"""States the version of the installed distribution, or of the checkout that is imported without being installed."""
 
 import importlib.metadata
 import pathlib

@@ -1,4 +1,4 @@
-"""Names to drafters and verifiers: those shipped with a model, folders of heads and models, those without weights.
+"""Maps names to drafters and verifiers: those shipped with a model, folders of heads and models, those without weights.
 
 Each table has one row a thing: a new drafter, head or verifier is one file and one row here.
 """

@@ -86,9 +86,9 @@ def test_beside_a_native_target_drafts_are_native_too(shipped):
 
 def test_one_beside_n_grams(shipped, monkeypatch):
     drafter = load("ngram+eagle", k=2)
-    assert isinstance(drafter, jaxspec.HybridDrafter) and drafter.copying == jaxspec.NGramDrafter(k=2)
+    assert isinstance(drafter, jaxspec.HybridDrafter) and drafter.lookup == jaxspec.NGramDrafter(k=2)
     assert isinstance(drafter.model, jaxspec.EagleDrafter) and drafter.model.k == 2
-    assert isinstance(load("suffix+distilled").copying, jaxspec.SuffixDrafter)
+    assert isinstance(load("suffix+distilled").lookup, jaxspec.SuffixDrafter)
     manifest = (shipped / "manifest.json").read_text()
     (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
     zoo._entries.cache_clear()

@@ -54,7 +54,7 @@ def _read_config(file: GGUFFile) -> tuple[GGUFLayout, dict[str, Any]]:
     if _EMBEDDING not in file.tensors:
         raise ValueError(f"the file has no tensor {_EMBEDDING}; is it an adapter or a part of a model?")
     settings = _settings(metadata, f"{architecture}.")
-    config = {theirs: settings[ours] for ours, theirs in layout.settings.items() if ours in settings}
+    config = {theirs: settings[own] for own, theirs in layout.settings.items() if own in settings}
     config |= {
         "model_type": family.model_type,
         "vocab_size": file.tensors[_EMBEDDING].shape[0],

@@ -265,7 +265,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _renderer(self) -> Any:
-        """Renders chat templates only: it has no vocabulary, so making it costs nothing."""
+        """A tokenizer that only renders chat templates: it has no vocabulary, so making it costs nothing."""
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
         return _transformers().PreTrainedTokenizerFast(
             tokenizer_object=empty, chat_template=self._chat_template, **self._special

@@ -1,4 +1,4 @@
-"""The zoo: models that jaxspec knows by name, one manifest each."""
+"""Lists the zoo: models that jaxspec knows by name, one manifest each."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""The `jaxspec` command: options and printing, no logic."""
+"""Implements the `jaxspec` command: options and printing, no logic."""
 
 import os
 import signal
@@ -33,9 +33,10 @@ class _Ending:
         self._code = _INTERRUPTED
 
     def __call__(self, number: int, frame: object) -> None:
-        """Ends the process soon, whatever becomes of the exception.
+        """Ends the process soon, even if the exception does not.
 
-        Raised while JAX collects garbage it is lost, and while JAX compiles it waits for the end.
+        An exception that is raised while JAX collects garbage is lost, and one raised while JAX compiles waits until it
+        has compiled.
         """
         self._code = 128 + number
         sys.unraisablehook = lambda _: None

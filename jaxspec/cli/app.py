@@ -1,4 +1,4 @@
-"""The application: its commands, and the version.
+"""Builds the application: its commands, and the version.
 
 `jaxspec --help` imports no JAX: a command, and with it the tables that name its choices, is made when it is asked for.
 """

@@ -1,4 +1,4 @@
-"""`jaxspec bench`: speculative and plain decoding, measured; tables, files and pictures."""
+"""Implements `jaxspec bench`: measures speculative and plain decoding; tables, files and pictures."""
 
 import dataclasses
 import shlex

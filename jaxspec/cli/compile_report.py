@@ -1,4 +1,4 @@
-"""`jaxspec compile-report`: reads the loop's cost on a TPU from the program compiled for it."""
+"""Implements `jaxspec compile-report`: reads the loop's cost on a TPU from the program compiled for it."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`jaxspec data`: the model's answers, as training data."""
+"""Implements `jaxspec data`: the model's answers, as training data."""
 
 import dataclasses
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`jaxspec generate`: prompts in, text or JSON out."""
+"""Implements `jaxspec generate`: prompts in, text or JSON out."""
 
 import dataclasses
 import secrets

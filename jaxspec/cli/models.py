@@ -1,4 +1,4 @@
-"""`jaxspec models`: lists the models that can be loaded by name."""
+"""Implements `jaxspec models`: lists the models that can be loaded by name."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`jaxspec plan`: recommends a drafter and a number of drafts for this device, or plain decoding."""
+"""Implements `jaxspec plan`: recommends a drafter and a number of drafts for this device, or plain decoding."""
 
 import dataclasses
 import json

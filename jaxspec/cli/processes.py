@@ -1,4 +1,4 @@
-"""The processes and devices that a command runs on: `--mesh`, `--coordinator` and the options beside them."""
+"""Sets up the processes and devices that a command runs on: `--mesh`, `--coordinator` and the options beside them."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""`jaxspec train`: a command for each kind of drafter that can be trained."""
+"""Implements `jaxspec train`: a command for each kind of drafter that can be trained."""
 
 import dataclasses
 import functools

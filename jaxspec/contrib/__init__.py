@@ -1,4 +1,4 @@
-"""Drafters and verifiers that work and are proven, but not recommended by default."""
+"""Collects drafters and verifiers that work and are proven, but are not recommended by default."""
 
 from typing import TYPE_CHECKING
 

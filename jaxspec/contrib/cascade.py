@@ -42,7 +42,7 @@ class CascadeDrafter(Drafter):
 
     Attributes:
       model: any `Model` with the target's vocabulary.
-      cheap: `NGramDrafter` or `SuffixDrafter`; its draft length is not asked.
+      cheap: `NGramDrafter` or `SuffixDrafter`; its draft length is ignored.
       k: drafted tokens a round.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
 
@@ -50,8 +50,8 @@ class CascadeDrafter(Drafter):
       TypeError, ValueError: `cheap` does not copy, or `k` is no integer of at least 1.
 
     References:
-      CS Drafting: Chen et al., arXiv 2312.11462, section 3.1, the vertical cascade.
-      Coupling by shared noise: Daliri et al., arXiv 2408.07978.
+      CS Drafting: Chen et al. (2023), arXiv:2312.11462, section 3.1 (the vertical cascade).
+      Coupling by shared noise: Daliri, Musco and Suresh (2024), arXiv:2408.07978.
 
     Example:
       >>> cascade = jaxspec.contrib.CascadeDrafter(draft, jaxspec.NGramDrafter(k=3), k=4)

@@ -48,7 +48,7 @@ class Neighbourhood(RelaxedRule):
       ValueError: if either is out of range, or a token is its own or twice another's neighbour.
 
     References:
-      LANTERN: Jang et al., arXiv 2410.03355, section 4.
+      LANTERN: Jang et al. (2024), arXiv:2410.03355, section 4.
 
     Example:
       >>> codebook = jax.random.normal(key, (target.vocab_size, 8))

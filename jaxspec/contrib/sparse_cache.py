@@ -47,12 +47,12 @@ class SparseCacheDraft(SelfDraft):
                 f"{type(cache).__name__}; load the target with jaxspec.load, or pass another drafter"
             )
 
-    def catch_up(self, kept, context, begins):
+    def catch_up(self, state, context, begins):
         return cast(KVCache, context.cache).sinks_and_window(self.sinks, self.window, self.k)  # as `check` says
 
-    def first(self, kept, context):
-        output = self.target(context.last, kept)
-        return Window(output.logits[:, 0], kept, output.entries, ()), kept.append(output.entries)
+    def first(self, state, context):
+        output = self.target(context.last, state)
+        return Window(output.logits[:, 0], state, output.entries, ()), state.append(output.entries)
 
     def next(self, context, tokens, hidden, cache, **tree) -> ModelOutput:
         return self.target(tokens, cache, **tree)
@@ -77,9 +77,9 @@ class SparseCacheDrafter(ChainDrafter):
       ValueError: a number is below 1.
 
     References:
-      MagicDec: Chen et al., arXiv 2408.11049.
-      TriForce: Sun et al., arXiv 2404.11912, section 4.
-      StreamingLLM: Xiao et al., arXiv 2309.17453, which tokens are seen.
+      MagicDec: Chen et al. (2024), arXiv:2408.11049.
+      TriForce: Sun et al. (2024), arXiv:2404.11912, section 4.
+      StreamingLLM: Xiao et al. (2023), arXiv:2309.17453 (which tokens are seen).
 
     Example:
       >>> drafter = jaxspec.contrib.SparseCacheDrafter(sinks=1, window=4, k=3)
@@ -103,4 +103,4 @@ class SparseCacheDrafter(ChainDrafter):
 
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         proposal, state = super().propose(rng, state, context)
-        return proposal, dataclasses.replace(state, kept=())
+        return proposal, dataclasses.replace(state, draft_state=())

@@ -46,10 +46,10 @@ _ROOM = 3
 
 
 class StringMatch:
-    """A target and a draft model that share nothing but text.
+    """Decodes with a target and a draft model that share nothing but text.
 
     References:
-      SLEM: Timor et al., arXiv 2502.05202, algorithm 2.
+      String-level exact match (SLEM): Timor et al. (2025), arXiv:2502.05202, algorithm 2.
 
     Example:
       >>> matched = jaxspec.contrib.StringMatch(target, draft, k=3, draft_tokenizer=target.tokenizer)
@@ -228,8 +228,8 @@ def _begin(
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _roll_back(state: ChainState, held: Int[Array, "b"]) -> ChainState:
-    kept = state.kept.truncate(jnp.minimum(state.kept.length, held))
-    return dataclasses.replace(state, kept=kept)
+    cache = state.draft_state.truncate(jnp.minimum(state.draft_state.length, held))
+    return dataclasses.replace(state, draft_state=cache)
 
 
 @functools.partial(jax.jit, donate_argnames="state")

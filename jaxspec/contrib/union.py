@@ -69,7 +69,7 @@ class UnionDrafter(Drafter):
       TypeError, ValueError: one of them is no drafter, drafts a tree, reads the target's states, or has no fixed `k`.
 
     References:
-      SpecInfer: Miao et al., arXiv 2305.09781, where several models draft.
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781, where several models draft.
 
     Example:
       >>> both = (jaxspec.ModelDrafter(draft, k=3), jaxspec.NGramDrafter(k=4))

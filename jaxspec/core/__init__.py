@@ -1,4 +1,4 @@
-"""The protocols and pytrees of the loop, and the arithmetic on them: all that authors of models and drafters build on.
+"""Defines the protocols and pytrees of the loop: all that authors of models and drafters build on.
 
 Knows no Flax, no drafter and no verifier. Names that most programs use stand in `jaxspec` too.
 """

@@ -1,4 +1,4 @@
-"""Argmax over a vocabulary, in the form that each platform runs fastest."""
+"""Takes the argmax over a vocabulary, in the form that each platform runs fastest."""
 
 import jax
 import jax.numpy as jnp

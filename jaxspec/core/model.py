@@ -1,4 +1,4 @@
-"""The protocols of a language model, its cache and its cache entries: all that the loop knows of a model.
+"""Defines the protocols of a language model, its cache and its cache entries: all that the loop knows of a model.
 
 A model is a pytree: its arrays are leaves, everything else is static, so it goes through
 `jax.jit`, `jax.vmap` and `lax.scan` as an argument.
@@ -17,7 +17,7 @@ _Tree = TypeVar("_Tree")
 
 @runtime_checkable
 class Entries(Protocol):
-    """What a forward pass leaves for the cache of each fed token, such as its keys and values. A pytree of arrays.
+    """The entries that a forward pass leaves for the cache, such as keys and values, by fed token. A pytree of arrays.
 
     A cache's `append` takes them as they are. The methods below rearrange tokens first; none looks at a cache, and
     stale entries may hold anything, since no token ever sees them.

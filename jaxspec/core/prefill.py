@@ -1,4 +1,4 @@
-"""Prefill: feeds committed text to a model in chunks of one shape, as many as the longest row needs."""
+"""Feeds committed text to a model in chunks of one shape, as many as the longest row needs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Dataclasses as pytrees, each class with a structure of its own.
+"""Registers dataclasses as pytrees, each class with a structure of its own.
 
 `jax.tree_util.register_dataclass` (JAX 0.10 to 0.12) gives two classes with equal static fields structures that
 compare equal, though their hashes differ. The tables behind `jax.jit` compare seven bits of a hash before they

@@ -1,4 +1,4 @@
-"""The keys of every random draw in a round.
+"""Derives the keys of every random draw in a round.
 
 Every row has one key. From it come two streams of draws:
 
@@ -141,7 +141,7 @@ class RoundKeys:
         return _gumbel(self._stream(_NEXT), vocab_size)
 
     def shared(self, count: int, vocab_size: int) -> Self:
-        """Returns the same draws: none of them is read twice, so none is stored."""
+        """Returns the same draws: none is read twice, so none is stored."""
         del count, vocab_size
         return self
 

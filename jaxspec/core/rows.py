@@ -1,4 +1,4 @@
-"""Counts and picks along the second axis of `[b, n, ...]` arrays, row by row."""
+"""Counts and takes along the second axis of `[b, n, ...]` arrays, row by row."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -1,4 +1,4 @@
-"""Sampling policies: the distribution that tokens are drawn from, computed from logits.
+"""Defines sampling policies: the distribution that tokens are drawn from, computed from logits.
 
 Warpers apply in one order, for plain decoding, drafting and verification alike:
 temperature, top-k, top-p, min-p, then renormalize.

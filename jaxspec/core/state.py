@@ -1,4 +1,4 @@
-"""The pytrees that travel through the loop: proposals, verdicts, states and results."""
+"""Defines the pytrees that travel through the loop: proposals, verdicts, states and results."""
 
 import dataclasses
 from typing import Any

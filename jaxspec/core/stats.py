@@ -1,4 +1,4 @@
-"""Counts of drafted and accepted tokens, accumulated on the device and read on the host."""
+"""Accumulates counts of drafted and accepted tokens on the device, for the host to read."""
 
 import dataclasses
 from typing import Self

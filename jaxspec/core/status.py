@@ -1,4 +1,4 @@
-"""Codes for why a row stopped and what was wrong with it, as in `Generation.stop_reason` and `.status`."""
+"""Defines codes for why a row stopped and what was wrong with it, as in `Generation.stop_reason` and `.status`."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens, and the masks and depths that follow from them.
+"""Defines trees of drafted tokens, and the masks and depths that follow from them.
 
 A tree is written as each node's parent, parents before children, -1 for the last committed token.
 """
@@ -40,7 +40,8 @@ class Tree:
         2
 
     References:
-      Chen et al., "Sequoia", arXiv 2402.12374, section 3.1 (`of_size`).
+      Sequoia: Chen et al. (2024), arXiv:2402.12374, section 3.1 (`of_size`).
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.3.3 (`of_size`).
     """
 
     parents: tuple[int, ...]
@@ -167,7 +168,7 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
       TypeError, ValueError: `nodes` is no integer of at least 1 or too large, or an accuracy is not between 0 and 1.
 
     References:
-      Cai et al., "Medusa", arXiv 2401.10774, section 2.3.3.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.3.3.
 
     Example:
         >>> jaxspec.core.best_tree([[0.6, 0.2], [0.5, 0.1]], nodes=3).parents

@@ -1,4 +1,4 @@
-"""Validation of arguments: each error says what it got, what it expected, and what to pass instead.
+"""Validates arguments: each error says what it got, what it expected, and what to pass instead.
 
 Shapes and static options are always checked. Values are checked when they are concrete; inside
 a caller's `jit` they are not, and `traced_status` reports them in the result instead.

@@ -1,1 +1,1 @@
-"""The loop: `generate`, one round of it, and its rounds one by one."""
+"""Decodes speculatively: `generate`, one round of it, and its rounds one by one."""

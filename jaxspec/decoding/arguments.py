@@ -1,4 +1,4 @@
-"""The arguments of `generate`, `init` and `stream`: checked, and turned into arrays and static sizes for the loop."""
+"""Checks the arguments of `generate`, `init` and `stream`, and turns them into arrays and static sizes for the loop."""
 
 import dataclasses
 from collections.abc import Sequence

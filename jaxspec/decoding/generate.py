@@ -1,4 +1,4 @@
-"""The loop. Speculative decoding as one jitted `lax.while_loop` over rounds.
+"""Runs the loop: speculative decoding as one jitted `lax.while_loop` over rounds.
 
 Invariants:
 

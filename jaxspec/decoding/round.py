@@ -1,4 +1,4 @@
-"""One round: propose, verify, commit.
+"""Runs one round: propose, verify, commit.
 
 before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
 propose            . . . . . x y z    three drafts
@@ -57,7 +57,7 @@ def run_round(
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
     rng = verifier.rng(state.keys, state.length)
-    # Where rounds may be shorter than k, noise that is stored for all of it would mostly go unread.
+    # If rounds may be shorter than k, most of the noise stored for k drafts would go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     with jax.named_scope("propose"):

@@ -1,4 +1,4 @@
-"""Decoding round by round: the same rounds as `generate`, in the caller's own loop."""
+"""Decodes round by round: the same rounds as `generate`, in the caller's own loop."""
 
 import dataclasses
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""`jax.vmap` over `generate`, folded into the batch.
+"""Folds `jax.vmap` over `generate` into the batch.
 
 Mapped naively, a `lax.cond` becomes a select that runs both branches, and a `while_loop` whose
 rows end at different times copies its whole state each round. Rows of a batch already end and

@@ -1,4 +1,4 @@
-"""How many tokens are drafted a round; `base` says what decides it."""
+"""Decides how many tokens are drafted a round; `base` documents the rules."""
 
 from typing import TYPE_CHECKING
 

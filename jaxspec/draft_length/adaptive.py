@@ -1,4 +1,4 @@
-"""Pick the number of drafts that pays most, from what was accepted and what rounds cost."""
+"""Chooses the number of drafts that pays most, from what was accepted and what rounds cost."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ PRIOR_ROUNDS = 4
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveState:
-    """What each row has seen.
+    """The state of `Adaptive`: what each row has seen.
 
     Attributes:
       acceptance: the running probability that draft `i` is accepted, those before it being so.
@@ -48,7 +48,7 @@ class AdaptiveState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adaptive(DraftLength):
-    """Drafts as many tokens as pay most: expected tokens a round over what the round costs. It cannot lose much.
+    """Drafts as many tokens as pay most: expected tokens over the cost of a round. It cannot lose much.
 
     With the running acceptance `a_1, a_2, ...` of each position (updated by rounds that reached
     it; one that none has reached yet is taken to be like the one before it) a row drafts the
@@ -56,11 +56,10 @@ class Adaptive(DraftLength):
 
         (1 + a_1 + a_1 a_2 + ... + a_1 ... a_n) / cost(n)
 
-    where that beats its present length by more than `margin`. Leviathan et al. 2211.17192,
-    section 3, with costs measured instead of modelled. A row's length is at first the shortest. In
-    the first round, and every `period` rounds, the next longer one is tried, and again for as long
-    as each trial emits more for its cost than the present length promises: so a draft that becomes
-    good is found. Rows that began together try in the same rounds, whose time they share.
+    where that beats its present length by more than `margin`. A row's length is at first the shortest. In the first
+    round, and every `period` rounds, the next longer one is tried, and again for as long as each trial emits more for
+    its cost than the present length promises: so a draft that becomes good is found. Rows that began together try in
+    the same rounds, whose time they share.
 
     A round takes the time of its longest row. So no row drafts more than the length that gives
     all rows together the most expected tokens for its cost, of those that rows want, unless most
@@ -84,15 +83,14 @@ class Adaptive(DraftLength):
     A drafter may also take time while it rests, which no table has: an EAGLE head on a CPU some
     hundredths of a step, and more of a step of many rows.
 
-    How much a row drafts depends on the rows beside it then, and so do the tokens that it draws at
-    temperatures above 0, but for coupled verification; never their distribution. Where rows decided alone,
-    eight of them took 1.4 times as long as plain decoding on a CPU: each that drafted made the
-    others wait.
+    How much a row drafts depends on the rows beside it, and so do the tokens that it draws at temperatures above 0,
+    except with coupled verification; never their distribution. When rows decided alone, eight of them took 1.4 times as
+    long as plain decoding on a CPU: each that drafted made the others wait.
 
     Attributes:
       costs: a round's time at each length, relative to plain decoding, traced. Measure them with
         `jaxspec plan --save`, or `jaxspec.bench.costs.measure_costs`.
-      lengths: what is picked among, rising; verification is compiled for each.
+      lengths: the numbers of drafts to choose from, rising; verification is compiled for each.
       margin: the gain that a change of length must promise.
       rate: the weight of the newest round in the running acceptance, once there were many.
       prior: the acceptance that positions start from; it counts as three rounds.
@@ -102,6 +100,9 @@ class Adaptive(DraftLength):
       reserve: what gains add up to at most, to be lost later: rounds of plain decoding.
       lag: the time of reading one token of the text that the drafter missed while it drafted
         nothing, relative to plain decoding; it reads them before it drafts again.
+
+    References:
+      Leviathan et al. (2022), arXiv:2211.17192, section 3, with costs measured instead of modeled.
 
     Example:
       >>> length = jaxspec.Adaptive(costs=(1.0, 1.2, 1.4), lengths=(0, 2, 4))
@@ -125,7 +126,7 @@ class Adaptive(DraftLength):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
-        # Transformations rebuild a pytree with anything as leaves, tuples such as shapes among it.
+        # Transformations rebuild a pytree with any objects as leaves, such as tuples of shapes.
         if isinstance(self.costs, tuple | list) and any(isinstance(cost, float) for cost in self.costs):
             object.__setattr__(self, "costs", jnp.asarray(self.costs, jnp.float32))
             validate.costs(self.costs, self.lengths)
@@ -154,7 +155,7 @@ class Adaptive(DraftLength):
         tries = state.due & (state.choice < len(self.lengths) - 1)
         wanted = state.choice + tries.astype(jnp.int32)
         index = jnp.arange(len(self.lengths), dtype=jnp.int32)[None]
-        # The worst that may come is one token for the whole cost.
+        # In the worst case a round emits one token for its whole cost.
         prices = self._prices(state, able)
         balance = jnp.min(state.balance, where=able, initial=jnp.inf)
         paid_for = (balance + self._earned(jnp.int32(1)) >= prices)[None]
@@ -195,16 +196,16 @@ class Adaptive(DraftLength):
         return dataclasses.replace(state, missed=jnp.where(resting, missed, state.missed))
 
     def surplus(self, state: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]) -> Float[Array, ""]:
-        """What a round takes over one without drafts, relative to plain decoding."""
+        """Returns the time that a round takes beyond one without drafts, relative to plain decoding."""
         return self._price(state, submitted, live) - self._cost(jnp.int32(0))
 
     def _missed(self, state: AdaptiveState, submitted, emitted, live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        """Tokens that the drafter missed after a round. Where it runs for some rows it reads what all have missed."""
+        """Counts the tokens that the drafter has missed. Where it runs for some rows it reads what all have missed."""
         ran = jnp.any(live & (submitted > 0))
         return jnp.where(ran, 0, state.missed) + jnp.where(submitted > 0, 0, emitted)
 
     def _longest(self, acceptance, index: Int[Array, "b"], tries: Bool[Array, "b"], able: Bool[Array, "b"]):
-        """Which length, of those that rows want, gives all of them the most; the longest where most of them try it."""
+        """Chooses the length, of those that rows want, that gives all rows the most; the longest where most try it."""
         lengths = jnp.arange(len(self.lengths), dtype=jnp.int32)
         cut = jnp.minimum(index[:, None], lengths[None])
         tokens = jnp.sum(jnp.take_along_axis(self._tokens(acceptance), cut, axis=1), axis=0, where=able[:, None])
@@ -216,44 +217,44 @@ class Adaptive(DraftLength):
         return jnp.where(stays, longest, best)
 
     def _earned(self, emitted: Int[Array, "*b"]) -> Float[Array, "*b"]:
-        """What tokens add to the balance: their time in plain decoding, and what may be lost for them."""
+        """Returns what tokens add to the balance: their time in plain decoding, and the share that may be lost."""
         costs = jnp.asarray(self.costs, jnp.float32)
         return (1.0 + self.allowance) * costs[0] * emitted.astype(jnp.float32)
 
     def _prices(self, state: AdaptiveState, rows: Bool[Array, "b"]) -> Float[Array, "n"]:
-        """What a round takes at each length, with what must be read before it drafts: all that any row missed."""
+        """Returns a round's time at each length, with that of reading the tokens that any row missed."""
         missed = jnp.max(jnp.maximum(state.missed, state.beside), where=rows, initial=0)
         reads = jnp.asarray([self.lag * (length > 0) for length in self.lengths], jnp.float32)
         return jnp.asarray(self.costs, jnp.float32) + missed.astype(jnp.float32) * reads
 
     def _price(self, state: AdaptiveState, submitted: Int[Array, "b"], rows: Bool[Array, "b"]) -> Float[Array, ""]:
-        """What a round took: the shortest pass that holds what was submitted."""
+        """Returns the time that a round took: that of the shortest pass that holds what was submitted."""
         longest = jnp.max(submitted, where=rows, initial=0)
         index = jnp.sum(longest > jnp.asarray(self.lengths, jnp.int32), dtype=jnp.int32)
         return self._prices(state, rows)[index]
 
     def _acceptance(self, state: AdaptiveState, submitted, accepted):
-        """Running acceptance and counts after one more round; what it did not reach stays."""
+        """Returns running acceptance and counts after one more round; positions that it did not reach stay."""
         position = jnp.arange(state.seen.shape[1], dtype=jnp.int32)[None]
         reached = (position < submitted[:, None]) & (position <= accepted[:, None])
-        kept = (position < accepted[:, None]).astype(state.acceptance.dtype)
-        # A plain mean over the first rounds, then one that forgets.
-        weight = jnp.maximum(self.rate, 1.0 / (state.seen + PRIOR_ROUNDS).astype(kept.dtype))
-        moved = jnp.clip(state.acceptance + weight * (kept - state.acceptance), LEAST, MOST)
+        right = (position < accepted[:, None]).astype(state.acceptance.dtype)
+        # A plain mean over the first rounds, then an exponential average.
+        weight = jnp.maximum(self.rate, 1.0 / (state.seen + PRIOR_ROUNDS).astype(right.dtype))
+        moved = jnp.clip(state.acceptance + weight * (right - state.acceptance), LEAST, MOST)
         acceptance, seen = jnp.where(reached, moved, state.acceptance), state.seen + reached.astype(jnp.int32)
-        # Rounds reach positions from the first on.
+        # Rounds reach positions in order, so the unseen ones are the last.
         known = jnp.sum(seen > 0, axis=1, dtype=jnp.int32)
         last = _at(acceptance, jnp.maximum(known - 1, 0))[:, None]
         new = (position >= known[:, None]) & (known > 0)[:, None]
         return jnp.where(new, last, acceptance), seen
 
     def _tokens(self, acceptance) -> Float[Array, "b n"]:
-        """Expected tokens of a round, at each length."""
+        """Returns the expected tokens of a round, at each length."""
         each = jnp.cumsum(jnp.cumprod(acceptance, axis=1), axis=1)
         return 1.0 + jnp.pad(each, ((0, 0), (1, 0)))[:, np.asarray(self.lengths)]
 
     def _speed(self, acceptance) -> Float[Array, "b n"]:
-        """Expected tokens for the time of a plain round, at each length."""
+        """Returns the expected tokens in the time of a plain round, at each length."""
         return self._tokens(acceptance) / jnp.asarray(self.costs, jnp.float32)[None]
 
     def _length(self, index: Int[Array, "b"]) -> Int[Array, "b"]:

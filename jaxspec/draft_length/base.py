@@ -1,9 +1,9 @@
-"""How many tokens are drafted, decided before they can be seen.
+"""Decides how many tokens are drafted, before they can be seen.
 
 Whether a draft is submitted to verification may depend on all that was known before it was drawn, and never on the
 draft itself: with a target distribution (.7, .3) and a draft distribution (.5, .5), dropping the less certain token
 after looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating rule. The order of the calls
-keeps it, and what they are given:
+and their arguments enforce it:
 
     longest(state, able)                      before the round, from earlier rounds
     should_verify(state, cum_accept_prob)     before draft i is drawn, from the drafter's own estimate

@@ -1,6 +1,6 @@
 """Predicts what rounds cost, by the bytes that models read: the table of `Adaptive` where none was measured.
 
-Meant to be too dear rather than too cheap: what is too dear may draft too little, and what is too cheap loses time.
+Estimates err on the high side: one that is too high may draft too little, and one that is too low loses time.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ class CostModel:
 
 
 def rising(costs: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns the same costs, with what noise made to fall held level."""
+    """Returns the same costs, each at least the one before it: measurement noise may make one fall."""
     return tuple(itertools.accumulate(costs, max))
 
 

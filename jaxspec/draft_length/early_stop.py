@@ -18,14 +18,16 @@ from jaxspec.draft_length.base import DraftLength
 class ConfidenceStop(DraftLength):
     """Drafts nothing after a token whose draft probability was below `threshold`; that token stays.
 
-    The assisted-generation rule of Hugging Face Transformers (`assistant_confidence_threshold`).
-    It looks at the drawn token, so it may only decide about later ones: dropping the token itself
-    would change the distribution of what is emitted.
+    The rule looks at the drawn token, so it may only decide about later ones: dropping the token itself would change
+    the distribution of what is emitted.
 
     Attributes:
       k: the most drafts of a round; verification is then compiled for 1, 2, 4, 8, ... and `k` of them. A tuple names
         those numbers, rising.
       threshold: in [0, 1], traced; 0 always goes on.
+
+    References:
+      Assisted generation in Hugging Face Transformers (`assistant_confidence_threshold`).
 
     Example:
       >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.draft_length.ConfidenceStop(4, threshold=0.3))
@@ -64,7 +66,7 @@ class CumulativeConfidence(DraftLength):
       threshold: in [0, 1], traced; 0 submits all.
 
     References:
-      DSpark, section 3.2.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.2.
 
     Example:
       >>> jaxspec.draft_length.CumulativeConfidence(7).lengths
@@ -99,7 +101,7 @@ class EntropyStopState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStop(DraftLength):
-    """AdaEDL: drafts while the draft's entropy `H` promises that the draft will be accepted.
+    """Drafts while the entropy `H` of the draft distribution promises that the draft will be accepted (AdaEDL).
 
     A draft is submitted while `1 - sqrt(kappa * H) >= threshold`, for it and for all before it.
     That is a lower bound of its acceptance, known before it is drawn. The threshold follows each row's
@@ -120,7 +122,8 @@ class EntropyStop(DraftLength):
       step, decay, smoothing: how the threshold moves; the defaults are Draft & Verify's.
 
     References:
-      AdaEDL, Agrawal et al. 2410.18351; the threshold as in Draft & Verify, Zhang et al. 2309.08168.
+      AdaEDL: Agrawal et al. (2024), arXiv:2410.18351.
+      Draft & Verify: Zhang et al. (2023), arXiv:2309.08168 (the moving threshold).
 
     Example:
       >>> jaxspec.draft_length.EntropyStop(8).lengths

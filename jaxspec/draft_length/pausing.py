@@ -1,4 +1,4 @@
-"""Another draft length, silenced in rows where something else drafts."""
+"""Pauses another draft length in rows for which something else drafts."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from jaxspec.draft_length.base import DraftLength
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PausingState:
-    """The inner draft length's state, and which rows draft nothing this round: to be set before it."""
+    """The inner draft length's state, and which rows draft nothing this round, which the caller sets before it."""
 
     inner: Any
     paused: Bool[Array, "b"]
@@ -23,7 +23,7 @@ class PausingState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pausing(DraftLength):
-    """Decides as `inner` does, but for rows that are paused: those draft nothing, and rest.
+    """Decides as `inner` does, except for paused rows, which draft nothing and rest.
 
     Attributes:
       inner: the draft length of the other rows.

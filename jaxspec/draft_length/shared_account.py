@@ -1,4 +1,4 @@
-"""One account for two schedules, of which one drafts in each row and round."""
+"""Shares one account of losses between two draft lengths, of which one drafts in each row and round."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from jaxspec.draft_length.adaptive import Adaptive, AdaptiveState
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedAccount:
-    """What `first` and `second` may lose together: what one has gained pays for the other's tries.
+    """Bounds what `first` and `second` may lose together: what one has gained pays for the other's trials.
 
     Both draw on one balance:
 
@@ -33,13 +33,13 @@ class SharedAccount:
     second: Adaptive
 
     def open(self, first: AdaptiveState, second: AdaptiveState) -> tuple[AdaptiveState, AdaptiveState]:
-        """Both schedules' states before the first round."""
+        """Returns both states before the first round."""
         return _with_balance(jnp.minimum(first.balance, second.balance), first, second)
 
     def left(
         self, first: AdaptiveState, second: AdaptiveState, submitted: Int[Array, "b"], live: Bool[Array, "b"]
     ) -> AdaptiveState:
-        """The second's state in a round for which `submitted` drafts of the first are meant.
+        """Returns the second's state in a round that is to verify `submitted` drafts of the first.
 
         It reads what all rows have missed, those too for which it will not draft.
         """
@@ -57,7 +57,7 @@ class SharedAccount:
         live: Bool[Array, "b"],
         resting: Bool[Array, "b"],
     ) -> tuple[AdaptiveState, AdaptiveState]:
-        """Both schedules' states after a round, each of which has seen its own share of it.
+        """Returns both states after a round, each of which has observed its own share of it.
 
         Args:
           left: that of the second before the round, as `left` gave it.

@@ -1,4 +1,4 @@
-"""One file a drafter; `base` says what one is. Those with trained weights are in `jaxspec.heads`."""
+"""Collects the drafters, one file each; those with trained weights are in `jaxspec.heads`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Numbers of drafts by a word ("adaptive", "adaptive:16", "fixed"), and drafters that draft as many tokens as pay."""
+"""Parses numbers of drafts by a word ("adaptive", "adaptive:16", "fixed"), and gives drafters the length that pays."""
 
 import dataclasses
 from typing import Self

@@ -1,4 +1,4 @@
-"""`Drafter`, the base of all drafters: guesses tokens cheaply, for a verifier to check."""
+"""Defines `Drafter`, the base of all drafters: guesses tokens cheaply, for a verifier to check."""
 
 import abc
 import dataclasses
@@ -73,7 +73,7 @@ class Drafter(abc.ABC):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """Which of the target's hidden states `init` and `observe` are given; `i` is the state entering layer `i`."""
+        """The target's hidden states that `init` and `observe` are given; `i` is the state entering layer `i`."""
         return ()
 
     @property
@@ -93,7 +93,7 @@ class Drafter(abc.ABC):
 
     @property
     def draft_length(self) -> DraftLength | None:
-        """What decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
+        """The `DraftLength` that decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
         return None
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "Drafter":
@@ -118,7 +118,7 @@ class Drafter(abc.ABC):
 
     @property
     def lookup_part(self) -> "Drafter | None":
-        """The half of a hybrid that copies; `None` for any other drafter."""
+        """The lookup half of a hybrid; `None` for any other drafter."""
         return None
 
     @property
@@ -128,7 +128,7 @@ class Drafter(abc.ABC):
 
     @property
     def cost_key(self) -> str:
-        """What tells it from drafters that cost something else with the same network."""
+        """A name that tells it from drafters that cost something else with the same network."""
         return self.name or type(self).__name__
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
@@ -191,7 +191,7 @@ class AdjustableDrafter(Drafter):
     @property
     @abc.abstractmethod
     def draft_length(self) -> DraftLength:
-        """What `k` stands for."""
+        """The `DraftLength` that `k` stands for."""
 
     @property
     def max_drafts(self) -> int:

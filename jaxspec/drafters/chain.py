@@ -26,15 +26,15 @@ from jaxspec.drafters.draft_model import Draft, Hidden
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChainState:
-    """What is kept of a chain between rounds.
+    """The state of a chain between rounds.
 
     Attributes:
-      kept: the draft's own; its cache may lag the text, however far the text has come since.
+      draft_state: the draft's own; its cache may lag the text, however far the text has come since.
       length_state: the draft length's own state.
       submitted: how many drafts each row submitted in the last round.
     """
 
-    kept: Any
+    draft_state: Any
     length_state: Any
     submitted: Int[Array, "b"]
 
@@ -42,7 +42,7 @@ class ChainState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Draws tokens one after the other: the working part of several drafters.
+    """Draws tokens one after the other; several drafters are made of it.
 
     Attributes:
       draft: what they are drawn from.
@@ -55,44 +55,44 @@ class Chain:
     sampling: Policy | None
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> ChainState:
-        """As of `Drafter`."""
+        """Returns the state before the first round, as `Drafter.init` does."""
         batch = context.tokens.shape[0]
-        kept = self.draft.init(context, prefilled, slots)
-        return ChainState(kept, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
+        draft_state = self.draft.init(context, prefilled, slots)
+        return ChainState(draft_state, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
-        """As of `Drafter`."""
+        """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
         silent = context.done | ~self.draft.ready(context)
-        limit = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
-        hidden = self.draft.blank(limit.shape[0])
+        longest = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
+        hidden = self.draft.blank(longest.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
         max_drafts = self.draft_length.lengths[-1]
-        drafts = _Drafts.none(limit, max_drafts, vocab_size, hidden, state.kept)
+        drafts = _Drafts.none(longest, max_drafts, vocab_size, hidden, state.draft_state)
         if max_drafts > 0:
-            drafts = self._draft(drafts, policy, limit, rng, state.length_state, context)
+            drafts = self._draft(drafts, policy, longest, rng, state.length_state, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
         proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)
-        return proposal, ChainState(drafts.kept, state.length_state, submitted)
+        return proposal, ChainState(drafts.draft_state, state.length_state, submitted)
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
-        """As of `Drafter`."""
-        # The cache holds the text and the drafts that were fed; those of them that were kept are
-        # the text's now. Of a row that submitted none, others' drafts may have been kept.
+        """Returns the state after a round, as `Drafter.observe` does."""
+        # The cache holds the text and the drafts that were fed; those of them that were accepted are
+        # the text's now. Of a row that submitted none, others' drafts may have been accepted.
         own = jnp.minimum(verdict.accepted, state.submitted)
-        kept = self.draft.truncate(state.kept, context.length + own)
-        kept = self.draft.observe(kept, context, verdict, hidden)
+        draft_state = self.draft.truncate(state.draft_state, context.length + own)
+        draft_state = self.draft.observe(draft_state, context, verdict, hidden)
         length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
-        return ChainState(kept, length_state, state.submitted)
+        return ChainState(draft_state, length_state, state.submitted)
 
-    def _draft(self, drafts: "_Drafts", policy: Policy, limit, rng: Rng, length_state, context: Context):
-        """Drafts until no row goes on. Where none begins, the draft does not run.
+    def _draft(self, drafts: "_Drafts", policy: Policy, longest, rng: Rng, length_state, context: Context):
+        """Drafts until no row goes on. If no row begins, the draft model does not run.
 
-        Loops that may run zero times stand where conditions would: those copy the cache.
+        Loops of zero or one trip stand in place of `lax.cond`, whose branches would copy the cache.
         """
         draft = self.draft
 
-        def add(drafts: _Drafts, logits, hidden, kept) -> _Drafts:
+        def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
             # Tokens are drawn in the draft's own vocabulary; the distribution that verifiers read is over the target's.
             next_log_probs, confidence = _log_probs(policy, logits)
             submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)
@@ -102,26 +102,26 @@ class Chain:
                 else next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1])
             )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
-            going = submitted & (drafts.count + 1 < limit) & self.draft_length.continue_(length_state, log_prob)
-            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            going = submitted & (drafts.count + 1 < longest) & self.draft_length.continue_(length_state, log_prob)
+            # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
             next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
-            return drafts.add(token, submitted, next_log_probs, going, hidden, kept)
+            return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)
 
         def first(_, drafts: _Drafts) -> _Drafts:
-            window, kept = draft.first(drafts.kept, context)
-            return add(drafts, window.logits, window.hidden, kept)
+            window, draft_state = draft.first(drafts.draft_state, context)
+            return add(drafts, window.logits, window.hidden, draft_state)
 
         def another(drafts: _Drafts) -> _Drafts:
             token = jax.lax.dynamic_slice_in_dim(drafts.tokens, drafts.count - 1, 1, axis=1)
             before = jax.tree.map(lambda x: x[:, None], drafts.hidden)
-            cache = draft.cache(drafts.kept)
+            cache = draft.cache(drafts.draft_state)
             output = draft.next(context, token, before, cache)
             after = jax.tree.map(lambda x: x[:, 0], output.hidden)
-            return add(drafts, output.logits[:, 0], after, draft.put(drafts.kept, cache.append(output.entries)))
+            return add(drafts, output.logits[:, 0], after, draft.put(drafts.draft_state, cache.append(output.entries)))
 
         begins = jnp.any(drafts.going)
-        drafts = dataclasses.replace(drafts, kept=draft.catch_up(drafts.kept, context, begins))
+        drafts = dataclasses.replace(drafts, draft_state=draft.catch_up(drafts.draft_state, context, begins))
         with jax.named_scope("first_draft"):
             drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
         with jax.named_scope("further_drafts"):
@@ -166,7 +166,7 @@ class ChainDrafter(AdjustableDrafter):
         return self.chain(context.target).observe(state, context, verdict, hidden)
 
     def chain(self, target: Model) -> Chain:
-        """Returns the working part."""
+        """Returns the `Chain` that does the work."""
         return Chain(self.draft(target), self.draft_length, self.sampling)
 
 
@@ -181,25 +181,27 @@ class _Drafts:
     log_probs: Float[Array, "b k v"] | None
     going: Bool[Array, "b"]
     hidden: Hidden
-    kept: Any
+    draft_state: Any
 
     @classmethod
-    def none(cls, limit: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, kept: Any) -> "_Drafts":
-        shape = (limit.shape[0], k)
-        # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+    def none(
+        cls, longest: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, draft_state: Any
+    ) -> "_Drafts":
+        shape = (longest.shape[0], k)
+        # Unused positions hold the uniform distribution, so every row stays normalized.
         log_probs = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
         tokens = jnp.zeros(shape, jnp.int32)
-        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, limit > 0, hidden, kept)
+        return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, longest > 0, hidden, draft_state)
 
-    def add(self, token, submitted, next_log_probs, going, hidden: Hidden, kept: Any) -> "_Drafts":
+    def add(self, token, submitted, next_log_probs, going, hidden: Hidden, draft_state: Any) -> "_Drafts":
         put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new[:, None], self.count, axis=1)  # noqa: E731
         log_probs = None if self.log_probs is None else put(self.log_probs, next_log_probs)
         tokens, valid = put(self.tokens, token), put(self.valid, submitted)
-        return _Drafts(self.count + 1, tokens, valid, log_probs, going, hidden, kept)
+        return _Drafts(self.count + 1, tokens, valid, log_probs, going, hidden, draft_state)
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
+    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
 
     A one-hot distribution says nothing of how sure the model is: a draft length then sees the model's own.
     """
@@ -212,6 +214,6 @@ def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array
 
 
 def _noise(draft: Draft, rng: Rng, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:
-    """What draws one of the draft's `count` tokens."""
+    """Returns the noise that draws one of the draft's `count` tokens."""
     ids = None if count == draft.vocab_size else draft.token_ids(jnp.arange(count, dtype=jnp.int32))
     return rng.draft_noise(offset, draft.vocab_size, ids)

@@ -1,4 +1,4 @@
-"""How the children of a drafted node are chosen: the most probable, or drawn in one of two ways."""
+"""Chooses the children of a drafted node: the most probable tokens, or draws with or without replacement."""
 
 import abc
 import dataclasses
@@ -15,7 +15,7 @@ from jaxspec.drafters.frontier import top_tokens
 
 
 class Draw(abc.ABC):
-    """How nodes get their children. Frozen and static.
+    """Chooses the children of nodes. Frozen and static.
 
     Attributes:
       deterministic: children are a function of the text, and no distribution is reported for them.
@@ -24,21 +24,21 @@ class Draw(abc.ABC):
     deterministic: ClassVar[bool] = False
 
     def weights(self, policy: Policy, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        """What children are chosen by: the policy's log-probabilities."""
+        """Returns the weights that children are chosen by: the policy's log-probabilities."""
         return policy.log_probs(logits)
 
     @abc.abstractmethod
     def children(
         self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
     ) -> tuple[Int[Array, "b w c"], Bool[Array, "b w c"]]:
-        """`count` children for each of `w` nodes, best first, and which of them there are.
+        """Returns `count` children for each of `w` nodes, best first, and which of them exist.
 
         `level` counts the drafted tokens before the children. Different nodes of a round, of one
         level or of several, are drawn with independent noise.
         """
 
     def log_probs(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
-        """The normalized distribution each node was drawn from, given its parent's and the siblings `before` it.
+        """Returns the normalized distribution of each node, given its parent's and the siblings `before` it.
 
         -1 in `before` is no sibling.
         """
@@ -50,9 +50,11 @@ class Draw(abc.ABC):
 class MostLikely(Draw):
     """The most probable tokens, in order: the child of rank 0 is the draft's own best.
 
-    Deterministic guesses: they need no distribution, and are accepted with the target's probability of
-    them (EAGLE, Li et al. 2401.15077). They do not follow the noise that `CoupledVerifier`
-    shares: there, `WithoutReplacement` is accepted more.
+    These are deterministic guesses: they need no distribution, and are accepted with the target's probability of them.
+    They do not follow the noise that `CoupledVerifier` shares: there, `WithoutReplacement` is accepted more.
+
+    References:
+      EAGLE-1: Li et al. (2024), arXiv:2401.15077.
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)), jaxspec.drafters.MostLikely())
@@ -75,10 +77,13 @@ class MostLikely(Draw):
 class WithoutReplacement(Draw):
     """Different tokens, each drawn from what the siblings before it left of their parent's distribution.
 
-    Drawn at once: the largest log-probabilities with Gumbel noise added, in falling order (Kool
-    et al. 1903.06059; RSD, Jeon et al. 2402.14160, section 3). Where fewer tokens have
-    any probability, the other children are not there. With the noise that `CoupledVerifier`
-    shares, these are the target's most probable draws.
+    All are drawn at once: the largest log-probabilities with Gumbel noise added, in falling order. Where fewer tokens
+    have any probability, the other children do not exist. With the noise that `CoupledVerifier` shares, these are the
+    target's most probable draws.
+
+    References:
+      Kool et al. (2019), arXiv:1903.06059 (Gumbel-top-k).
+      RSD: Jeon et al. (2024), arXiv:2402.14160, section 3.
 
     Example:
       >>> draw = jaxspec.drafters.WithoutReplacement()
@@ -100,7 +105,7 @@ class WithoutReplacement(Draw):
         for sibling in range(before.shape[-1]):
             left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)
         total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
-        # Of a child that is not there any distribution will do.
+        # A child that does not exist gets its parent's distribution, so every row stays normalized.
         return jnp.where(total > -jnp.inf, left - total, parent)
 
 
@@ -108,8 +113,10 @@ class WithoutReplacement(Draw):
 class WithReplacement(Draw):
     """Independent draws from the parent's distribution, so that siblings may be the same token.
 
-    SpecTr, Sun et al. 2310.15141, section 4. With the noise that `CoupledVerifier` shares they
-    always are: pass `WithoutReplacement` there.
+    With the noise that `CoupledVerifier` shares they always are: pass `WithoutReplacement` there.
+
+    References:
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4.
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.chains(2, 2), jaxspec.drafters.WithReplacement())

@@ -21,7 +21,7 @@ def cost_file() -> Path:
 
 
 def setting_of(target: Model, drafter: Drafter, batch: int) -> dict[str, Any]:
-    """Returns what a round's costs depend on, for JSON. Models are told by shapes: other weights take no other time."""
+    """Returns what a round's costs depend on, for JSON: of models their shapes, since values take no time."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {os.cpu_count()} processors",

@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer, which guesses among the tokens that both have.
+"""Drafts with a model that has another tokenizer, among the tokens that both vocabularies have.
 
 Its distribution over the intersection of the two vocabularies, renormalized, is the distribution that is reported, so
 the target's distribution is kept as with any draft, at any temperature: TLI, Timor et al. 2502.05202, algorithm 4.
@@ -6,7 +6,7 @@ Nothing is decoded to a string: the whole round stays on the device.
 
 The draft model reads the text token by token as `TokenMap.pieces` spells it, never a string tokenized anew. Tokens are
 often cut otherwise than its own tokenizer would cut the whole text, which costs some acceptance; but what it has read
-never changes with what follows, so its cache only grows, and a draft that was kept is read as it was fed:
+never changes with what follows, so its cache only grows, and an accepted draft is read as it was fed:
 
     text of the target    The  Ġunbeliev  able     then drafts  Ġ.  Ġ.
     text of the draft     The  Ġun believ able                  Ġ.  Ġ.     one token each: the intersection
@@ -56,14 +56,14 @@ class DraftText:
 
     @classmethod
     def begin(cls, start: Int[Array, "n"], batch: int, slots: int) -> "DraftText":
-        """A text of the draft's first tokens alone."""
+        """Returns a text of the draft's first tokens alone."""
         count = start.shape[0]
         tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :count].set(start[None])
         zero = jnp.zeros(batch, jnp.int32)
         return cls(tokens, zero + count, zero)
 
     def extend(self, token_map: TokenMap, text: Int[Array, "b t"], length: Int[Array, "b"], most: int) -> "DraftText":
-        """The same with what the target's text has become, up to `most` tokens of the draft's a row."""
+        """Appends what the target's text has gained since, up to `most` tokens of the draft's a row."""
         missing = jnp.max(length - self.read, initial=0)
         trips = (missing + CATCH_UP_CHUNK - 1) // CATCH_UP_CHUNK
         more = lambda _, self: self._extend_once(token_map, text, length, most)  # noqa: E731
@@ -89,7 +89,7 @@ class DraftText:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossVocabularyState:
-    """The draft's text, and what a chain keeps of it."""
+    """The draft's text, and the state of the chain that is drawn over it."""
 
     text: DraftText
     chain: Any
@@ -118,10 +118,10 @@ class CrossVocabularyDraft(ModelDraft):
                     "target_size= and draft_size= of these models to TokenMap.between"
                 )
 
-    def first(self, kept, context):
-        window, kept = super().first(kept, context)
+    def first(self, state, context):
+        window, state = super().first(state, context)
         logits = self._restrict(context, window.logits[:, None])[:, 0]
-        return dataclasses.replace(window, logits=logits), kept
+        return dataclasses.replace(window, logits=logits), state
 
     def next(self, context, tokens, hidden, cache, **tree):
         output = self.model(self.token_map.guessed(tokens), cache, **tree)
@@ -138,7 +138,7 @@ class CrossVocabularyDrafter(ChainDrafter):
 
     The draft's distribution is that of `model` over the tokens that both vocabularies have; tokens of the target alone
     are never drafted, and come from the verifier. The smaller the share of text that the intersection covers, the
-    fewer drafts are kept.
+    fewer drafts are accepted.
 
     Attributes:
       model: any `Model`.
@@ -150,7 +150,7 @@ class CrossVocabularyDrafter(ChainDrafter):
         more, or more than the draft model's context, is decoded on without drafts.
 
     References:
-      TLI: Timor et al., arXiv 2502.05202, algorithm 4.
+      Token-level intersection (TLI): Timor et al. (2025), arXiv:2502.05202, algorithm 4.
 
     Example:
       >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
@@ -203,7 +203,7 @@ class CrossVocabularyDrafter(ChainDrafter):
         return CrossVocabularyState(state.text, super().observe(state.chain, inner, verdict, hidden))
 
     def _slots(self, slots: int) -> int:
-        """The draft's, of the target's: at least enough for a first token and a round of drafts."""
+        """Returns the slots of the draft's text: at least enough for a first token and a round of drafts."""
         most = math.ceil(slots * self.room)
         if self.context_length is not None:
             most = min(most, self.context_length)
@@ -216,6 +216,6 @@ class CrossVocabularyDrafter(ChainDrafter):
 
 
 def _in_draft_tokens(context: Context, text: DraftText) -> Context:
-    """The context as the draft model has it; rows that it cannot read to their end are done for it."""
+    """Returns the context in the tokens of the draft model; rows that it cannot read to their end are done for it."""
     behind = text.read < context.length
     return dataclasses.replace(context, tokens=text.tokens, length=text.length, done=context.done | behind)

@@ -1,4 +1,4 @@
-"""`Draft`: a cheap model that chains and trees of drafts are drawn from, one pass after the other.
+"""Defines `Draft`: a cheap model that chains and trees of drafts are drawn from, one pass after the other.
 
 A language model of its own is one kind (`ModelDraft`); a head over the target's hidden states is another
 (`jaxspec.heads.eagle.drafter`). Chains (`jaxspec.drafters.chain`) and trees (`tree`, `dynamic_tree`) are the same for
@@ -44,8 +44,8 @@ class Window:
 class Draft(abc.ABC):
     """A cheap model that reads its own guesses. A frozen pytree.
 
-    Its state between rounds, `kept`, has a cache in it, which a round fills with drafts. It may know fewer tokens than
-    the target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
+    Its state between rounds contains a cache, which a round fills with drafts. It may know fewer tokens than the
+    target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
     """
 
     @property
@@ -60,7 +60,7 @@ class Draft(abc.ABC):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """Which of the target's hidden states it reads."""
+        """The target's hidden states that it reads."""
         return ()
 
     @abc.abstractmethod
@@ -87,11 +87,11 @@ class Draft(abc.ABC):
         return jnp.ones(context.length.shape, jnp.bool_)
 
     @abc.abstractmethod
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
         """Takes in what the pass over the end of the text, which follows if `begins`, cannot reach."""
 
     @abc.abstractmethod
-    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
+    def first(self, state: Any, context: Context) -> tuple[Window, Any]:
         """Runs the pass over the end of the text; returns it and the state after it."""
 
     @abc.abstractmethod
@@ -120,23 +120,23 @@ class Draft(abc.ABC):
         return places
 
     @abc.abstractmethod
-    def cache(self, kept: Any) -> Cache:
+    def cache(self, state: Any) -> Cache:
         """Returns the cache in the state."""
 
     @abc.abstractmethod
-    def put(self, kept: Any, cache: Cache) -> Any:
+    def put(self, state: Any, cache: Cache) -> Any:
         """Returns the same state with another cache."""
 
-    def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:
+    def truncate(self, state: Any, length: Int[Array, "b"]) -> Any:
         """Returns the same state with a cache of at most `length` tokens a row."""
-        cache = self.cache(kept)
-        return self.put(kept, cache.truncate(jnp.minimum(cache.length, length)))
+        cache = self.cache(state)
+        return self.put(state, cache.truncate(jnp.minimum(cache.length, length)))
 
     @abc.abstractmethod
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         """Returns the state after a round, given `context` before it.
 
-        The cache in `kept` holds the text and those of the accepted drafts that were fed.
+        The cache in `state` holds the text and those of the accepted drafts that were fed.
         """
 
 
@@ -183,11 +183,11 @@ class ModelDraft(Draft):
         cache = self.model.init_cache(context.tokens.shape[0], slots)
         return prefill(self.model, context.tokens, context.length, cache).cache
 
-    def catch_up(self, kept: Cache, context: Context, begins: Bool[Array, ""]) -> Cache:
+    def catch_up(self, state: Cache, context: Context, begins: Bool[Array, ""]) -> Cache:
         before_window = jnp.where(begins & ~context.done, context.length - 2, 0)
-        return catch_up(self.model, context.tokens, kept, before_window)
+        return catch_up(self.model, context.tokens, state, before_window)
 
-    def first(self, kept: Cache, context: Context) -> tuple[Window, Cache]:
+    def first(self, state: Cache, context: Context) -> tuple[Window, Cache]:
         """Feeds the last two committed tokens of each row, and rolls the cache to the text's length.
 
         The cache may hold anything beyond all but the last two tokens. A one-token text has no token
@@ -195,7 +195,7 @@ class ModelDraft(Draft):
         """
         start = jnp.maximum(context.length - 2, 0)
         window = start[:, None] + jnp.arange(2, dtype=jnp.int32)[None]
-        cache = kept.truncate(start)
+        cache = state.truncate(start)
         output = self.model(jnp.take_along_axis(context.tokens, window, axis=1), cache)
         logits = take_row(output.logits, context.length - 1 - start)
         cache = cache.append(output.entries).truncate(context.length)
@@ -206,18 +206,18 @@ class ModelDraft(Draft):
     ) -> ModelOutput:
         return self.model(tokens, cache, **tree)
 
-    def cache(self, kept: Any) -> Cache:
-        return kept
+    def cache(self, state: Any) -> Cache:
+        return state
 
-    def put(self, kept: Any, cache: Cache) -> Any:
+    def put(self, state: Any, cache: Cache) -> Any:
         return cache
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        return kept
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+        return state
 
 
 class SelfDraft(Draft):
-    """The target, drafting for itself from its own cache: no other state is kept between rounds.
+    """The target, drafting for itself from its own cache: no other state is held between rounds.
 
     A round begins with `catch_up`, which makes the round's state anew. A subclass is a dataclass with a field `target`,
     the model that `Context` has too.
@@ -226,14 +226,14 @@ class SelfDraft(Draft):
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
         return ()
 
-    def cache(self, kept: Any) -> Any:
-        return kept
+    def cache(self, state: Any) -> Any:
+        return state
 
-    def put(self, kept: Any, cache: Any) -> Any:
+    def put(self, state: Any, cache: Any) -> Any:
         return cache
 
-    def truncate(self, kept: Any, length: Int[Array, "b"]) -> Any:
+    def truncate(self, state: Any, length: Int[Array, "b"]) -> Any:
         return ()
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         return ()

@@ -1,4 +1,4 @@
-"""A draft vocabulary: the tokens that a head may guess, where these are fewer than the target's.
+"""Maps a draft vocabulary, the tokens that a head may guess, to the target's larger one.
 
 The head's other columns are never computed; a token outside has probability 0 in the draft's distribution, which
 keeps the target's distribution as any other draft does (EAGLE-3, Li et al. 2503.01840).
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 
 def most_frequent(token_counts: np.ndarray, size: int) -> np.ndarray:
-    """The `size` most frequent tokens, in rising order of their ids; of equals the lower id.
+    """Returns the `size` most frequent tokens, in rising order of their ids; of equals the lower id.
 
     Args:
       token_counts: `int64[v]`.
@@ -29,13 +29,13 @@ def most_frequent(token_counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def places(ids: Int[Array, "n"], vocab_size: int) -> Int[Array, "v"]:
-    """Where each of the target's tokens stands in the draft vocabulary; -1 where it does not."""
+    """Returns the place of each of the target's tokens in the draft vocabulary; -1 where it is not in it."""
     count = jnp.arange(ids.shape[0], dtype=jnp.int32)
     return jnp.full(vocab_size, -1, jnp.int32).at[ids].set(count)
 
 
 def expand(logits: Float[Array, "*rows n"], ids: Int[Array, "n"], vocab_size: int) -> Float[Array, "*rows v"]:
-    """The same logits over the target's vocabulary, -inf outside of the draft's."""
+    """Returns the same logits over the target's vocabulary, -inf outside of the draft's."""
     if ids.shape[0] == vocab_size:
         return logits
     blank = jnp.full((*logits.shape[:-1], vocab_size), -jnp.inf, logits.dtype)

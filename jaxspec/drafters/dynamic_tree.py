@@ -1,4 +1,4 @@
-"""A tree of drafts that grows where the draft model is sure, another in each row and round.
+"""Drafts a tree that grows where the draft model is sure: another in each row and round.
 
     expand      the best `top_k` nodes of a level are fed; each gets `top_k` children
     rerank      of all children found, the `nodes` with the most probable paths are submitted
@@ -46,8 +46,8 @@ class Candidates:
 class DynamicTreeDrafter(Drafter):
     """Drafts the tree of the most probable paths that a draft model finds: EAGLE-2's expand and rerank.
 
-    Li et al. 2406.16858, section 4. The tree is a function of the text, and its tokens are
-    certain, so any verifier of trees keeps the target's distribution. `depth` passes over `top_k` tokens.
+    The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
+    distribution. Drafting takes `depth` passes over `top_k` tokens.
 
     Attributes:
       model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
@@ -56,6 +56,9 @@ class DynamicTreeDrafter(Drafter):
       nodes: how many are submitted to verification.
       sampling: the policy whose distribution scores paths, one for all rows; `None` is the draft model's
         own distribution, as in the paper. A temperature of 0 leaves one chain.
+
+    References:
+      EAGLE-2: Li et al. (2024), arXiv:2406.16858, section 4.
 
     Example:
       >>> drafter = jaxspec.drafters.DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6)
@@ -113,7 +116,7 @@ class DynamicTreeDrafter(Drafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the draft reads of the target."""
+        """The target's hidden states that the draft reads."""
         return self._draft.capture
 
     @property
@@ -124,7 +127,7 @@ class DynamicTreeDrafter(Drafter):
         return self._draft.init(context, prefilled, slots)
 
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
-        window, kept = self._draft.first(state, context)
+        window, draft_state = self._draft.first(state, context)
         scores, tokens = self._children(window.logits[:, None])
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
         if self.depth > 1:
@@ -138,24 +141,24 @@ class DynamicTreeDrafter(Drafter):
 
             below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, found.scores, extend)
             found = join(found, below)
-        proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, kept, pending)
+        proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, draft_state, pending)
         return of_rows(proposal, self._draft.ready(context)), drafted
 
     def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.kept), verdict)
-        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
+        cache = state.keep(self._draft.cache(state.draft_state), verdict)
+        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
 
     def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
         scores, tokens = top_tokens(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
-        # At most 0, even by rounding: a path is never likelier than its beginning. NaN is worst.
+        # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
         return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 
 
 def expand(
     scores: Float[Array, "b w"], added: Float[Array, "b w c"]
 ) -> tuple[Float[Array, "b w_times_c"], Int[Array, "b w"], Float[Array, "b w"]]:
-    """The scores of all children's paths, and the best `w` of them: which, and their scores.
+    """Returns the scores of all children's paths, and the best `w` of them: their indices and scores.
 
     `added` is each child's log-probability, at most 0. Of equals the first is better.
     """
@@ -165,7 +168,7 @@ def expand(
 
 
 def join(first: Candidates, levels: Candidates) -> Candidates:
-    """The text's children and, `[levels, b, ...]`, those of the fed levels; `fed` by their numbers."""
+    """Joins the text's children with those of the fed levels, `[levels, b, ...]`; `fed` holds their numbers."""
     count, (depth, batch, width) = first.tokens.shape[1], levels.fed.shape
     offsets = count + levels.tokens.shape[2] * jnp.arange(depth, dtype=jnp.int32)
     # All of the text's children are fed first; what the last level would feed next is not.
@@ -180,7 +183,7 @@ def join(first: Candidates, levels: Candidates) -> Candidates:
 def rerank(
     scores: Float[Array, "b m"], parents: Int[Array, "b m"], count: int
 ) -> tuple[Int[Array, "b n"], Int[Array, "b n"]]:
-    """The `count` best candidates in order of their numbers, and each one's parent among them.
+    """Returns the `count` best candidates in order of their numbers, and the parent of each among them.
 
     Of equals the lower number is chosen. A parent's score is no lower than its child's and its
     number is, so whatever is chosen, its parent is too.
@@ -191,8 +194,8 @@ def rerank(
     return chosen, jnp.where(above < 0, -1, jnp.argmax(same, axis=2).astype(jnp.int32))
 
 
-def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending) -> tuple[Proposal, Drafted]:
-    """The proposal of the best candidates, and where their entries are."""
+def submit(found: Candidates, top_k: int, nodes: int, depth: int, draft_state, pending) -> tuple[Proposal, Drafted]:
+    """Returns the proposal of the best candidates, and where their cache entries are."""
     roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
     parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
     chosen, parents = rerank(found.scores, parents, nodes)
@@ -200,4 +203,4 @@ def submit(found: Candidates, top_k: int, nodes: int, depth: int, kept, pending)
     numbers = jnp.arange(found.fed.shape[1], dtype=jnp.int32)[None, None]
     slots = jnp.max(jnp.where(chosen[:, :, None] == found.fed[:, None], numbers, -1), axis=2, initial=-1)
     proposal = Proposal(at(found.tokens), at(found.scores) > -jnp.inf, None, parents, depth)
-    return proposal, Drafted(kept, pending, slots, parents)
+    return proposal, Drafted(draft_state, pending, slots, parents)

@@ -1,4 +1,4 @@
-"""The target's own first layers as drafter: what they compute of a draft, verification does not compute again.
+"""Drafts with the target's own first layers; verification goes on from what they computed of the drafts.
 
 text       a  b  c  d  e             e is committed and unfed; the target's cache holds a b c d
 drafting   e -> x -> y -> z          the first layers alone, over the first layers of that cache
@@ -62,7 +62,7 @@ class ExitHead(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """What went through the first layers in a round: the last committed token, then drafts.
+    """The tokens that went through the first layers in a round: the last committed token, then drafts.
 
     Attributes:
       partial: their pass, with room for a round's.
@@ -73,14 +73,14 @@ class Fed:
     count: Int[Array, ""]
 
     def append(self, fresh: Partial) -> Self:
-        """These and one more token a row."""
+        """Appends one more token a row."""
         return type(self)(self.partial.put(fresh, self.count), self.count + 1)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitDraft(SelfDraft):
-    """The first layers of `target`, with its final norm and head or a trained exit, as a draft of up to `k` tokens."""
+    """Drafts up to `k` tokens with the first layers of `target`, and its final norm and head or a trained exit."""
 
     target: LanguageModel
     layers: int = dataclasses.field(metadata={"static": True})
@@ -106,16 +106,16 @@ class EarlyExitDraft(SelfDraft):
         if self.head is not None:
             check_capture(name, target, (self.layers,), self.head.width)
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
         shape = (context.length.shape[0], self.k + 1)
         whole = jax.ShapeDtypeStruct(shape, jnp.int32)
         cache = cast(KVCache, context.cache)  # that of a LanguageModel
         _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, cache, self.layers), whole)
         return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
 
-    def first(self, kept: Fed, context: Context) -> tuple[Window, Fed]:
-        logits, partial = self.feed(context, context.last, kept)
-        return Window(logits[:, 0], kept, partial, ()), kept.append(partial)
+    def first(self, state: Fed, context: Context) -> tuple[Window, Fed]:
+        logits, partial = self.feed(context, context.last, state)
+        return Window(logits[:, 0], state, partial, ()), state.append(partial)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         logits, partial = self.feed(context, tokens, cache)
@@ -152,11 +152,10 @@ class EarlyExitDraft(SelfDraft):
 class EarlyExitDrafter(ChainDrafter):
     """Draws a chain of tokens from the target's first layers, through its own final norm and head.
 
-    Elhoushi et al. 2404.16710 (LayerSkip), section 4.3. There is no second model and no second cache: the first
-    layers' keys and values of the text are the target's, and verification goes on from what they computed of the
-    drafts. A round of `k` drafts costs `k + 1` passes of the first layers over one token and one pass of the
-    others over `k + 1`. Only targets that were trained to exit early (`jaxspec train early-exit --whole-model`)
-    guess well so, or with a trained exit (`head`).
+    There is no second model and no second cache: the first layers' keys and values of the text are the target's, and
+    verification goes on from what they computed of the drafts. A round of `k` drafts costs `k + 1` passes of the first
+    layers over one token and one pass of the others over `k + 1`. Only targets that were trained to exit early
+    (`jaxspec train early-exit --whole-model`), or that have a trained exit (`head`), guess well like this.
 
     Attributes:
       layers: how many of the target's layers draft.
@@ -165,6 +164,9 @@ class EarlyExitDrafter(ChainDrafter):
         own, row by row.
       head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
         target's final norm and head.
+
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.3.
 
     Example:
       >>> drafter = jaxspec.EarlyExitDrafter(layers=1, k=3)
@@ -181,7 +183,7 @@ class EarlyExitDrafter(ChainDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("layers", self.layers)
-        # JAX may put something else into its place for a moment.
+        # JAX may rebuild the pytree with a placeholder here.
         if isinstance(self.head, ExitHead) and self.head.layers != self.layers:
             raise ValueError(
                 f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
@@ -217,16 +219,16 @@ class EarlyExitDrafter(ChainDrafter):
         proposal, state = super().propose(rng, state, context)
         if self.max_drafts == 0:
             return proposal, state
-        fed, draft = state.kept, self.draft(context.target)
-        # The drafts that were drawn before the last one have been fed; with it verification has all it reads.
+        fed, draft = state.draft_state, self.draft(context.target)
+        # All drafts but the last have been fed; verification also reads the last one.
         tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
         last = lambda _, fed: fed.append(draft.feed(context, newest, fed)[1])  # noqa: E731
-        # Where no row drafts verification begins anew: one pass over a token is cheaper than two parts of it.
-        turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
+        # If no row drafts, verification starts from the first layer: one pass over a token is cheaper than two halves.
+        trips = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
         with jax.named_scope("last_draft"):
-            fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)
-        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, kept=())
+            fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(trips), last, fed)
+        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, draft_state=())
 
 
 def _config(target: Any) -> TransformerConfig:

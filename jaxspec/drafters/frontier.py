@@ -1,4 +1,4 @@
-"""Growing a tree with a draft model: one batched pass a level, over a cache that is only read.
+"""Grows a tree with a draft model: one batched pass a level, over a cache that is only read.
 
     window     [d e]            the last two committed tokens: the distribution of the first level
     level 0    [x y]            the nodes that get children are fed together: x, y
@@ -24,20 +24,20 @@ from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.drafters.draft_model import Draft, Window
 
-# Into how many parts a vocabulary is cut at most; a multiple of the devices that split it.
+# The most parts that a vocabulary is cut into; a multiple of the devices that split it.
 _PARTS = 256
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What the pass over one level leads to.
+    """The result of the pass over one level.
 
     Attributes:
       tokens: the next level's fed nodes.
       parents: the place of each one's parent in the level just fed.
       carry: whatever the next level needs to know.
-      found: what is kept of this level; stacked over levels in the end.
+      found: what the caller needs of this level; stacked over levels in the end.
     """
 
     tokens: Int[Array, "b w"]
@@ -52,19 +52,19 @@ class Drafted:
     """A tree drafter's state between `propose` and `observe`.
 
     Attributes:
-      kept: the draft's own; its cache holds the text.
+      draft_state: the draft's own; its cache holds the text.
       pending: the entries of the fed nodes; `None` where none were fed.
       slots: which of them each node's is; -1 for a node that was not fed, which is a leaf.
       parents: the tree.
     """
 
-    kept: Any
+    draft_state: Any
     pending: Any
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
 
     def keep(self, cache: Cache, verdict: Verdict) -> Cache:
-        """`cache`, of the text, with the accepted path, as far as it was fed.
+        """Returns `cache`, which holds the text, with the entries of the accepted path, as far as it was fed.
 
         All but a leaf at its end was, so the cache lags the new text by at most two tokens.
         """
@@ -80,9 +80,9 @@ class Drafted:
         steps = jnp.arange(len(climb), dtype=jnp.int32)[None]
         path = at(jnp.concatenate(climb, axis=1), verdict.accepted[:, None] - 1 - steps)
         slots = at(self.slots, path)
-        kept = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
+        accepted = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
         entries = self.pending.keep_path(jnp.maximum(slots, 0))
-        return cache.append(entries).truncate(cache.length + kept)
+        return cache.append(entries).truncate(cache.length + accepted)
 
 
 def grow(
@@ -137,7 +137,7 @@ def grow(
         return state, after.found
 
     above: Bool[Array, "b w room"] = jnp.zeros((batch, width, room), jnp.bool_)
-    # What is in the buffer at first is not seen: nodes are parents once their own entries are put.
+    # The initial contents of the buffer are never seen: a node is a parent only after its own entries are put.
     hidden = jax.tree.map(lambda x: jnp.repeat(x[:, None], width, axis=1), window.hidden)
     state = (first, hidden, above, window.entries.pad(room), carry)
     state, found = jax.lax.scan(feed, state, jnp.arange(levels, dtype=jnp.int32))
@@ -145,18 +145,18 @@ def grow(
 
 
 def of_rows(proposal: Proposal, ready: Bool[Array, "b"]) -> Proposal:
-    """The same proposal, of nothing in the rows that are not ready."""
+    """Returns the same proposal, without drafts in the rows that are not ready."""
     return dataclasses.replace(proposal, valid=proposal.valid & ready[:, None])
 
 
 def by_row(found: Array) -> Array:
-    """What all levels found, `[levels, b, w, ...]`, as `[b, levels * w, ...]`."""
+    """Reshapes what all levels found, `[levels, b, w, ...]`, into `[b, levels * w, ...]`."""
     levels, batch, width = found.shape[:3]
     return jnp.swapaxes(found, 0, 1).reshape(batch, levels * width, *found.shape[3:])
 
 
 def top_tokens(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
-    """The `count` largest weights in falling order, and their tokens; of equals the first.
+    """Returns the `count` largest weights in falling order, and their tokens; of equals the first.
 
     They lie in the `count` parts of the vocabulary with the largest maxima, so only those are
     looked through: a vocabulary that is split over devices is not gathered, as `top_k` would.

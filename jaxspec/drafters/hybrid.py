@@ -1,4 +1,4 @@
-"""Copied drafts where they promise more, a model's elsewhere: one of the two a row and round."""
+"""Drafts, row by row and round by round, either by lookup or with a model: whichever promises more."""
 
 import dataclasses
 import math
@@ -22,14 +22,14 @@ from jaxspec.draft_length.shared_account import SharedAccount
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
 
-# What rows start from counts as so many promised drafts that were right, and as so many rounds of the model.
+# The prior of each row counts as this many promised drafts that were right, and as this many rounds of the model.
 _PRIOR = 4.0
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """How each row's guesses and model drafts have done so far.
+    """The past accuracy of each row's guesses and model drafts.
 
     Attributes:
       promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
@@ -44,7 +44,7 @@ class Record:
     rounds: Int[Array, "b"]
 
     def expected(self, guess: Guess) -> Float[Array, "b"]:
-        """How many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
+        """Returns how many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
         share = self.right / self.promised
         return jnp.minimum(share * guess.expected(guess.count), guess.count.astype(jnp.float32))
 
@@ -55,14 +55,14 @@ class HybridState:
     """Both drafters' states, the record, and the last round's drafts.
 
     Attributes:
-      copying: of the one that copies; it has the last guess.
-      model: of the model's drafter.
+      lookup: the lookup half's state; it has the last guess.
+      model: the model half's state.
       record: what the choice is made by.
-      copied: rows whose drafts were the guess.
-      tokens: what was proposed.
+      copied: which rows submitted the guess.
+      tokens: the proposed tokens.
     """
 
-    copying: Any
+    lookup: Any
     model: Any
     record: Record
     copied: Bool[Array, "b"]
@@ -72,25 +72,23 @@ class HybridState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HybridDrafter(Drafter):
-    """In each row the copied guess where it is expected to be accepted further, else a model's drafts.
+    """Submits, in each row, the looked-up guess where more of it is expected to be accepted, else a model's drafts.
 
-    The hybrid of suffix decoding (Oliaro et al. 2411.04975, section 4): with the guess's own estimate `E` of its
-    accepted drafts, scaled by what such guesses have kept of their promises in this row, and the row's running mean
-    `A` of accepted drafts in the model's rounds, the guess is submitted where
+    With the guess's own estimate `E` of its accepted drafts, scaled by the share of such estimates that came true in
+    this row, and the row's running mean `A` of accepted drafts in the model's rounds, the guess is submitted where
 
         (1 + E) * cost > 1 + A
 
-    The model rests in those rows, and where no row needs it, it does not run; later it catches up. The choice is
-    made before the model draws anything, from committed text and earlier rounds, so it moves no distribution; a guess's
-    distribution is one-hot and is reported as such beside the model's. Guesses are judged in the model's rounds too.
+    In those rows the model rests, and catches up later; if no row needs it, it does not run. The choice is made before
+    the model draws anything, so the distribution of what is emitted does not change; a guess is reported as one-hot.
+    Guesses are judged in the model's rounds too.
 
-    Where both have an `Adaptive` draft length they keep one account (`SharedAccount`): what one gains pays for tries of
-    the other, and together they lose no more than the smaller advance and both allowances. The model's state must then
-    say how many drafts each row `submitted`. Beside copies of a fixed number only rows that the model drafts for are
-    counted; those that copy wait for it all the same.
+    Two `Adaptive` draft lengths keep one account (`SharedAccount`): what one gains pays for trials of the other. The
+    model's state must then say how many drafts each row `submitted`. If the lookup half drafts a fixed number, only
+    rows that the model drafts for are counted, although the others wait for it all the same.
 
     Attributes:
-      copying: `SuffixDrafter` or `NGramDrafter`.
+      lookup: `SuffixDrafter` or `NGramDrafter`.
       model: a drafter of chains, such as `ModelDrafter`, `EagleDrafter` or `MedusaDrafter`.
       cost: the time of a round in which the model drafts over one in which it rests.
       prior: the acceptance of each of the model's drafts that rows start from.
@@ -99,6 +97,9 @@ class HybridDrafter(Drafter):
     Raises:
       TypeError, ValueError: the drafters are of other kinds.
 
+    References:
+      SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 4.
+
     Example:
       >>> drafter = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.ModelDrafter(draft, k=2))
       >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
@@ -106,34 +107,34 @@ class HybridDrafter(Drafter):
     """
 
     name: ClassVar[str] = "hybrid"
-    copying: LookupDrafter
+    lookup: LookupDrafter
     model: Drafter
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
     prior: float = dataclasses.field(default=0.7, metadata={"static": True})
     rate: float = dataclasses.field(default=0.05, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        _check_kinds(self.copying, self.model)
+        _check_kinds(self.lookup, self.model)
         shares = {"prior": (self.prior, 0, 1), "rate": (self.rate, 0, 1)}
         validate.in_range("HybridDrafter", cost=(self.cost, 1, math.inf), **shares)
 
     @property
     def max_drafts(self) -> int:
-        return max(self.copying.max_drafts, self.model.max_drafts)
+        return max(self.lookup.max_drafts, self.model.max_drafts)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        # Where nothing is copied the model drafts, so rounds without drafts are its own matter.
-        return tuple(sorted({*self.model.lengths, *(n for n in self.copying.lengths if n > 0)}))
+        # The model drafts where nothing is copied, so its lengths alone say whether rounds without drafts occur.
+        return tuple(sorted({*self.model.lengths, *(n for n in self.lookup.lengths if n > 0)}))
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text, by lookup and by the model."""
         return self.model.deterministic
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the model reads of the target."""
+        """The target's hidden states that the model reads."""
         return self.model.capture
 
     @property
@@ -141,7 +142,7 @@ class HybridDrafter(Drafter):
         return self.model.context_length
 
     def check(self, target: Model) -> None:
-        self.copying.check(target)
+        self.lookup.check(target)
         self.model.check(target)
 
     @property
@@ -150,25 +151,25 @@ class HybridDrafter(Drafter):
 
     @property
     def lookup_part(self) -> LookupDrafter:
-        return self.copying
+        return self.lookup
 
     @property
     def network(self) -> Any:
         return self.model.network
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "HybridDrafter":
-        copying = self.copying.with_length(k if lookup is None else lookup)
-        return dataclasses.replace(self, copying=copying, model=self.model.with_length(k))
+        lookup_half = self.lookup.with_length(k if lookup is None else lookup)
+        return dataclasses.replace(self, lookup=lookup_half, model=self.model.with_length(k))
 
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
-        copying, model = self.copying.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
+        lookup, model = self.lookup.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
         if self._account is not None:
-            copying, model = _with_length_states(copying, model, self._account.open(*_length_states(copying, model)))
+            lookup, model = _with_length_states(lookup, model, self._account.open(*_length_states(lookup, model)))
         return HybridState(
-            copying,
+            lookup,
             model,
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
@@ -176,48 +177,48 @@ class HybridDrafter(Drafter):
         )
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
-        guess, copying = self.copying.propose(rng, state.copying, context)
-        copied = self._prefers(state.record, copying.guess)
-        _, length_state = length_states = _length_states(copying, state.model)
+        guess, lookup = self.lookup.propose(rng, state.lookup, context)
+        copied = self._prefers(state.record, lookup.guess)
+        _, length_state = length_states = _length_states(lookup, state.model)
         if self._account is not None:
-            submitted = jnp.where(copied, copying.guess.count, 0)
+            submitted = jnp.where(copied, lookup.guess.count, 0)
             length_state = self._account.left(*length_states, submitted, ~context.done)
         resting = dataclasses.replace(state.model, length_state=PausingState(length_state, copied))
         drafts, model = self._resting.propose(rng, resting, context)
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
-        return proposal, HybridState(copying, model, state.record, copied, proposal.tokens)
+        return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
     def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> HybridState:
-        # Rows that copied nothing wait for those that did, so their draft length hears of them too.
-        guess = state.copying.guess
+        # Rows that copied nothing wait for those that did, so the draft length observes those rounds for them too.
+        guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
-        copying = self.copying.observe(dataclasses.replace(state.copying, guess=copied), context, verdict, hidden)
+        lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
         model = self._resting.observe(state.model, context, verdict, hidden)
         if self._account is not None:
-            left, after = state.model.length_state.inner, _length_states(copying, model)
+            left, after = state.model.length_state.inner, _length_states(lookup, model)
             settled = self._account.settle(left, *after, state.model.submitted, ~context.done, state.copied)
-            copying, model = _with_length_states(copying, model, settled)
-        return HybridState(copying, model, self._learn(state, context, verdict), state.copied, state.tokens)
+            lookup, model = _with_length_states(lookup, model, settled)
+        return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     @property
     def _resting(self) -> Drafter:
-        """The model's drafter, whose rows can be paused."""
+        """The model's drafter with a draft length that can be paused row by row."""
         return self.model.with_length(Pausing(_draft_length(self.model)))
 
     @property
     def _account(self) -> SharedAccount | None:
-        """What both may lose together, where both keep an account."""
-        copying, model = self.copying.draft_length, self.model.draft_length
-        if isinstance(copying, Adaptive) and isinstance(model, Adaptive):
-            return SharedAccount(copying, model)
+        """The account that both share, where both draft lengths are `Adaptive`; else `None`."""
+        lookup, model = self.lookup.draft_length, self.model.draft_length
+        if isinstance(lookup, Adaptive) and isinstance(model, Adaptive):
+            return SharedAccount(lookup, model)
         return None
 
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
-        """The record after one more round: of guesses, as far as the text has come, whoever drafted it."""
-        record, guess = state.record, state.copying.guess
+        """Returns the record after one more round. Guesses are judged as far as the text has come."""
+        record, guess = state.record, state.lookup.guess
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         emitted = jnp.where(places == verdict.accepted[:, None], verdict.next_token[:, None], emitted)
@@ -235,14 +236,14 @@ class HybridDrafter(Drafter):
         )
 
 
-def _length_states(copying: Any, model: Any) -> tuple[Any, Any]:
+def _length_states(lookup: Any, model: Any) -> tuple[Any, Any]:
     """Returns the states of both drafters' own draft lengths."""
-    return copying.length_state, model.length_state.inner
+    return lookup.length_state, model.length_state.inner
 
 
-def _with_length_states(copying: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
+def _with_length_states(lookup: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
     pausing = dataclasses.replace(model.length_state, inner=states[1])
-    return dataclasses.replace(copying, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
+    return dataclasses.replace(lookup, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
 
 
 def _draft_length(drafter: Drafter) -> DraftLength:
@@ -251,19 +252,18 @@ def _draft_length(drafter: Drafter) -> DraftLength:
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:
-    """The same drafts with room for `k`; any distribution will do for those that are never drawn."""
+    """Pads a proposal to `k` drafts; unused positions hold a one-hot distribution, so every row stays normalized."""
     add = k - proposal.tokens.shape[1]
     pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
     log_probs = proposal.log_probs
     if log_probs is not None:
-        log_probs = jnp.concatenate(
-            [log_probs, one_hot(jnp.zeros((log_probs.shape[0], add), jnp.int32), log_probs.shape[2])], axis=1
-        )
+        unused = jnp.zeros((log_probs.shape[0], add), jnp.int32)
+        log_probs = jnp.concatenate([log_probs, one_hot(unused, log_probs.shape[2])], axis=1)
     return Proposal(pad(proposal.tokens), pad(proposal.valid), log_probs)
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
-    """Where `first`, the drafts that are certain; else those that have a distribution, unless none has one."""
+    """Takes the drafts of `copied` where `first` is set, else those of `drafted`; has distributions if these do."""
     pick = first[:, None]
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)
@@ -273,10 +273,10 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
     return Proposal(tokens, valid, log_probs)
 
 
-def _check_kinds(copying: Any, model: Any) -> None:
-    if not isinstance(copying, LookupDrafter):
+def _check_kinds(lookup: Any, model: Any) -> None:
+    if not isinstance(lookup, LookupDrafter):
         raise TypeError(
-            f"HybridDrafter needs a drafter that copies first, got {_kind(copying)}; pass SuffixDrafter() or "
+            f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass SuffixDrafter() or "
             "NGramDrafter()"
         )
     if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
@@ -284,15 +284,15 @@ def _check_kinds(copying: Any, model: Any) -> None:
             f"HybridDrafter needs a drafter of one chain, with a draft length, second, got {_kind(model)}; pass "
             "ModelDrafter(model), EagleDrafter(head), DFlashDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
         )
-    for drafter in (copying, model):
+    for drafter in (lookup, model):
         if drafter.max_drafts == 0:
             raise ValueError(
                 f"HybridDrafter needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone"
             )
-    if model.capture and copying.max_drafts > model.max_drafts:
+    if model.capture and lookup.max_drafts > model.max_drafts:
         raise ValueError(
             f"{_kind(model)} takes in the target's states of at most k={model.max_drafts} drafts a round, got "
-            f"{_kind(copying)} with k={copying.max_drafts}; pass one with k={model.max_drafts}"
+            f"{_kind(lookup)} with k={lookup.max_drafts}; pass one with k={model.max_drafts}"
         )
 
 

@@ -40,9 +40,9 @@ class Guess:
         meant = self.places < jnp.minimum(self.count, most)[:, None]
         return jnp.sum(jnp.where(meant, self.cum_accept_prob, 0.0), axis=1)
 
-    def cut(self, limit: Int[Array, "b"]) -> "Guess":
-        """Returns the same guess with at most `limit` drafts a row."""
-        return dataclasses.replace(self, count=jnp.minimum(self.count, limit))
+    def cut(self, longest: Int[Array, "b"]) -> "Guess":
+        """Returns the same guess with at most `longest` drafts a row."""
+        return dataclasses.replace(self, count=jnp.minimum(self.count, longest))
 
     @property
     def places(self) -> Int[Array, "1 k"]:
@@ -97,11 +97,11 @@ class LookupDrafter(AdjustableDrafter):
         return LookupState(self.draft_length.init(batch), guess)
 
     def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
-        limit = self.draft_length.longest(state.length_state, ~context.done)
-        search = lambda: self.guess(context.tokens, context.length).cut(limit)  # noqa: E731
-        # Where no row may draft, none is searched.
-        idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(limit))  # noqa: E731
-        guess = jax.lax.cond(jnp.any(limit > 0), search, idle) if 0 in self.draft_length.lengths else search()
+        longest = self.draft_length.longest(state.length_state, ~context.done)
+        search = lambda: self.guess(context.tokens, context.length).cut(longest)  # noqa: E731
+        # The search is skipped if no row may draft.
+        idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(longest))  # noqa: E731
+        guess = jax.lax.cond(jnp.any(longest > 0), search, idle) if 0 in self.draft_length.lengths else search()
         valid = guess.places < guess.count[:, None]
         return Proposal(guess.tokens, valid), LookupState(state.length_state, guess)
 

@@ -1,4 +1,4 @@
-"""A smaller language model as drafter."""
+"""Drafts with a smaller language model."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -23,18 +23,17 @@ from jaxspec.drafters.tree import TreeDrafter
 class ModelDrafter(ChainDrafter):
     """Draws up to `k` tokens one after the other from a draft model with the target's vocabulary.
 
-    Leviathan et al. 2211.17192; Chen et al. 2302.01318. A drafter that ran in the last round and
-    whose drafts were the ones that were kept lags the text by at most two tokens, so each round
-    begins with a window of two, and full acceptance is no special case:
+    A drafter that ran in the last round and whose drafts were the accepted ones lags the text by at most two tokens, so
+    each round begins with a window of two, and full acceptance is no special case:
 
         text        ... c  d  e        e is committed and unfed
         cache       ... c              whatever was accepted, it holds all but the last two
         window            [d  e]       the second row of logits is the distribution of draft 0
 
-    One that did not run, or whose drafts were not kept, is fed what it missed before.
+    One that did not run, or whose drafts were not accepted, is fed what it missed before.
 
     With `num_drafts` it draws several chains side by side, in one batched pass a token, as
-    `TreeDrafter(model, Tree.chains(num_drafts, k))` does (SpecTr, 2310.15141, section 4).
+    `TreeDrafter(model, Tree.chains(num_drafts, k))` does.
 
     Attributes:
       model: any `Model`.
@@ -44,6 +43,11 @@ class ModelDrafter(ChainDrafter):
       num_drafts: how many chains compete; several need a model that takes trees, and a fixed `k`.
       distinct: of several, whether the first tokens differ (drawn without replacement), which is
         accepted more; if not, the chains are independent, as `KSequence` needs them.
+
+    References:
+      Leviathan et al. (2022), arXiv:2211.17192, algorithm 1.
+      Chen et al. (2023), arXiv:2302.01318, algorithm 2.
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4 (several drafts).
 
     Example:
       >>> result = jaxspec.generate(target, jaxspec.ModelDrafter(draft, k=3), prompt, max_new_tokens=8)

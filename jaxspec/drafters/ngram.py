@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts what followed the last time the text ended like this."""
+"""Looks drafts up in the prompt: what followed the last time the text ended like this."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,14 +18,16 @@ from jaxspec.drafters.lookup import Guess, LookupDrafter
 class NGramDrafter(LookupDrafter):
     """Copies what followed the longest, then latest, earlier occurrence of the text's end.
 
-    Searches the row's own tokens on the device (Saxena, prompt lookup decoding, 2023). A match
-    that runs into the end of the text is continued periodically. A row without a match drafts
-    nothing, and a round without any costs what plain decoding costs.
+    Searches the row's own tokens on the device. A match that runs into the end of the text is continued periodically. A
+    row without a match drafts nothing, and a round without any costs what plain decoding costs.
 
     Attributes:
       k: drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
       max_ngram: the longest end that is looked for.
       min_ngram: the shortest; raise it for fewer and better guesses.
+
+    References:
+      Prompt lookup decoding: Saxena (2023).
 
     Example:
       >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=3), prompt, max_new_tokens=8)
@@ -52,7 +54,7 @@ class NGramDrafter(LookupDrafter):
         k = self.max_drafts
         matched, end = find_latest_match(tokens, length, self.max_ngram)
         count = jnp.where(matched >= self.min_ngram, jnp.int32(k), 0)
-        # What was copied has been right `matched` times in a row: Laplace's rule of succession.
+        # Laplace's rule of succession: copying has been right `matched` times in a row.
         right = (matched + 1).astype(jnp.float32) / (matched + 2).astype(jnp.float32)
         numbers = jnp.arange(1, k + 1, dtype=jnp.float32)[None]
         return Guess(_continuation(tokens, length, end, k), count, right[:, None] ** numbers)

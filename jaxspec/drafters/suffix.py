@@ -1,4 +1,4 @@
-"""Suffix decoding: drafts what has followed the text's end most often, here and in earlier outputs.
+"""Drafts what has followed the text's end most often, here and in earlier outputs: suffix decoding.
 
 text          ... x a b c ... y a b c ... z a b d ... a b        the end "a b" occurred three times
 walk          a b -> c (2 of 3) -> ...                           the most frequent token each time
@@ -46,7 +46,7 @@ class TextStore:
 
     @classmethod
     def empty(cls, texts: int, width: int) -> Self:
-        """A store without text.
+        """Returns a store without text.
 
         Raises:
           TypeError, ValueError: `texts` or `width` is no integer of at least 1.
@@ -55,7 +55,7 @@ class TextStore:
         return cls(jnp.full((texts, width), -1, jnp.int32), jnp.int32(0))
 
     def add(self, tokens: Int[Array, "b t"], length: Int[Array, "b"]) -> Self:
-        """The store with more texts in it, of which row `b` is `tokens[b, :length[b]]`.
+        """Returns the store with more texts in it, of which row `b` is `tokens[b, :length[b]]`.
 
         Runs inside `jax.jit` too. Of a text longer than the store is wide the end is cut off.
 
@@ -73,7 +73,7 @@ class TextStore:
         return dataclasses.replace(self, tokens=self.tokens.at[at].set(kept), oldest=(self.oldest + batch) % rows)
 
     def in_a_row(self) -> Int[Array, "d"]:
-        """All texts one after the other, the newest last, with -1 after each."""
+        """Concatenates all texts, the newest last, with -1 after each."""
         oldest_first = jnp.roll(self.tokens, -self.oldest, axis=0)
         return jnp.pad(oldest_first, ((0, 0), (0, 1)), constant_values=-1).reshape(-1)
 
@@ -83,18 +83,19 @@ class TextStore:
 class SuffixDrafter(LookupDrafter):
     """Copies the most frequent continuation of the text's end, as far as its counts promise.
 
-    Suffix decoding (Oliaro et al. 2411.04975, section 3) without its trees: each round looks the end up in the row's
-    own text, and in the store apart from it. Every length of match votes with all occurrences of at least that
-    length, and from there the most frequent token is followed again and again:
+    Suffix decoding without its trees: each round looks the end up in the row's own text, and separately in the store.
+    Every length of match votes with all occurrences of at least that length, and from there the most frequent token is
+    followed again and again:
 
-        survival of draft i    product of (occurrences that go on with the token) / (occurrences so far)
-        drafts                 while survival >= min_probability, at most factor * match + offset
-        score                  sum of survivals: the expected number of accepted drafts
+        cum_accept_prob of draft i    product of (occurrences that go on with the token) / (occurrences so far)
+        drafts                        while cum_accept_prob >= min_probability, at most factor * match + offset
+        score                         sum of cum_accept_prob: the expected number of accepted drafts
 
-    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the
-    text. Of tokens equally frequent the one after the longest, then latest match. An occurrence that runs into the
-    end of the text goes on with what is drafted, that is periodically. Searched on the device, in a time that grows
-    with text and store; a store is one for all rows, and what lies in it moves no distribution.
+    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the text.
+    Of equally frequent tokens the one after the longest, then latest match is followed. An occurrence that runs into
+    the end of the text goes on with what is drafted, that is periodically. The search runs on the device, in a time
+    that grows with text and store. One store serves all rows; it changes acceptance, and never the distribution of what
+    is emitted.
 
     Attributes:
       k: the most drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
@@ -102,8 +103,11 @@ class SuffixDrafter(LookupDrafter):
       candidates: how many occurrences vote at most, in the text and in the store: the longest, then latest matches.
       factor: drafts per matched token.
       offset: drafts besides.
-      min_probability: drafts that are less likely to survive are not submitted.
+      min_probability: drafts whose `cum_accept_prob` is lower are not submitted.
       store: earlier outputs, or other text to copy from; `None` is the text alone.
+
+    References:
+      SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 3.
 
     Example:
       >>> drafter = jaxspec.SuffixDrafter(k=4, max_match=8)
@@ -130,7 +134,7 @@ class SuffixDrafter(LookupDrafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """A guess may be any number of drafts long, so verification is compiled for several."""
+        """The numbers of drafts that verification is compiled for: several, as a guess may have any length."""
         return tuple(sorted({*validate.draft_lengths(self.max_drafts), *self.draft_length.lengths}))
 
     def check(self, target: Model) -> None:
@@ -148,7 +152,7 @@ class SuffixDrafter(LookupDrafter):
         return jax.tree.map(lambda a, b: jnp.where(_rows(better, a), a, b), other, best)
 
     def _follow(self, matched: Int[Array, "b c"], following: Int[Array, "b c k"]) -> Guess:
-        """The best walk, of those that begin with all occurrences of at least each candidate's length."""
+        """Returns the best walk, of those that begin with all occurrences of at least each candidate's length."""
         alive = (matched[:, None] >= matched[..., None]) & (matched[..., None] > 0)
         total = jnp.sum(alive, axis=2, dtype=jnp.int32)
 
@@ -174,7 +178,7 @@ class SuffixDrafter(LookupDrafter):
 
 
 def match_lengths(text: Int[Array, "b n"], end: Int[Array, "b m"], considered: Bool[Array, "b n"]) -> Int[Array, "b n"]:
-    """How many tokens, up to and with each considered position of `text`, are those that end with `end[b, 0]`."""
+    """Counts the tokens, up to each considered position of `text`, that equal those that end with `end[b, 0]`."""
 
     def compare(carry):
         back, still, matched, shifted = carry
@@ -189,13 +193,13 @@ def match_lengths(text: Int[Array, "b n"], end: Int[Array, "b m"], considered: B
 
 
 def _end(tokens: Int[Array, "b s"], length: Int[Array, "b"], most: int) -> Int[Array, "b m"]:
-    """The last tokens of each row, the last one first; -2, which no text has, before its beginning."""
+    """Returns the last tokens of each row, the last one first; -2, which no text has, before its beginning."""
     at = length[:, None] - 1 - jnp.arange(most, dtype=jnp.int32)[None]
     return jnp.where(at >= 0, jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1), -2)
 
 
 def _in_the_text(tokens, length, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
-    """The longest, then latest matches in the rows' own text, and what follows each."""
+    """Finds the longest, then latest matches in the rows' own text, and what follows each."""
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     matched, at = _longest(match_lengths(tokens, end, positions < length[:, None] - 1), candidates)
     period = jnp.maximum(length[:, None] - 1 - at, 1)[..., None]
@@ -204,7 +208,7 @@ def _in_the_text(tokens, length, end, candidates: int, k: int) -> tuple[Int[Arra
 
 
 def _in_the_store(store: TextStore, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
-    """The same of the store; -1 follows the end of a text."""
+    """Finds the longest, then latest matches in the store, and what follows each; -1 follows the end of a text."""
     text = store.in_a_row()
     text = jnp.broadcast_to(text[None], (end.shape[0], *text.shape))
     continue_ = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
@@ -215,7 +219,7 @@ def _in_the_store(store: TextStore, end, candidates: int, k: int) -> tuple[Int[A
 
 
 def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"], Int[Array, "b c"]]:
-    """The `count` longest matches, of equal ones the latest, and where they are."""
+    """Returns the `count` longest matches, of equal ones the latest, and their positions."""
     last = matched.shape[1] - 1
     # Of equal values `top_k` takes those that stand first. Floats, which it is fast for, hold such numbers exactly.
     found, at = jax.lax.top_k(jnp.flip(matched, axis=1).astype(jnp.float32), min(count, last + 1))
@@ -225,7 +229,7 @@ def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"],
 def _most_frequent(
     alive: Bool[Array, "b w c"], token: Int[Array, "b c"]
 ) -> tuple[Int[Array, "b w"], Int[Array, "b w"]]:
-    """Which candidate's token most of those alive in each walk share, the first of equal ones; and how many do."""
+    """Returns the candidate with the most frequent token among those alive in each walk, the first of equals."""
     same = (token[:, :, None] == token[:, None]) & (token[:, None] >= 0)
     # Sums of zeros and ones, which every precision of a matrix unit gets right.
     votes = jnp.einsum("bwc,bcd->bwd", alive.astype(jnp.float32), same.astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: which tokens they share, and how to say the target's tokens in the draft's.
+"""Maps one vocabulary to another: which tokens they share, and how to spell the target's tokens in the draft's.
 
 Tokens are compared by the bytes that they put into a text, however their vocabulary spells them:
 
@@ -24,18 +24,17 @@ from jaxtyping import Float, Int
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.pytree import register_dataclass
 
-# The end of a longer token says enough of what follows it.
+# Of a longer token the draft model reads the last pieces, which say most about what follows.
 MOST_PIECES = 8
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenMap:
-    """How a draft model reads the target's tokens, and which of them it can guess.
+    """Maps the target's tokens to those of a draft model: how it reads each, and which of them it can guess.
 
-    The intersection of two vocabularies, as token-level intersection needs it (TLI; Timor et al. 2502.05202, algorithm
-    4). Every token of the target stands for at least one of the draft's, so no text of the target is empty or shorter
-    for the draft:
+    Holds the intersection of two vocabularies, as token-level intersection needs it. Every token of the target stands
+    for at least one of the draft's, so no text of the target is empty or shorter for the draft:
 
         target    The  Ġunbeliev  able  .       vocabulary of the draft: The Ġun believ able .
         columns     7         -1    19  3
@@ -47,6 +46,9 @@ class TokenMap:
       count: how many they are. One in the intersection, which is that of `columns`.
       start: the draft's tokens that begin each text, where the target's vocabulary has no such token.
       draft_vocab_size: how many tokens the draft has, static.
+
+    References:
+      Token-level intersection (TLI): Timor et al. (2025), arXiv:2502.05202, algorithm 4.
 
     Example:
       >>> token_map = jaxspec.drafters.TokenMap.between(target.tokenizer, draft.tokenizer,
@@ -89,7 +91,7 @@ class TokenMap:
         for key, index in own.items():
             columns[index] = others.get(key, -1)
         _pair_by_role(columns, target, draft)
-        # For what cannot be spelled at all: a token that says little of what follows.
+        # Stands for text that cannot be spelled at all.
         blank = next((index for index in draft.eos_token_ids if index < draft_size), 0)
         spelled = [
             [int(column)] if column >= 0 else (speller.spell(_key(target, index).data) or [blank])[-MOST_PIECES:]
@@ -104,33 +106,33 @@ class TokenMap:
 
     @property
     def target_vocab_size(self) -> int:
-        """How many tokens the target has."""
+        """The number of tokens that the target has."""
         return self.columns.shape[0]
 
     def shared(self) -> int:
-        """How many tokens are in both vocabularies; not for traced arrays."""
+        """Counts the tokens that are in both vocabularies; not for traced arrays."""
         return int(np.sum(np.asarray(self.columns) >= 0))
 
     def keeps_ids(self) -> bool:
-        """Whether both are one vocabulary, but for how a few tokens are spelled; not for traced arrays."""
+        """Tells whether both are one vocabulary except for how a few tokens are spelled; not for traced arrays."""
         columns = np.asarray(self.columns)
         ids = np.flatnonzero(columns >= 0)
         most = len(ids) >= 0.9 * len(columns)
         return most and self.draft_vocab_size == len(columns) and bool(np.all(columns[ids] == ids))
 
     def guessed(self, tokens: Int[Array, "b t"]) -> Int[Array, "b t"]:
-        """The draft's tokens for tokens of the intersection; any others become some token."""
+        """Returns the draft's tokens for tokens of the intersection; any others become some token."""
         return jnp.maximum(self.columns[tokens], 0)
 
     def restrict(self, logits: Float[Array, "b t u"]) -> Float[Array, "b t v"]:
-        """The draft's logits, over the target's tokens: -inf outside of the intersection."""
+        """Returns the draft's logits over the target's tokens: -inf outside of the intersection."""
         shared = jnp.take(logits, jnp.maximum(self.columns, 0), axis=-1)
         return jnp.where((self.columns >= 0)[None, None], shared, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """What makes a token the same in two vocabularies."""
+    """The identity of a token across vocabularies: its bytes, and whether it is special."""
 
     data: bytes
     special: bool = False
@@ -141,7 +143,7 @@ def _key(tokenizer: Tokenizer, index: int) -> _Key:
 
 
 def _ids(tokenizer: Tokenizer, size: int) -> dict[_Key, int]:
-    """The token that each key stands for; byte tokens (`<0x41>`) only where there is no other."""
+    """Returns the token that each key stands for; byte tokens (`<0x41>`) only where there is no other."""
     ids: dict[_Key, int] = {}
     for byte_tokens in (False, True):
         for index in range(min(size, tokenizer.vocab_size)):
@@ -160,12 +162,12 @@ def _pair_by_role(columns: np.ndarray, target: Tokenizer, draft: Tokenizer) -> N
 
 
 def _begins(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that `encode` writes in front of each text, if it does."""
+    """Returns the token that `encode` writes in front of each text, if it does."""
     return tuple(index for index in tokenizer.encode("") if index == tokenizer.bos_token_id)
 
 
 class Speller:
-    """Bytes of a text, in a tokenizer's tokens."""
+    """Spells bytes of a text in a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, size: int):
         """Finds the tokens of all texts.
@@ -184,13 +186,13 @@ class Speller:
         self._longest = max(map(len, self._texts), default=0)
 
     def spell(self, data: bytes) -> list[int]:
-        """Tokens with these bytes, special ones never among them; bytes that are in no token are left out."""
+        """Returns tokens with these bytes, special ones never among them; bytes that are in no token are left out."""
         if (index := self._texts.get(data)) is not None:
             return [index]
         return self._encoded(data) or self._cut(data)
 
     def _encoded(self, data: bytes) -> list[int]:
-        """As the tokenizer itself has it, if nothing is added (a space in front), taken away or special."""
+        """Encodes with the tokenizer itself; empty if that adds or drops something, or gives special tokens."""
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
         except UnicodeDecodeError:  # a part of a character
@@ -199,7 +201,7 @@ class Speller:
         return ids if same else []
 
     def _cut(self, data: bytes) -> list[int]:
-        """The longest token that it begins with, and so on."""
+        """Takes the longest token that the bytes begin with, and so on."""
         found, start = [], 0
         while start < len(data):
             ends = range(min(len(data), start + self._longest), start, -1)

@@ -1,4 +1,4 @@
-"""A tree of drafts whose shape is fixed."""
+"""Drafts a tree whose shape is fixed."""
 
 import dataclasses
 import functools
@@ -29,9 +29,8 @@ from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 class TreeDrafter(Drafter):
     """Drafts a tree of tokens from a draft model with the target's vocabulary.
 
-    One pass over the last two committed tokens, then one for each level that has children: a
-    tree of depth 4 takes four passes, as a chain of 4 does. Only nodes with children are fed.
-    SpecInfer, Miao et al. 2305.09781, section 3.
+    Runs one pass over the last two committed tokens, then one for each level that has children: a tree of depth 4 takes
+    four passes, as a chain of 4 does. Only nodes with children are fed.
 
     Attributes:
       model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
@@ -41,6 +40,11 @@ class TreeDrafter(Drafter):
         `WithReplacement()`. A greedy policy takes the most probable whatever is passed.
       sampling: the policy that children are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    References:
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781, section 3.
+      RSD: Jeon et al. (2024), arXiv:2402.14160, section 3 (`WithoutReplacement`).
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4 (`WithReplacement`).
 
     Example:
       >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)))
@@ -74,12 +78,12 @@ class TreeDrafter(Drafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text."""
         return self.draw.deterministic
 
     @property
     def identically_distributed(self) -> bool:
-        """Whether these are chains that know nothing of each other."""
+        """Whether the drafts are independent chains from one distribution."""
         tree = self.topology
         chains = tree == Tree.chains(tree.widths[0], tree.depth)
         return chains and isinstance(self.draw, WithReplacement)
@@ -107,7 +111,7 @@ class TreeDrafter(Drafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the draft reads of the target."""
+        """The target's hidden states that the draft reads."""
         return self._draft.capture
 
     @property
@@ -121,7 +125,7 @@ class TreeDrafter(Drafter):
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
-        window, kept = self._draft.first(state, context)
+        window, draft_state = self._draft.first(state, context)
         logits = self._draft.over_vocabulary(window.logits[:, None])
         found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
 
@@ -141,11 +145,11 @@ class TreeDrafter(Drafter):
         slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
         proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
         assert proposal.parents is not None  # it is a tree's
-        return proposal, Drafted(kept, pending, slots, proposal.parents)
+        return proposal, Drafted(draft_state, pending, slots, proposal.parents)
 
     def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.kept), verdict)
-        return self._draft.observe(self._draft.put(state.kept, cache), context, verdict, hidden)
+        cache = state.keep(self._draft.cache(state.draft_state), verdict)
+        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
 
 
 @register_dataclass
@@ -161,7 +165,7 @@ class _Children:
     weights: Float[Array, "*level b w v"] | None
 
     def followed_by(self, levels: Self) -> Self:
-        """These, and then those of the levels below."""
+        """Appends the children of the levels below."""
         return jax.tree.map(lambda x, below: jnp.concatenate([x, by_row(below)], axis=1), self, levels)
 
 
@@ -186,7 +190,7 @@ def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Where everything about a tree's nodes is found, on the host.
+    """The places, on the host, of a tree's nodes among those that are fed and found.
 
     Each level's nodes with children are fed side by side in `width` places, and each gets `most`
     children, of which the tree has some.
@@ -200,7 +204,7 @@ class _Plan:
       picked: which children of each fed level are fed next.
       slots: the place of each node among all that are fed; -1 if it has no children.
       nodes: each node among all children found.
-      distributions: the distribution that each node comes from, among all found.
+      log_probs: the distribution that each node comes from, among all found.
       before: each node's earlier siblings; -1 pads.
     """
 

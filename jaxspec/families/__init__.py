@@ -1,1 +1,1 @@
-"""One file a model family: its configuration, and the names of its tensors in each kind of checkpoint."""
+"""Collects the model families, one file each: configuration, and the names of tensors in each kind of checkpoint."""

@@ -1,4 +1,4 @@
-"""The description of a model family: a row of the table of families."""
+"""Describes a model family: a row of the table of families."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping

@@ -203,12 +203,12 @@ def map_attention(
     """
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)
-    for ours, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
+    for own, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
         weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
-        yield ParamMapping((*path, ours, "kernel"), weights, group, axis=1)
+        yield ParamMapping((*path, own, "kernel"), weights, group, axis=1)
         if config.qkv_bias:
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
-            yield ParamMapping((*path, ours, "bias"), biases, group, axis=1)
+            yield ParamMapping((*path, own, "bias"), biases, group, axis=1)
     if config.query_key_norm:
         yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
         yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
@@ -237,14 +237,14 @@ def map_gated_params(
 
     Args:
       config: the decoder's hyperparameters.
-      norms: the normalizations of a layer: our names to the checkpoint's.
+      norms: the normalizations of a layer: names of parameters to the checkpoint's.
       norm: maps one of their scales.
     """
     yield map_tensor(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
     for layer in range(config.num_layers):
         path, name = f"layer_{layer}", f"layers.{layer}"
-        for ours, theirs in norms.items():
-            yield norm((path, ours, "scale"), f"{name}.{theirs}.weight", config.width)
+        for own, theirs in norms.items():
+            yield norm((path, own, "scale"), f"{name}.{theirs}.weight", config.width)
         yield from map_attention(config, (path, "attention"), f"{name}.self_attn", norm, config.width)
         yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
     yield norm(("final_norm", "scale"), "norm.weight", config.width)

@@ -1,4 +1,4 @@
-"""The family of Gemma 3, its models of text."""
+"""Describes the family of Gemma 3, its models of text."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The family of GPT-2."""
+"""Describes the family of GPT-2."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -76,10 +76,10 @@ def _map_layer(config: TransformerConfig, path: str, name: str) -> Iterator[Para
     width, inner = config.width, config.mlp_width
     yield from _map_layer_norm((path, "attention_norm"), f"{name}.ln_1", width)
     fused = f"{name}.attn.c_attn"
-    for ours, parts in {"query": slice(0, 1), "key_value": slice(1, 3)}.items():
+    for own, parts in {"query": slice(0, 1), "key_value": slice(1, 3)}.items():
         build = functools.partial(_split_fused, parts=parts, heads=config.num_heads, head_dim=config.head_dim)
-        yield ParamMapping((path, "attention", ours, "kernel"), ((f"{fused}.weight", (width, 3 * width)),), build)
-        yield ParamMapping((path, "attention", ours, "bias"), ((f"{fused}.bias", (3 * width,)),), build)
+        yield ParamMapping((path, "attention", own, "kernel"), ((f"{fused}.weight", (width, 3 * width)),), build)
+        yield ParamMapping((path, "attention", own, "bias"), ((f"{fused}.bias", (3 * width,)),), build)
     yield from _map_linear((path, "attention", "output"), f"{name}.attn.c_proj", (width, width))
     yield from _map_layer_norm((path, "mlp_norm"), f"{name}.ln_2", width)
     yield from _map_linear((path, "mlp", "up"), f"{name}.mlp.c_fc", (width, inner))

@@ -1,4 +1,4 @@
-"""The families of Llama and of what differs from it by options alone: Mistral, Qwen 2 and Qwen 3."""
+"""Describes the families of Llama and of what differs from it by options alone: Mistral, Qwen 2 and Qwen 3."""
 
 import re
 from collections.abc import Iterator, Mapping

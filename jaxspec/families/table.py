@@ -1,4 +1,4 @@
-"""The table of families, and look-ups in it. A new family is one file, one test, and one row here."""
+"""Lists the families, and looks them up. A new family is one file, one test, and one row here."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""One folder a trained head: its network, its drafter, its files and its training."""
+"""Collects the trained heads, one folder each: network, drafter, files and training."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`HeadKind`: one kind of trained head, as tables name it. Importing it, or any head's `KIND`, loads no JAX."""
+"""Defines `HeadKind`: one kind of trained head, as tables name it. Importing it, or any head's `KIND`, loads no JAX."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Heads in folders: where one lies, of which kind it is, and reading it."""
+"""Finds and reads heads in folders: where one lies, and of which kind it is."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What untrained heads of every kind take from their target."""
+"""Reads off the target what untrained heads of every kind need."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Flax modules of decoders, their caches, and models made of them."""
+"""Collects Flax modules of decoders, their caches, and models made of them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Adapters for foreign models: a plain function, or a Flax NNX module.
+"""Adapts foreign models: a plain function, or a Flax NNX module.
 
 A model whose own cache has one index for the entire batch cannot roll rows back one by one. Such
 a model is run without a cache: the complete text is fed on every call. That is exact and **slow**

@@ -1,4 +1,4 @@
-"""Attention of a few fresh tokens over a long preallocated history.
+"""Computes the attention of a few fresh tokens over a long preallocated history.
 
 The history is read in blocks with a dynamic trip count, so that cost follows how much of the
 cache is used and not its capacity; the softmax is accumulated online (Milakov & Gimelshein

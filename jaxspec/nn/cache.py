@@ -1,4 +1,4 @@
-"""The preallocated key-value cache: a length for each row, and roll-back by moving it.
+"""Holds keys and values in preallocated arrays: a length for each row, and roll-back by moving it.
 
 Slots at or beyond a row's length are stale. They are masked by position and overwritten by the
 next write, never zeroed: a zeroed key would still add e^0 to the softmax.

@@ -1,4 +1,4 @@
-"""A cache of int8 keys and values, with one scale for each of their vectors."""
+"""Holds keys and values in int8, with one scale for each of their vectors."""
 
 import dataclasses
 from typing import Any, Self

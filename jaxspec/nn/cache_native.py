@@ -1,4 +1,4 @@
-"""A cache that the native attention kernel reads in place."""
+"""Holds keys and values as the native attention kernel reads them in place."""
 
 import dataclasses
 import functools

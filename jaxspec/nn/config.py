@@ -1,4 +1,4 @@
-"""The configuration of a decoder: the one class that every model family is read into."""
+"""Defines the configuration of a decoder: the one class that every model family is read into."""
 
 import dataclasses
 from typing import Literal, Protocol, runtime_checkable

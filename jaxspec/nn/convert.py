@@ -1,4 +1,4 @@
-"""Conversions of a model's weights and caches: to int8, and to the native CPU kernels.
+"""Converts a model's weights and caches: to int8, and to the native CPU kernels.
 
 A model with int8 weights or caches is another target: what is lossless is lossless relative to it, and drafters trained
 for the first one guess almost as well for the second. Other weight formats (`jaxspec.ops.formats`) are reached by

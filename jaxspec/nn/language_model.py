@@ -1,4 +1,4 @@
-"""`LanguageModel`: a Flax decoder and its parameters, as the loop's `Model`."""
+"""Defines `LanguageModel`: a Flax decoder and its parameters, as the loop's `Model`."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""`Network`: a Flax module with its parameters, the base of whole models and of heads. Itself it imports no Flax."""
+"""Defines `Network`: a Flax module with its parameters, the base of models and heads. It imports no Flax itself."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""Passes over some of a decoder's layers, which stop and go on later.
+"""Runs passes over some of a decoder's layers, which stop and go on later.
 
 begin     tokens -> embedding -> layer 0 ... layer e-1 -> | state -> norm, head -> logits of an early exit
 resume                                            state | -> layer e ... last -> norm, head -> logits

@@ -1,4 +1,4 @@
-"""One decoder-only transformer, configured for each family: Llama, Mistral, Qwen, Gemma 3, GPT-2.
+"""Defines one decoder-only transformer, configured for each family: Llama, Mistral, Qwen, Gemma 3, GPT-2.
 
 Weights are stored `[out, in]`, everything of one key-value head side by side, so that mesh axes
 can split them by head, and the queries of a head further:

@@ -1,1 +1,1 @@
-"""The arithmetic of a pass: products, rotary embeddings, and one file a format of stored weights."""
+"""Computes the arithmetic of a pass: products, rotary embeddings, and one file a format of stored weights."""

@@ -1,4 +1,4 @@
-"""The table of weight formats by name: each class in a file of its own, which states the rest."""
+"""Lists the weight formats by name: each class in a file of its own, which states the rest."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""int8 vectors with one scale each (integers from -127 to 127), and weights of them."""
+"""Quantizes vectors to int8 with one scale each (integers from -127 to 127), and multiplies by weights of them."""
 
 import dataclasses
 import functools

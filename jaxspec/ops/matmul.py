@@ -1,4 +1,4 @@
-"""Products of activations and weights, in the form that each platform runs fastest.
+"""Multiplies activations and weights, in the form that each platform runs fastest.
 
 On a CPU, decoding reads every weight once for a handful of rows, and XLA's general matrix
 product reaches half the memory bandwidth or less there. Two forms do better: a plain

@@ -1,4 +1,4 @@
-"""Float weights that the native CPU kernel multiplies."""
+"""Multiplies by float weights with the native CPU kernel."""
 
 import dataclasses
 from typing import Any, ClassVar, Self

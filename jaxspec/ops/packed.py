@@ -1,4 +1,4 @@
-"""Weights that are not stored as one array of the activations' dtype, and multiply themselves."""
+"""Defines weights that are not stored as one array of the activations' dtype, and multiply themselves."""
 
 import abc
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2104.09864), in the half-split layout of Llama."""
+"""Computes rotary position embeddings (Su et al. 2104.09864), in the half-split layout of Llama."""
 
 import dataclasses
 import math

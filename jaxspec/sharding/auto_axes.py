@@ -1,4 +1,4 @@
-"""Meshes with explicit axes: runs the loop under automatic ones.
+"""Runs the loop under automatic axes, where a mesh has explicit ones.
 
 `jax.make_mesh` is explicit by default, which puts shardings into types. A gather over a split
 vocabulary has no explicit form, so the compiler chooses the layouts inside, and results are replicated.

@@ -1,4 +1,4 @@
-"""Descriptions of a call's arguments: bytes that are equal on all processes that make the same call."""
+"""Describes a call's arguments: bytes that are equal on all processes that make the same call."""
 
 import dataclasses
 import enum

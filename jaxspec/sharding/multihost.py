@@ -1,4 +1,4 @@
-"""Meshes over several processes: joins them, and exchanges values between their hosts.
+"""Joins the processes of a mesh, and exchanges values between their hosts.
 
 Every process runs the same program on the same inputs, and holds the parts of each array that lie
 on its own devices. Nothing here is needed, or does anything, on a mesh of one process.

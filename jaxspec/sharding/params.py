@@ -1,4 +1,4 @@
-"""The placement of models on a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
+"""Places models on a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
 
 import dataclasses
 import warnings

@@ -1,4 +1,4 @@
-"""`Placement`: a mesh and rules, and the layouts of caches and activations that follow."""
+"""Defines `Placement`: a mesh and rules, and the layouts of caches and activations that follow."""
 
 import dataclasses
 from typing import Any, Self, TypeVar

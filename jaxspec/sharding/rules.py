@@ -1,4 +1,4 @@
-"""Rules: the mesh axes that each logical axis is split over, and presets."""
+"""Defines `Rules`: the mesh axes that each logical axis is split over, and presets."""
 
 import dataclasses
 import warnings

@@ -1,1 +1,1 @@
-"""Text in, text out: `SpeculativeDecoder` and what it is made of."""
+"""Continues text with text: `SpeculativeDecoder` and what it is made of."""

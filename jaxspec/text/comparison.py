@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Divides the speed of speculation by that of plain decoding."""
+        """The speed of speculation over that of plain decoding."""
         return self.speculative / self.plain if self.plain else 0.0
 
 

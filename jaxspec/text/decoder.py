@@ -1,4 +1,4 @@
-"""`SpeculativeDecoder`: text in, text out."""
+"""Defines `SpeculativeDecoder`: text in, text out."""
 
 import os
 import time

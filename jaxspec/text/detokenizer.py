@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: whole characters only, and nothing of a stop string."""
+"""Turns token ids into text, piece by piece: whole characters only, and nothing of a stop string."""
 
 import codecs
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The request of a text generation: options and encoded prompts, checked before any work is done."""
+"""Checks a text generation before any work is done: options and encoded prompts."""
 
 import dataclasses
 import secrets

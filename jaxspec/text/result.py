@@ -1,4 +1,4 @@
-"""The result of a text generation."""
+"""Holds the result of a text generation."""
 
 import dataclasses
 

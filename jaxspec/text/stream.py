@@ -1,4 +1,4 @@
-"""Text while it is decoded: a loop on the host over rounds."""
+"""Streams text while it is decoded: a loop on the host over rounds."""
 
 import dataclasses
 import time

@@ -1,4 +1,4 @@
-"""Answers that a model writes: the target to conversations, and a draft to go on from them (on-policy data).
+"""Writes answers with a model: the target to conversations, and a draft to go on from them (on-policy data).
 
 Conversations of similar length are decoded together. What a row draws depends on the seed, the conversation's index
 and the position alone, so which others it is decoded with makes no difference.
@@ -245,7 +245,8 @@ def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> 
       The batch with its answers replaced.
 
     References:
-      DistillSpec (Zhou et al. 2310.08461), section 3; GKD (Agarwal et al. 2306.13649).
+      DistillSpec: Zhou et al. (2023), arXiv:2310.08461, section 3.
+      GKD: Agarwal et al. (2023), arXiv:2306.13649.
     """
     tokens, length, answer = (np.asarray(x) for x in (batch.tokens, batch.length, batch.answer))
     first = np.argmax(answer, axis=1)

@@ -1,4 +1,4 @@
-"""Batches: what one step of training reads, and their order over all epochs."""
+"""Batches sequences: what one step of training reads, and their order over all epochs."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def at_places(x: Shaped[Array, "b t *d"], places: Int[Array, "b a"]) -> Shaped[A
 
 @runtime_checkable
 class Schedule(Protocol):
-    """An endless row of batches."""
+    """An endless sequence of batches."""
 
     def batch(self, step: int) -> Batch:
         """Returns the batch at a place; the same one whenever it is asked for."""

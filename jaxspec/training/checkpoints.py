@@ -1,4 +1,4 @@
-"""Checkpoints of a run, by orbax, and what makes two runs the same, so that one may go on from the other's.
+"""Saves checkpoints of a run, by orbax, and tells whether one run may go on from the checkpoints of another.
 
 A checkpoint is complete or not there at all, whenever the process dies.
 """

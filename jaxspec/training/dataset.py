@@ -1,4 +1,4 @@
-"""Reading training sets that `jaxspec data` made."""
+"""Reads training sets that `jaxspec data` made."""
 
 import collections
 import dataclasses

@@ -47,9 +47,12 @@ _FRESH = 0.02  # the spread of an embedding that is not trained yet
 class DistillRecipe(Recipe):
     """A small Llama that learns the target's distribution, saved as any model is.
 
-    About `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
+    Costs about `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
     (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
     million for each token of the text. The model has 8.6 million parameters, 7.1 of them its embedding.
+
+    References:
+      DistillSpec: Zhou et al. (2023), arXiv:2310.08461.
     """
 
     width: int = option("Of the residual stream.", default=144)

@@ -126,7 +126,7 @@ class _Shard:
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """Where each sequence begins, and where the last one ends."""
+        """The offset at which each sequence begins, and the one at which the last one ends."""
         return np.cumsum([0, *map(len, self.texts)])
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Files of runs and of training sets, written completely or not at all.
+"""Writes files of runs and of training sets, completely or not at all.
 
 A training set is a folder with a manifest, the hashes of its turns, and shards of token sequences.
 """

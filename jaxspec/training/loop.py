@@ -1,4 +1,4 @@
-"""The loop of training: the target's pass, the recipe's loss, an update; checkpoints, and a curve.
+"""Runs the loop of training: the target's pass, the recipe's loss, an update; checkpoints, and a curve.
 
 A run is a function of its recipe, target, data and options. Batches and keys follow from the seed and the number of
 the update, and a checkpoint holds everything else; so a run that died goes on from its last one, and on the same

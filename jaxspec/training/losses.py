@@ -1,4 +1,4 @@
-"""Divergences of a draft's distribution from the target's, which training minimizes.
+"""Computes the divergences of a draft's distribution from the target's, which training minimizes.
 
 Distributions are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's probabilities sum
 to 1; the target's need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so.
@@ -35,7 +35,7 @@ class Divergence(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
-    """`sum target log(target / draft)`, over the tokens that the draft may guess: covers all of the target's mass."""
+    """Divergence `sum target log(target / draft)`, over tokens that may be guessed: covers all of the target's mass."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return _expected(target, target, draft)
@@ -43,7 +43,7 @@ class ForwardKL(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class ReverseKL(Divergence):
-    """`sum draft log(draft / target)`: keeps the draft where the target's mass is.
+    """Divergence `sum draft log(draft / target)`: keeps the draft where the target's mass is.
 
     A token that the target never gives would be infinitely far; it counts as if given with probability e^-30.
     """
@@ -54,7 +54,7 @@ class ReverseKL(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class JensenShannon(Divergence):
-    """`beta KL(target | mixture) + (1 - beta) KL(draft | mixture)`, of the mixture `beta target + (1 - beta) draft`.
+    """Divergence `beta KL(target | mix) + (1 - beta) KL(draft | mix)`, with `mix = beta target + (1 - beta) draft`.
 
     Attributes:
       beta: in (0, 1).
@@ -76,7 +76,7 @@ class JensenShannon(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class TotalVariation(Divergence):
-    """`1 - sum min(target, draft)`: the probability that a draft is rejected.
+    """Divergence `1 - sum min(target, draft)`: the probability that a draft is rejected.
 
     Its gradient vanishes where the distributions have little in common: begin with another, or mix.
     """
@@ -87,7 +87,7 @@ class TotalVariation(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodOfAcceptance(Divergence):
-    """`-log sum min(target, draft)`: of a draft's being accepted, with a gradient from a cold start on."""
+    """Divergence `-log sum min(target, draft)`, of acceptance; its gradient does not vanish at a cold start."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return -jax.nn.logsumexp(jnp.minimum(_floored(target), _floored(draft)), axis=-1)
@@ -101,7 +101,7 @@ def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) 
       draft: log-probabilities of the draft.
 
     References:
-      Leviathan et al. 2211.17192, section 3.
+      Leviathan et al. (2022), arXiv:2211.17192, section 3.
     """
     return _sum_exp(jnp.minimum(target, draft))
 

@@ -1,4 +1,4 @@
-"""Prompt files, one conversation a line, and keeping evaluation questions out of training data.
+"""Reads prompt files, one conversation a line, and keeps evaluation questions out of training data.
 
 Texts are compared after normalization: Unicode's NFKC, lower case, and each run of white space as one space. Turns
 are compared by hash, so that a list of hashes can be kept beside a trained model and shows nothing of the questions;

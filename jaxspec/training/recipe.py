@@ -1,4 +1,4 @@
-"""`Recipe`: how one kind of drafter is trained, in the terms of the loop."""
+"""Defines `Recipe`: how one kind of drafter is trained, in the terms of the loop."""
 
 import abc
 import dataclasses

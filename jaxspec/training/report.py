@@ -1,4 +1,4 @@
-"""What a run shows and leaves beside its drafter: a bar, its curve `metrics.jsonl`, `training.json`, and a plot."""
+"""Reports a run: a bar, its curve `metrics.jsonl`, `training.json`, and a plot."""
 
 import contextlib
 import importlib.metadata
@@ -25,7 +25,7 @@ _BLUE, _ORANGE, _GREY = "#2b6cb0", "#c05621", "#718096"
 
 
 class Progress:
-    """A bar on stderr: updates done, the last line of the curve, and tokens a second since the start."""
+    """Shows a bar on stderr: updates done, the last line of the curve, and tokens a second since the start."""
 
     def __init__(self, step: int, steps: int, *, quiet: bool):
         """Starts at `step` of `steps`; a quiet one shows nothing."""

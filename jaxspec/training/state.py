@@ -1,4 +1,4 @@
-"""What training changes, and one update of it: options, parameters, gradients and the optimizer."""
+"""Updates the state of training: options, parameters, gradients and the optimizer."""
 
 import dataclasses
 import functools

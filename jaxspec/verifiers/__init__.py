@@ -1,4 +1,4 @@
-"""Verifiers, one file each: rules that decide which drafts are accepted. `base.Verifier` documents how to write one."""
+"""Collects the verifiers, one file each; `base.Verifier` documents how to write one."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The base class of verifiers: the rules that decide which drafts are accepted."""
+"""Defines the base class of verifiers: the rules that decide which drafts are accepted."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""Block verification: the drafts of a round are accepted together."""
+"""Accepts the drafts of a round together: block verification."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ class BlockVerifier(Verifier):
         (2, 8)
 
     References:
-      Sun et al., arXiv:2403.10444, algorithm 2.
+      Sun et al. (2024), arXiv:2403.10444, algorithm 2.
     """
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
@@ -43,7 +43,7 @@ class BlockVerifier(Verifier):
         # Strict: a uniform is never 0, so a prefix the target excludes is never accepted.
         passed = proposal.valid & (jnp.log(rng.uniforms(n)) < log_thresholds(proposal, target_log_probs))
         numbers = jnp.arange(1, n + 1, dtype=jnp.int32)[None]
-        # The longest, whatever became of those before: this is where it is not the token rule.
+        # The longest prefix, even if a shorter one failed its test: this is what differs from the token rule.
         accepted = jnp.max(jnp.where(passed, numbers, 0), axis=1, initial=0)
         log_probs = next_log_probs(proposal, target_log_probs, accepted)
         next_token = argmax(log_probs + rng.next_noise(log_probs.shape[-1]))

@@ -1,4 +1,4 @@
-"""Verification by shared randomness: the same tokens with or without speculation."""
+"""Verifies by shared randomness: the same tokens with or without speculation."""
 
 import dataclasses
 from typing import ClassVar
@@ -32,7 +32,7 @@ class CoupledVerifier(Verifier):
         True
 
     References:
-      Daliri, Musco & Suresh, arXiv:2408.07978, section 3.
+      Daliri, Musco and Suresh (2024), arXiv:2408.07978, section 3.
     """
 
     trees: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""K-SEQ: several independent candidates of one distribution, each accepted by the same lowered ratio."""
+"""Accepts several independent candidates of one distribution by one lowered ratio: K-SEQ."""
 
 import dataclasses
 from typing import Self
@@ -36,7 +36,7 @@ class KSequence:
         (2, 4)
 
     References:
-      Sun et al., arXiv:2310.15141, algorithm 2 (K-SEQ) and section 5 (sequences).
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, algorithm 2 (K-SEQ) and section 5 (sequences).
     """
 
     def check(self, drafter: DraftKind) -> None:
@@ -125,7 +125,7 @@ def log_factor(target: Float[Array, "b v"], draft: Float[Array, "b v"], count: I
     """Computes `log rho` for `count` candidates, rounded up so that no residual is negative."""
     target, draft = jnp.exp(target), jnp.exp(draft)
     m = jnp.maximum(count, 1)[:, None].astype(target.dtype)
-    # Where the distributions are equal both sides touch at 1, and rounding would hide it.
+    # If the distributions are equal, both sides are equal at 1, which rounding would hide.
     rounding = 1 + 8 * jnp.finfo(target.dtype).eps
 
     def enough(rho: Float[Array, "b one"]) -> Bool[Array, "b one"]:

@@ -1,4 +1,4 @@
-"""Lenience: a draft may be a given factor more likely than the target has it."""
+"""Accepts drafts that are a given factor more likely than the target has them: lenience."""
 
 import dataclasses
 
@@ -33,8 +33,8 @@ class Lenience(RelaxedRule):
         True
 
     References:
-      Leviathan et al., arXiv:2211.17192, appendix A.5; DistillSpec (Zhou et al., arXiv:2310.08461) has other
-      functions in this place.
+      Leviathan et al. (2022), arXiv:2211.17192, appendix A.5.
+      DistillSpec: Zhou et al. (2023), arXiv:2310.08461, with other functions in this place.
     """
 
     factor: Float[Array, ""] | float

@@ -1,4 +1,4 @@
-"""Verification of several drafts at once, and recursive rejection sampling, its rule by default."""
+"""Verifies several drafts at once, by default with recursive rejection sampling."""
 
 import dataclasses
 from typing import ClassVar, Protocol, Self
@@ -50,7 +50,8 @@ class RecursiveRejection:
         (2, 4)
 
     References:
-      Miao et al., arXiv:2305.09781 (multi-step speculative sampling); Jeon et al., arXiv:2402.14160, algorithm 2.
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781 (multi-step speculative sampling).
+      RSD: Jeon et al. (2024), arXiv:2402.14160, algorithm 2.
     """
 
     def check(self, drafter: DraftKind) -> None:
@@ -80,6 +81,10 @@ class MultiDraftVerifier(Verifier):
     Attributes:
       rule: `RecursiveRejection()`, for candidates of any distributions, drawn with or without replacement
         and by one or several drafters; or `KSequence()`, for independent drafts of one distribution.
+
+    References:
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781, where several models draft.
+      SpecTr: Sun et al. (2023), arXiv:2310.15141, where one model drafts several sequences.
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=3)

@@ -1,4 +1,4 @@
-"""Token-by-token rejection sampling."""
+"""Accepts drafts token by token: rejection sampling."""
 
 import dataclasses
 
@@ -30,7 +30,8 @@ class TokenVerifier(Verifier):
         (2, 8)
 
     References:
-      Leviathan et al., arXiv:2211.17192, algorithm 1; Chen et al., arXiv:2302.01318, algorithm 2.
+      Leviathan et al. (2022), arXiv:2211.17192, algorithm 1.
+      Chen et al. (2023), arXiv:2302.01318, algorithm 2.
     """
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:

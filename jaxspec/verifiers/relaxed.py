@@ -1,4 +1,4 @@
-"""Lossy verification: accepts more than the target's distribution allows, and measures by how much."""
+"""Accepts more than the target's distribution allows, and measures by how much: lossy verification."""
 
 import abc
 import dataclasses
@@ -59,7 +59,7 @@ def check_number(owner: str, name: str, value: Any, expected: str, in_range: Cal
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A path down a tree.
+    """A path down a tree, as a relaxed rule accepts it.
 
     Attributes:
       accepted: the number of its nodes.

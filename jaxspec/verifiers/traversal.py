@@ -1,4 +1,4 @@
-"""Traversal verification: block verification for trees, from the leaves to the root."""
+"""Verifies trees from the leaves to the root: block verification for trees."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -35,7 +35,8 @@ class TraversalVerifier(Verifier):
         (2, 4)
 
     References:
-      Weng et al., arXiv:2505.12398, algorithm 1; Sun et al., arXiv:2403.10444 (block verification).
+      Weng et al. (2025), arXiv:2505.12398, algorithm 1.
+      Block verification: Sun et al. (2024), arXiv:2403.10444.
     """
 
     trees: ClassVar[bool] = True
@@ -153,7 +154,7 @@ def _down(
     batch = jnp.arange(token.shape[0], dtype=jnp.int32)
     gain = state.residual_of(target_log_probs, token) - draft_log_probs(tree)[batch, node, token]
     ratio = jnp.minimum(take_row(state.log_ratio, state.level) + gain, 0.0)
-    # A distribution of NaN is no reason to accept a draft.
+    # A draft whose distribution is NaN is not accepted.
     ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
     level = state.level + rows.astype(jnp.int32)
     put = lambda stack, value: _put(stack, level, rows, value)  # noqa: E731

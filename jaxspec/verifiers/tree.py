@@ -1,4 +1,4 @@
-"""Tree verification by sampling from the target and walking down the tree."""
+"""Verifies trees by sampling from the target and walking down the tree."""
 
 import dataclasses
 from typing import ClassVar
@@ -34,7 +34,8 @@ class TreeVerifier(Verifier):
         (2, 4)
 
     References:
-      Miao et al., arXiv:2305.09781; EAGLE-2 (Li et al., arXiv:2406.16858) verifies like this.
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781.
+      EAGLE-2: Li et al. (2024), arXiv:2406.16858, verifies like this.
     """
 
     trees: ClassVar[bool] = True

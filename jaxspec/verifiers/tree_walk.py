@@ -1,4 +1,4 @@
-"""The walk down a tree of drafts, from the committed text to the last accepted node.
+"""Walks down a tree of drafts, from the committed text to the last accepted node.
 
 The target's pass over a tree gives one row of logits after the committed text and one after each node:
 

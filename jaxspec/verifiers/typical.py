@@ -1,4 +1,4 @@
-"""Typical acceptance: tokens that are plausible under the target are accepted."""
+"""Accepts tokens that are plausible under the target: typical acceptance."""
 
 import dataclasses
 from typing import ClassVar
@@ -41,7 +41,7 @@ class Typical(RelaxedRule):
         (False, True)
 
     References:
-      Cai et al., arXiv:2401.10774 (Medusa), section 2.3.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.3.1.
     """
 
     epsilon: Float[Array, ""] | float = 0.09

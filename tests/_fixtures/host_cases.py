@@ -70,11 +70,11 @@ def streamed(folder, mesh):
 
 def by_steps(folder, mesh):
     target = jaxspec.load(folder / "model", mesh=mesh)
-    players = (target, drafter(target, mesh))
-    state = jaxspec.init(*players, PROMPT, key=key(), **SAMPLED)
+    models = (target, drafter(target, mesh))
+    state = jaxspec.init(*models, PROMPT, key=key(), **SAMPLED)
     step = jaxspec.jit_step()
     while not state.done.all():
-        state, info = step(*players, jaxspec.BlockVerifier(), state)
+        state, info = step(*models, jaxspec.BlockVerifier(), state)
         assert np.asarray(info.count).shape == (4,)
     return jaxspec.finish(state)
 

@@ -14,7 +14,7 @@ MARGIN = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first place where a row of two runs differs, and the gap of the two best scores there."""
 
     row: int
@@ -41,7 +41,7 @@ def divergences(plain, other, prompts, lengths, score):
         place = int(different[0])
         text = np.concatenate([prompts[row, : lengths[row]], ours[:place]])
         best = np.sort(np.asarray(score(text, row)))[-2:]
-        found.append(Parting(row, place, float(best[1] - best[0])))
+        found.append(Divergence(row, place, float(best[1] - best[0])))
     return found
 
 

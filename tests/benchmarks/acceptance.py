@@ -96,7 +96,7 @@ def plot(found: dict[str, dict[str, tuple[float, float]]], path: pathlib.Path) -
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    # Names stand at the lines' ends, from above, where no legend has to be matched by colour.
+    # Names stand at the lines' ends, from above, where no legend has to be matched by color.
     last = max(LENGTHS)
     ends = sorted(found, key=lambda name: found[name][str(last)][0])
     places = np.array([found[name][str(last)][0] for name in ends])

@@ -64,7 +64,7 @@ def test_every_truncation_of_the_header(tmp_path, whole):
 
 
 def test_garbage_never_hangs_or_escapes(tmp_path, whole):
-    """Damage in the header is an error of ours, or harmless; nothing else gets out and nothing loops."""
+    """Damage in the header raises an error that names the file, or is harmless; nothing else is raised or loops."""
     random, path = np.random.default_rng(0), tmp_path / "bad.gguf"
     for _ in range(150):
         raw = bytearray(whole)

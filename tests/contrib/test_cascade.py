@@ -63,9 +63,9 @@ def test_the_drafts_are_those_of_the_model_alone(verifier, sampling):
     if not sampling.greedy:
         np.testing.assert_allclose(np.exp(found.log_probs)[live], np.exp(alone.log_probs)[live], atol=2e-6)
     for row in live:
-        held = int(expected.kept.length[row])
+        held = int(expected.draft_state.length[row])
         assert state.length[row] == held
-        np.testing.assert_array_equal(state.tokens[row, :held], expected.kept.tokens[row, :held])
+        np.testing.assert_array_equal(state.tokens[row, :held], expected.draft_state.tokens[row, :held])
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_text_that_it_sees_whole_is_guessed_right():
 def test_it_keeps_nothing_between_rounds():
     prompt = jnp.asarray(PROMPTS)
     state = jaxspec.init(SparseCacheContract.target, TestSparseCache.drafter, prompt, max_new_tokens=5)
-    assert jax.tree.leaves(state.drafter_state.kept) == []
+    assert jax.tree.leaves(state.drafter_state.draft_state) == []
 
 
 def test_a_target_without_keys_does_not_fit():

@@ -75,8 +75,8 @@ def test_balanced_trees_are_in_depth_first_order():
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 16, 32, 64])
-def test_a_preset_has_the_likeliest_paths(size):
-    """No path outside of it is likelier than one inside, and it is in depth-first order."""
+def test_a_preset_has_the_most_probable_paths(size):
+    """No path outside of it is more probable than one inside, and it is in depth-first order."""
     rates = [0.5, 0.2, 0.1]
     tree = Tree.of_size(size, rates=rates)
     assert tree.size == size

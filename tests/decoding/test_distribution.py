@@ -42,7 +42,7 @@ UNLIKE = jaxspec.CrossVocabularyDrafter(
 )
 CHAINS = Tree.chains(3, 2)
 SAMPLED = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement())
-LIKELIEST = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
+TOP_TOKENS = TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)))
 PAIRS = {
     "model, token": (MODEL, TokenVerifier()),
     "model, block": (MODEL, BlockVerifier()),
@@ -68,8 +68,8 @@ PAIRS = {
     "drawn tree, traversal": (SAMPLED, TraversalVerifier()),
     "drawn tree, tree": (SAMPLED, TreeVerifier()),
     "drawn tree, coupled": (SAMPLED, CoupledVerifier()),
-    "likeliest tree, default": (LIKELIEST, None),
-    "likeliest tree, multi-draft": (LIKELIEST, MultiDraftVerifier()),
+    "top-k tree, default": (TOP_TOKENS, None),
+    "top-k tree, multi-draft": (TOP_TOKENS, MultiDraftVerifier()),
     "dynamic tree, default": (DynamicTreeDrafter(DRAFT, top_k=2, depth=2, nodes=4), None),
     "two models, recursive": (UnionDrafter((MODEL, jaxspec.ModelDrafter(OTHER, k=1))), MultiDraftVerifier()),
     "model and ngram, recursive": (UnionDrafter((MODEL, NGRAM)), MultiDraftVerifier()),

@@ -21,7 +21,7 @@ from tests.decoding.test_compiled import computations_in_loops
 
 # Costs whose sums never come to what may just be spent: rounding would decide then.
 LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.40137, 1.70271, 2.40173), 64
-SCHEDULE = Adaptive(COSTS, LENGTHS)
+ADAPTIVE = Adaptive(COSTS, LENGTHS)
 TARGET = tiny.history_model(0, scale=2.0)
 PROMPT = jnp.array([[3, 1, 2], [1, 0, 3]], jnp.int32)
 
@@ -69,20 +69,20 @@ def test_a_row_s_good_draft_does_not_make_all_wait():
     """Some of eight accept everything, the others nothing: those take hardly longer than in plain decoding."""
     for good in (1, 6):
         right = jnp.zeros((1000, 8), jnp.int32).at[:, :good].set(8)
-        limits = np.asarray(run_together(SCHEDULE, right))
+        limits = np.asarray(run_together(ADAPTIVE, right))
         time = np.array(COSTS)[np.searchsorted(LENGTHS, limits.max(axis=1))]
         emitted = 1 + np.minimum(limits, right)
         assert (np.cumsum(time)[:, None] <= 1.008 * np.cumsum(emitted, axis=0) + 1.25 + 1e-3).all()
         assert 0 < (limits[100:] > 0).any(axis=1).mean() < 0.05
     # Alone they would draft the most, and all together do.
-    assert (np.asarray(run(SCHEDULE, right))[100:, 0] == 8).all()
-    assert (np.asarray(run_together(SCHEDULE, jnp.full((300, 8), 8, jnp.int32)))[100:] == 8).all()
+    assert (np.asarray(run(ADAPTIVE, right))[100:, 0] == 8).all()
+    assert (np.asarray(run_together(ADAPTIVE, jnp.full((300, 8), 8, jnp.int32)))[100:] == 8).all()
 
 
 def test_rows_draft_what_gives_all_of_them_the_most():
     """Half of them keep 9 of 10 drafts, the others 7: a round is nearly as short for its tokens as it can be."""
     right = right_drafts(5, 0.9, 1000, 8).at[:, 4:].set(right_drafts(6, 0.7, 1000, 4))
-    limits = np.asarray(run_together(SCHEDULE, right))
+    limits = np.asarray(run_together(ADAPTIVE, right))
     time = np.array(COSTS)[np.searchsorted(LENGTHS, limits.max(axis=1))]
     tokens = (1 + np.minimum(limits, right)).mean(axis=1)
     best = min(c / (1 + np.minimum(n, right)).mean() for n, c in zip(LENGTHS, COSTS, strict=True))
@@ -91,7 +91,7 @@ def test_rows_draft_what_gives_all_of_them_the_most():
 
 def test_it_drafts_nothing_where_drafting_does_not_pay():
     """After the first rounds a hopeless draft is tried once in `period` rounds, never twice, by all rows together."""
-    limits = np.asarray(run(SCHEDULE, jnp.zeros((2000, 3), jnp.int32)))
+    limits = np.asarray(run(ADAPTIVE, jnp.zeros((2000, 3), jnp.int32)))
     assert (limits == limits[:, :1]).all()
     tries = np.flatnonzero(limits[:, 0])
     late = tries[tries > 500]
@@ -100,14 +100,14 @@ def test_it_drafts_nothing_where_drafting_does_not_pay():
 
 
 def test_it_drafts_the_most_where_all_is_accepted():
-    limits = np.asarray(run(SCHEDULE, jnp.full((2000, 1), 8, jnp.int32)))[:, 0]
+    limits = np.asarray(run(ADAPTIVE, jnp.full((2000, 1), 8, jnp.int32)))[:, 0]
     assert (limits[10:] == 8).all()
 
 
 def test_it_comes_back_when_the_draft_becomes_good():
     """After 500 hopeless rounds: within a few trials at 9 of 10 right, in all of 50 rows."""
     probability = np.where(np.arange(1500) < 500, 0.0, 0.9)[:, None]
-    limits = np.asarray(run(SCHEDULE, right_drafts(1, probability, 1500, 50)))
+    limits = np.asarray(run(ADAPTIVE, right_drafts(1, probability, 1500, 50)))
     assert (limits[400:500] > 0).mean() < 0.03
     back = 500 + np.argmax(limits[500:] == 8, axis=0)  # not before the next trial, at round 512
     assert np.median(back) < 500 + 3 * PERIOD
@@ -118,7 +118,7 @@ def test_it_comes_back_when_the_draft_becomes_good():
 def test_it_is_nearly_as_fast_as_the_best_fixed_length(acceptance):
     """Time a token by the table, over 4,000 rounds and over the first 200 alone."""
     right = right_drafts(2, acceptance, 4000, 8)
-    limits = np.asarray(run(SCHEDULE, right))
+    limits = np.asarray(run(ADAPTIVE, right))
     for first, slack in ((4000, 1.05), (200, 1.09)):
         used, emitted = limits[:first], 1 + np.minimum(limits, right)[:first]
         time = np.array(COSTS)[np.searchsorted(LENGTHS, used)].sum() / emitted.sum()
@@ -139,8 +139,8 @@ def test_small_gains_change_nothing():
 
 
 def test_ended_rows_rest():
-    state = SCHEDULE.init(2)
-    after = SCHEDULE.observe(state, *jnp.array([[8, 8], [0, 8]], jnp.int32), jnp.array([True, False]))
+    state = ADAPTIVE.init(2)
+    after = ADAPTIVE.observe(state, *jnp.array([[8, 8], [0, 8]], jnp.int32), jnp.array([True, False]))
     changed = jax.tree.map(lambda new, old: (new != old).reshape(2, -1).any(1).tolist(), after, state)
     assert changed.acceptance == [True, False] and changed.rounds == changed.balance == [True, False]
 

@@ -1,4 +1,4 @@
-"""Schedules: their formulas, what they may look at, and what a round then runs."""
+"""Draft lengths: their formulas, what they may look at, and what a round then runs."""
 
 import dataclasses
 import inspect

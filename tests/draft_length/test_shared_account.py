@@ -19,7 +19,7 @@ from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import right_drafts
 
 LENGTHS, COPIES, HEAD = (0, 2, 4, 8), (1.0, 1.09, 1.13, 1.3), (1.0, 1.16, 1.26, 1.56)
-COPYING, MODEL = Adaptive(COPIES, LENGTHS, allowance=0.004), Adaptive(HEAD, LENGTHS, allowance=0.004)
+LOOKUP, MODEL = Adaptive(COPIES, LENGTHS, allowance=0.004), Adaptive(HEAD, LENGTHS, allowance=0.004)
 ROUNDS, ROWS = 600, 40
 
 
@@ -41,15 +41,15 @@ def _batch(account, found, copied_right, drafted_right, live):
     first, second = account.first, Pausing(account.second)
 
     def one(carry, now):
-        copying, model = carry
+        lookup, model = carry
         found, copied_right, drafted_right, live = now
-        copies = jnp.where(found & live, first.longest(copying, live), 0)
+        copies = jnp.where(found & live, first.longest(lookup, live), 0)
         copied = copies > 0
-        model = account.left(copying, model, copies, live)
+        model = account.left(lookup, model, copies, live)
         drafts = jnp.where(live, second.longest(PausingState(model, copied), live), 0)
         accepted = jnp.where(copied, jnp.minimum(copies, copied_right), jnp.minimum(drafts, drafted_right))
         heard = second.observe(PausingState(model, copied), drafts, accepted, live).inner
-        after = account.settle(model, first.observe(copying, copies, accepted, live), heard, drafts, live, copied)
+        after = account.settle(model, first.observe(lookup, copies, accepted, live), heard, drafts, live, copied)
         return after, (copies, drafts, accepted, *(state.balance for state in after))
 
     rows = found.shape[1]
@@ -57,7 +57,7 @@ def _batch(account, found, copied_right, drafted_right, live):
     return jax.lax.scan(one, states, (found, copied_right, drafted_right, live))[1]
 
 
-ACCOUNT = SharedAccount(COPYING, MODEL)
+ACCOUNT = SharedAccount(LOOKUP, MODEL)
 
 
 def take_turns(found, copied_right, drafted_right, account=ACCOUNT, *, alone, live=None):
@@ -94,7 +94,7 @@ def test_both_together_lose_no_more_than_the_bound(useless, alone, lag):
     found = jnp.asarray(np.random.default_rng(0).random((ROUNDS, ROWS)) < 0.5)
     right = [jnp.zeros((ROUNDS, ROWS), jnp.int32)] * 2 if useless else [moods(1), moods(2)]
     live = None if alone else jnp.arange(ROUNDS)[:, None] < 100 + 20 * jnp.arange(ROWS)[None]
-    account = SharedAccount(COPYING, dataclasses.replace(MODEL, lag=lag))
+    account = SharedAccount(LOOKUP, dataclasses.replace(MODEL, lag=lag))
     copies, drafts, time, emitted, balances = take_turns(found, *right, account, alone=alone, live=live)
     assert (np.cumsum(time, axis=0) <= 1.008 * np.cumsum(emitted, axis=0) + 1.25 + 1e-3).all()
     assert np.min(balances) >= -1e-5 and np.max(balances) <= 12
@@ -113,7 +113,7 @@ def test_what_copies_gain_pays_for_the_model_s_tries():
     right = jnp.full((ROUNDS, ROWS), 8, jnp.int32), right_drafts(3, 0.2, ROUNDS, ROWS)
     drafted = [
         (take_turns(found, *right, account, alone=True)[1][10:60] > 0).mean(axis=0)
-        for account in (ACCOUNT, Apart(COPYING, MODEL))
+        for account in (ACCOUNT, Apart(LOOKUP, MODEL))
     ]
     assert drafted[0].min() > 0.9 > 0.6 > drafted[1].min()
 
@@ -132,17 +132,17 @@ def test_an_ended_row_s_copies_are_not_paid_for():
 
 def test_each_row_counts_the_text_that_it_missed_itself():
     """Two rows that copy by turns, and a model that is too dear to be tried."""
-    account = SharedAccount(COPYING, Adaptive((1.0, 90.0), (0, 2), lag=0.01))
-    copying, model = account.first.init(2), account.second.init(2)
+    account = SharedAccount(LOOKUP, Adaptive((1.0, 90.0), (0, 2), lag=0.01))
+    lookup, model = account.first.init(2), account.second.init(2)
     live = jnp.ones(2, jnp.bool_)
     for turn in range(10):
         copied = jnp.arange(2) == turn % 2
         copies, none = jnp.where(copied, 8, 0), jnp.zeros(2, jnp.int32)
-        left = account.left(copying, model, copies, live)
+        left = account.left(lookup, model, copies, live)
         assert left.beside.tolist() == [max(model.missed.tolist())] * 2
         model = Pausing(account.second).observe(PausingState(left, copied), none, copies, live).inner
-        copying = account.first.observe(copying, copies, copies, live)
-        copying, model = account.settle(left, copying, model, none, live, copied)
+        lookup = account.first.observe(lookup, copies, copies, live)
+        lookup, model = account.settle(left, lookup, model, none, live, copied)
     assert model.missed.tolist() == [50, 50]
 
 
@@ -180,7 +180,7 @@ def test_rounds_of_a_compose_settle_by_the_formula():
         left = balance.min() - extra_of_copies
         second = np.minimum(12.0, left + np.where(copied, 0, 1.03 * (1 + accepted) - 1) - extra_of_drafts)
         balance = np.minimum(12.0, first + second - left)
-        for found in (state.drafter_state.copying.length_state, state.drafter_state.model.length_state.inner):
+        for found in (state.drafter_state.lookup.length_state, state.drafter_state.model.length_state.inner):
             np.testing.assert_allclose(found.balance, balance, atol=1e-4)
         time += 1 + extra_of_copies + extra_of_drafts
         assert (time <= 1.04 * np.asarray(state.length - 5) + Adaptive.advance + 1e-3).all()
@@ -189,9 +189,9 @@ def test_rounds_of_a_compose_settle_by_the_formula():
 
 def test_a_draft_length_without_an_account_leaves_the_other_its_own():
     target = tiny.history_model(0, scale=2.0)
-    drafter = HybridDrafter(jaxspec.NGramDrafter(k=COPYING), jaxspec.ModelDrafter(target, k=8))
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=LOOKUP), jaxspec.ModelDrafter(target, k=8))
     state = jaxspec.init(target, drafter, jnp.asarray([[1, 2, 1, 2]], jnp.int32), max_new_tokens=9)
-    assert state.drafter_state.copying.length_state.balance.tolist() == [Adaptive.advance]
+    assert state.drafter_state.lookup.length_state.balance.tolist() == [Adaptive.advance]
 
 
 @pytest.mark.slow
@@ -239,15 +239,15 @@ def test_a_row_that_rests_misses_text_and_learns_nothing():
 def test_ended_rows_of_a_compose_spend_nothing():
     """A row that has ended finds something to copy; the model of the other has all that may be lost."""
     target = tiny.history_model(0, scale=2.0)
-    copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 3.0), (0, 2), advance=2.0), min_ngram=1, max_ngram=1)
-    drafter = HybridDrafter(copying, jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2))), cost=1e6)
+    lookup = jaxspec.NGramDrafter(k=Adaptive((1.0, 3.0), (0, 2), advance=2.0), min_ngram=1, max_ngram=1)
+    drafter = HybridDrafter(lookup, jaxspec.ModelDrafter(target, k=Adaptive((1.0, 1.5), (0, 2))), cost=1e6)
     for ended, left in ((False, 2.0 - 2.0), (True, 2.0)):
         here = dataclasses.replace(_context(), done=jnp.array([ended, False]))
         state = drafter.init(here, Prefilled(None, ()), 400)
         rich = _states(state, balance=2.0)
         state = dataclasses.replace(
             state,
-            copying=dataclasses.replace(state.copying, length_state=rich[0]),
+            lookup=dataclasses.replace(state.lookup, length_state=rich[0]),
             model=dataclasses.replace(state.model, length_state=PausingState(rich[1], state.model.length_state.paused)),
         )
         rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 2), here.length)
@@ -257,5 +257,5 @@ def test_ended_rows_of_a_compose_spend_nothing():
 
 
 def _states(state, balance):
-    states = state.copying.length_state, state.model.length_state.inner
+    states = state.lookup.length_state, state.model.length_state.inner
     return tuple(dataclasses.replace(x, balance=jnp.full(2, balance, jnp.float32)) for x in states)

@@ -83,7 +83,7 @@ def test_each_kind_gets_costs_that_rise(make, target):
 
 def test_two_drafters_share_what_may_be_lost():
     both = adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
-    lengths_ = [both.copying.draft_length, both.model.draft_length]
+    lengths_ = [both.lookup.draft_length, both.model.draft_length]
     assert [one.lengths for one in lengths_] == [LENGTHS] * 2 and both.max_drafts == 8
     assert [one.advance for one in lengths_] == [Adaptive.advance] * 2
     assert sum(one.allowance for one in lengths_) == Adaptive.allowance
@@ -98,12 +98,12 @@ def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
     tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}
     monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: (tables[batch], 0.0))
     assert spare(both, TARGET) is both and spare(both, TARGET, batch=6) is both
-    assert spare(both, TARGET, batch=8) is both.copying and spare(both.model, TARGET, batch=8) is both.model
+    assert spare(both, TARGET, batch=8) is both.lookup and spare(both.model, TARGET, batch=8) is both.model
     save_costs(TARGET, both.model, dict(zip(LENGTHS, tables[1], strict=True)), batch=8)
     assert spare(both, TARGET, batch=8) is both
     # A head that is dear while it rests saves no more for that.
     save_costs(TARGET, both.model, dict(zip(LENGTHS, (1.2, 1.9, 2.6, 9.0), strict=True)), batch=8)
-    assert spare(both, TARGET, batch=8) is both.copying
+    assert spare(both, TARGET, batch=8) is both.lookup
 
 
 def test_measured_costs_come_before_estimates():

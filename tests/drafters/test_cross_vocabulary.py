@@ -102,7 +102,7 @@ def test_the_cache_keeps_the_text_and_the_drafts_that_were_kept():
         state, info = jaxspec.jit_step()(TARGET, drafter, jaxspec.TokenVerifier(), state)
         accepted |= set(info.accepted.tolist())
         for row in range(2):
-            kept = state.drafter_state.chain.kept
+            kept = state.drafter_state.chain.draft_state
             text = read(state.tokens[row, : before.length[row] + info.accepted[row]].tolist())
             # The last draft was never fed.
             held = len(text) - int(info.accepted[row] == 2)

@@ -188,7 +188,7 @@ def test_a_round_without_drafts_is_one_pass_of_all_layers(monkeypatch):
 
 def test_it_keeps_nothing_between_rounds():
     state = jaxspec.init(TestTwoLayers.target, TestTwoLayers.drafter, jnp.asarray(TEXTS), max_new_tokens=5)
-    assert jax.tree.leaves(state.drafter_state.kept) == []
+    assert jax.tree.leaves(state.drafter_state.draft_state) == []
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,11 @@ class TestByWhatIsExpected(ComposeContract):
 @pytest.mark.parametrize("kind", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_choosing_moves_no_distribution(kind, rule):
     """Exactly, over two rounds: the choice of the second hangs on what the first drew, kept and rejected."""
-    copying = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]
-    drafter, chosen = HybridDrafter(copying, MODEL, rate=0.6, prior=0.5), []
+    lookup = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]
+    drafter, chosen = HybridDrafter(lookup, MODEL, rate=0.6, prior=0.5), []
 
     def saw(proposal, state):
-        chosen.append({(bool(c), bool(n)) for c, n in zip(state.copied, state.copying.guess.count > 0)})
+        chosen.append({(bool(c), bool(n)) for c, n in zip(state.copied, state.lookup.guess.count > 0)})
 
     for prompt in ((0, 1, 2, 0, 1), (2, 1, 0)):
         found = real_drafter.deviation(TARGET, drafter, rule, prompt, rounds=2, length=5, saw=saw)
@@ -205,7 +205,7 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
         copied = rng.random(6) < 0.5
         state = dataclasses.replace(
             state,
-            copying=dataclasses.replace(state.copying, guess=found),
+            lookup=dataclasses.replace(state.lookup, guess=found),
             copied=jnp.asarray(copied),
             tokens=jnp.asarray(tokens, jnp.int32),
         )
@@ -239,15 +239,15 @@ def test_a_paused_row_s_draft_length_learns_nothing():
 
 def test_a_row_that_copied_nothing_pays_for_waiting():
     """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
-    copying = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
-    drafter, at = HybridDrafter(copying, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
+    lookup = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
+    drafter, at = HybridDrafter(lookup, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
     state = drafter.init(at, NOT_READ, 30)
-    guess = dataclasses.replace(state.copying.guess, count=jnp.array([2, 2], jnp.int32))
+    guess = dataclasses.replace(state.lookup.guess, count=jnp.array([2, 2], jnp.int32))
     state = dataclasses.replace(
-        state, copying=dataclasses.replace(state.copying, guess=guess), copied=jnp.array([True, False])
+        state, lookup=dataclasses.replace(state.lookup, guess=guess), copied=jnp.array([True, False])
     )
     verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
-    after = drafter.observe(state, at, verdict, ()).copying.length_state
+    after = drafter.observe(state, at, verdict, ()).lookup.length_state
     np.testing.assert_allclose(after.balance, [1.25 + 3 * 1.008 - 1.4, 1.25 + 1.008 - 1.4], rtol=1e-5)
     assert after.seen.tolist() == [[1, 1], [0, 0]]
 

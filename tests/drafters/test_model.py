@@ -100,7 +100,7 @@ def test_the_cache_holds_the_text_whatever_was_accepted(draft):
         state, info = jaxspec.jit_step()(TARGET, drafter, jaxspec.TokenVerifier(), state)
         for row in range(2):
             held = int(before.length[row]) + min(int(info.accepted[row]), 2)
-            np.testing.assert_array_equal(state.drafter_state.kept.tokens[row, :held], state.tokens[row, :held])
+            np.testing.assert_array_equal(state.drafter_state.draft_state.tokens[row, :held], state.tokens[row, :held])
             assert held >= int(state.length[row]) - 2
             # The target's cache: all but the last committed token, each at its own position.
             fed = int(state.length[row]) - 1
@@ -151,7 +151,7 @@ def test_it_catches_up_after_any_pause(draft, width):
     (found, state), (expected, _) = draft_after_a_pause(drafter, tokens, held, length, done)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
-    assert state.kept.length.tolist() == (length + K - 1).tolist()
+    assert state.draft_state.length.tolist() == (length + K - 1).tolist()
 
 
 def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
@@ -171,9 +171,9 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
         verdict = Verdict(jnp.full(2, accepted, jnp.int32), length)
         state = drafter.observe(state, context(tokens, length), verdict, ())
         held = np.asarray(length) + min(accepted, K - 1)
-        assert state.kept.length.tolist() == held.tolist()
+        assert state.draft_state.length.tolist() == held.tolist()
         for row in range(2):
-            np.testing.assert_array_equal(state.kept.tokens[row, : held[row]], tokens[row, : held[row]])
+            np.testing.assert_array_equal(state.draft_state.tokens[row, : held[row]], tokens[row, : held[row]])
         after = context(tokens, length + accepted + 6)
         (found, _), (expected, _) = propose(rng, state, after), propose(rng, init(after), after)
         np.testing.assert_array_equal(found.tokens, expected.tokens)
@@ -190,7 +190,7 @@ def test_where_it_submitted_nothing_none_of_its_own_drafts_are_kept():
     _, state = jax.jit(drafter.propose)(rng, drafter.init(context, None, SLOTS), context)
     state = dataclasses.replace(state, submitted=jnp.array([0, K], jnp.int32))
     state = drafter.observe(state, context, Verdict(jnp.full(2, 1, jnp.int32), length), ())
-    assert state.kept.length.tolist() == [9, 2]
+    assert state.draft_state.length.tolist() == [9, 2]
 
 
 def test_finished_rows_are_not_caught_up(monkeypatch):

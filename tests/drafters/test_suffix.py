@@ -27,7 +27,7 @@ def common(text, end):
 
 
 def walk(occurrences, drafter, match):
-    """The most frequent continuation of all `occurrences`, with its survivals."""
+    """The most frequent continuation of all `occurrences`, with its `cum_accept_prob`."""
     most = min(drafter.max_drafts, int(np.floor(drafter.factor * match + drafter.offset)))
     alive, total, cum_accept_prob, found = occurrences, len(occurrences), ONE, []
     for step in range(most):
@@ -44,7 +44,7 @@ def walk(occurrences, drafter, match):
 
 
 def suffix_guess(text, drafter, earlier=()):
-    """The drafts after `text`, with their survivals; `earlier` are texts, the oldest first."""
+    """The drafts after `text`, with their `cum_accept_prob`; `earlier` are texts, the oldest first."""
     end, best = text[-drafter.max_match :], []
     continue_ = [
         (text[: i + 1], (text[i + 1 :] * drafter.max_drafts)[: drafter.max_drafts]) for i in range(len(text) - 1)

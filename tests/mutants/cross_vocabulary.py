@@ -94,8 +94,8 @@ MUTANTS = (
     Mutant(
         "the draft's cache keeps what its text no longer says",
         _STRINGS,
-        "jnp.minimum(state.kept.length, held)",
-        "state.kept.length",
+        "jnp.minimum(state.draft_state.length, held)",
+        "state.draft_state.length",
         (f"{_STRINGS_TESTS}::test_the_cache_is_rolled_back_to_what_is_still_so",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Faults of a block drafter: what its context holds, what its places see, and what they learn."""
+"""Faults of a DFlash drafter: what its context holds, what its places see, and what they learn."""
 
 from tests.mutants.mutant import Mutant
 
@@ -29,7 +29,7 @@ MUTANTS = (
         (_CACHE,),
     ),
     Mutant(
-        "a block drafter that paused misses the context of that round",
+        "a DFlash drafter that paused misses the context of that round",
         _DRAFTER,
         "jnp.where(context.done, 0, verdict.accepted + 1)",
         "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",

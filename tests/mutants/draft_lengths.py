@@ -16,9 +16,9 @@ MUTANTS = (
     Mutant(
         "an unsure draft is dropped after it was seen",
         _CHAIN,
-        "return drafts.add(token, submitted, next_log_probs, going, hidden, kept)",
+        "return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)",
         "submitted &= self.draft_length.continue_(length_state, log_prob)\n            "
-        "return drafts.add(token, submitted, next_log_probs, going, hidden, kept)",
+        "return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)",
         ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = (
         (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
     ),
     Mutant(
-        "the draft's cache keeps drafts that were not kept",
+        "the draft's cache keeps drafts that were not accepted",
         "drafters/draft_model.py",
         "cache.truncate(jnp.minimum(cache.length, length))",
         "cache.truncate(cache.length)",
@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         "accepted drafts are read again in every round",
         _CHAIN,
-        "self.draft.truncate(state.kept, context.length + own)",
-        "self.draft.truncate(state.kept, context.length)",
+        "self.draft.truncate(state.draft_state, context.length + own)",
+        "self.draft.truncate(state.draft_state, context.length)",
         (_ROUNDS,),
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "n-grams do not ask the draft length",
         "drafters/lookup.py",
-        "self.guess(context.tokens, context.length).cut(limit)",
+        "self.guess(context.tokens, context.length).cut(longest)",
         "self.guess(context.tokens, context.length)",
         ("tests/drafters/test_ngram.py::TestPauses::test_rounds_draft_different_numbers",),
     ),
@@ -175,8 +175,8 @@ MUTANTS = (
     Mutant(
         "running acceptance may come to 0 and stay there",
         _ADAPTIVE,
-        "jnp.clip(state.acceptance + weight * (kept - state.acceptance), LEAST, MOST)",
-        "jnp.clip(state.acceptance + weight * (kept - state.acceptance), 0.0, 1.0)",
+        "jnp.clip(state.acceptance + weight * (right - state.acceptance), LEAST, MOST)",
+        "jnp.clip(state.acceptance + weight * (right - state.acceptance), 0.0, 1.0)",
         (_FORMULA,),
     ),
     Mutant(

@@ -34,15 +34,15 @@ MUTANTS = (
     Mutant(
         "verification goes on from a last draft that was never fed",
         _DRAFTER,
-        "fori_loop(jnp.int32(0), jnp.int32(turns), last, fed)",
+        "fori_loop(jnp.int32(0), jnp.int32(trips), last, fed)",
         "fori_loop(jnp.int32(0), jnp.int32(0), last, fed)",
         (_GREEDY,),
     ),
     Mutant(
         "the first layers run in rounds without drafts too",
         _DRAFTER,
-        "turns = jnp.any(proposal.valid) if self.lengths[0] == 0 else True",
-        "turns = True",
+        "trips = jnp.any(proposal.valid) if self.lengths[0] == 0 else True",
+        "trips = True",
         (f"{_TESTS}::test_a_round_without_drafts_is_one_pass_of_all_layers",),
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_SUFFIX, _COMPOSE, _CASCADE = "drafters/suffix.py", "drafters/hybrid.py", "contrib/cascade.py"
+_SUFFIX, _HYBRID, _CASCADE = "drafters/suffix.py", "drafters/hybrid.py", "contrib/cascade.py"
 _LISTS = "tests/drafters/test_suffix.py::test_against_lists_and_counters"
 _CHOICE = "tests/drafters/test_hybrid.py"
 _NO_PROBS = f"{_CHOICE}::test_choosing_moves_no_distribution"
@@ -18,7 +18,7 @@ MUTANTS = (
         (_LISTS,),
     ),
     Mutant(
-        "a survival is a share of the first occurrences at every step",
+        "an acceptance estimate is a share of the first occurrences at every step",
         _SUFFIX,
         "return (alive, votes, cum_accept_prob), (chosen, cum_accept_prob)",
         "return (alive, total, cum_accept_prob), (chosen, cum_accept_prob)",
@@ -47,14 +47,14 @@ MUTANTS = (
     ),
     Mutant(
         "a model's drafts are withdrawn once they are seen",
-        _COMPOSE,
+        _HYBRID,
         "valid = jnp.where(pick, copied.valid, drafted.valid)",
         "valid = jnp.where(pick, copied.valid, drafted.valid & (drafted.tokens[:, :1] > 0))",
         (_NO_PROBS,),
     ),
     Mutant(
         "copied drafts are reported with a distribution",
-        _COMPOSE,
+        _HYBRID,
         "log_probs = jnp.where(pick[..., None], one_hot(tokens, log_probs.shape[2]), log_probs)",
         "log_probs = log_probs + 0.0",
         (_NO_PROBS,),
@@ -68,21 +68,21 @@ MUTANTS = (
     ),
     Mutant(
         "a model drafts where copies are submitted",
-        _COMPOSE,
+        _HYBRID,
         "PausingState(length_state, copied)",
         "PausingState(length_state, copied & False)",
         (f"{_CHOICE}::test_a_model_that_no_row_needs_does_not_run",),
     ),
     Mutant(
         "a resting model is credited with copied drafts",
-        _COMPOSE,
+        _HYBRID,
         "drafted = ~context.done & ~state.copied",
         "drafted = ~context.done",
         (_RECORD,),
     ),
     Mutant(
         "guesses are judged by text that has not come",
-        _COMPOSE,
+        _HYBRID,
         "jnp.minimum(guess.count, verdict.accepted + 1)",
         "guess.count",
         (_RECORD,),

@@ -9,7 +9,7 @@ _MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
 
 MUTANTS = (
     Mutant(
-        "the likeliest tokens are looked for in the whole vocabulary at once",
+        "the top tokens are looked for in the whole vocabulary at once",
         "drafters/frontier.py",
         "parts = math.gcd(vocab, _PARTS)",
         "parts = 1",

@@ -22,8 +22,8 @@ MUTANTS = (
     Mutant(
         "a tandem decoder keeps its own keys where the target's states are known",
         _DRAFTER,
-        "cache = kept.truncate(known).append(self.head.context(hidden, known))",
-        "cache = kept",
+        "cache = state.truncate(known).append(self.head.context(hidden, known))",
+        "cache = state",
         (_CACHE,),
     ),
     Mutant(

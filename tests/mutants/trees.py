@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "the draft's cache misses the path that was accepted",
         "drafters/frontier.py",
-        "return cache.append(entries).truncate(cache.length + kept)",
+        "return cache.append(entries).truncate(cache.length + accepted)",
         "return cache",
         (f"{_WITHOUT}::{_FRESH}",),
     ),

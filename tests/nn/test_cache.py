@@ -76,7 +76,7 @@ def test_a_generation_never_outgrows_its_caches():
     state = jax.jit(lambda: jaxspec.init(target, drafter, prompt, prompt_length=lengths, max_new_tokens=16))()
     step = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))
     slots = state.cache.tokens.shape[1]
-    assert state.drafter_state.kept.tokens.shape[1] == state.tokens.shape[1] == slots
+    assert state.drafter_state.draft_state.tokens.shape[1] == state.tokens.shape[1] == slots
     longest = 0
     while not state.done.all():
         state, _ = step(state)

@@ -115,7 +115,7 @@ def test_each_device_holds_its_own_draft_alone(shape):
     target, drafter, state = on_a_mesh(shape)[1:]
     for array in jax.tree.leaves((drafter.models, state.drafters)):
         assert {piece.data.shape[0] for piece in array.addressable_shards} == {1}
-    for array in (drafter.models.models.params["embedding"], state.drafters.kept.keys):
+    for array in (drafter.models.models.params["embedding"], state.drafters.draft_state.keys):
         assert {piece.data.nbytes for piece in array.addressable_shards} == {array.nbytes // 8}
     for number, model in enumerate(models(shape[0])):
         held = jax.tree.map(lambda x, number=number: x[number], drafter.models.models.params)
@@ -200,7 +200,7 @@ def test_rows_split_too():
     mesh = jax.make_mesh((2, 2, 2), ("data", "draft", "model"), axis_types=(AxisType.Auto,) * 3)
     target, drafter = shard_models((TARGET, parallel(2)), mesh)
     _, state = rounds(target, drafter, count=1)
-    cache = state.drafters.kept.keys
+    cache = state.drafters.draft_state.keys
     assert {piece.data.nbytes for piece in cache.addressable_shards} == {cache.nbytes // 8}
     same(generate(target, drafter), of_two())
 

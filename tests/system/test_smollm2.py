@@ -74,15 +74,15 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(smollm2, drafters
         return (probs + rng.token_noise(1, smollm2.vocab_size))[0, 0]
 
     draft = drafters["draft model, k=4"].model
-    players = {"plain": None}
+    named = {"plain": None}
     for k in lengths_of_drafts:
-        players[f"n-gram k={k}"] = jaxspec.NGramDrafter(k=k, min_ngram=1)
-        players[f"draft model k={k}"] = jaxspec.ModelDrafter(draft, k=k)
+        named[f"n-gram k={k}"] = jaxspec.NGramDrafter(k=k, min_ngram=1)
+        named[f"draft model k={k}"] = jaxspec.ModelDrafter(draft, k=k)
     orders = [np.asarray(order) for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2])]
-    # Each batch size compiles anew: single rows run with two of the players.
+    # Each batch size compiles anew: single rows run with two of the drafters.
     runs = {
         f"{name}, rows {order.tolist()}": (order, drafter)
-        for name, drafter in players.items()
+        for name, drafter in named.items()
         for order in orders
         if len(order) > 1 or name in ("plain", "n-gram k=4")
     }

@@ -73,7 +73,7 @@ class Decoder:
 
     def __init__(self, target, draft, *, k):
         self.made.append(self)
-        self.players, self.calls, self.text = (target, draft, k), [], "some text"
+        self.models, self.calls, self.text = (target, draft, k), [], "some text"
 
     def generate(self, prompt, **options):
         from jaxspec.text import request as text_request
@@ -94,7 +94,7 @@ def test_profile(on_worker, capsys, monkeypatch, tmp_path, sampled):
     on_worker.main(["1", "profile", "the sea", "--model", "large", "--draft", "small", "-k", "2", *words])
     (decoder,) = Decoder.made
     over_all = {"model": jax.device_count()}
-    assert decoder.players == (("large", over_all), ("small", over_all), 2)
+    assert decoder.models == (("large", over_all), ("small", over_all), 2)
     assert decoder.calls == [("the sea", {"max_new_tokens": 128, "temperature": 0.0} | sampled)] * 2
     (file,) = (tmp_path / "trace").rglob("*.xplane.pb")
     assert b"decoding-2" in file.read_bytes() and b"decoding-1" not in file.read_bytes()

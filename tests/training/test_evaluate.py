@@ -53,9 +53,9 @@ def test_measured_in_the_dtype_and_on_the_mesh_of_the_target(tmp_path, monkeypat
     half = jaxspec.LanguageModel(module, jax.tree.map_with_path(halved, target.params))
     options = TrainingOptions(steps=1, batch_tokens=128)
     mesh = jax.make_mesh((4, 2), ("data", "model"))
-    players = (Bigrams(), half, Conversations(vocab=16), options, tmp_path)
+    arguments = (Bigrams(), half, Conversations(vocab=16), options, tmp_path)
     monkeypatch.setattr("jaxspec.training.loop.plot", lambda *_: True)
-    train(*players, mesh=mesh, rules=FULLY_SHARDED, validation=PROMPTS, quiet=True)
+    train(*arguments, mesh=mesh, rules=FULLY_SHARDED, validation=PROMPTS, quiet=True)
     (table,) = (drafter.model.a for drafter in seen)
     assert table.dtype == jnp.bfloat16 and table.sharding.is_fully_replicated
 

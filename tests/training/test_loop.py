@@ -106,9 +106,9 @@ def test_a_run_that_died_goes_on(run, target, tmp_path, died_after):
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(run, target, change, said):
-    players = {"recipe": Bigrams(), "target": target, "data": DATA, "options": OPTIONS} | change
+    arguments = {"recipe": Bigrams(), "target": target, "data": DATA, "options": OPTIONS} | change
     with pytest.raises(ValueError, match=said):
-        train(**players, out=run[1], quiet=True)
+        train(**arguments, out=run[1], quiet=True)
 
 
 def test_the_loss_knows_the_update(target, tmp_path):

@@ -106,7 +106,7 @@ def test_the_longest_path_of_a_tree_against_trying_them_all():
         assert verdict.deviation[row].sum() == pytest.approx(sum(1 - chance for chance in kept), abs=1e-5)
 
 
-def test_of_equally_long_paths_the_likelier_is_kept():
+def test_of_equally_long_paths_the_more_probable_is_kept():
     probs = np.array([0.2, 0.35, 0.25, 0.2])
     tree = Proposal(
         jnp.array([[0, 1, 2]], jnp.int32), jnp.ones((1, 3), jnp.bool_), None, jnp.full((1, 3), -1, jnp.int32), 1

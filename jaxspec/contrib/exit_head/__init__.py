@@ -1,4 +1,4 @@
-"""A trained exit after a target's first layers."""
+"""Adds a trained exit after a target's first layers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

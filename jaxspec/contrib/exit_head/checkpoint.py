@@ -1,4 +1,4 @@
-"""Early exits in files: blocks and norm by the names of our parameters, and the ids of a draft vocabulary."""
+"""Reads and writes early exits: blocks and norm by the names of their parameters, and the ids of a draft vocabulary."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _SIZES = {
 def read_early_exit(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> EarlyExitHead:
-    """The exit in a folder with `config.json` and safetensors.
+    """Reads the exit in a folder with `config.json` and safetensors.
 
     Args:
       folder: where it lies.
@@ -46,7 +46,7 @@ def read_early_exit(
         or not finite.
     """
     try:
-        sizes = ExitConfig(**{ours: config[theirs] for ours, theirs in _SIZES.items()})
+        sizes = ExitConfig(**{own: config[theirs] for own, theirs in _SIZES.items()})
         layers, vocab_size = config["exit_layers"], config["vocab_size"]
     except KeyError as error:
         raise ValueError(f"{folder}: config.json does not say {error}; train the exit again") from None
@@ -76,7 +76,7 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
       FileExistsError: the folder exists.
     """
     config = {"model_type": _TYPE, "exit_layers": head.layers, "vocab_size": target.vocab_size}
-    config |= {theirs: getattr(head.module.config, ours) for ours, theirs in _SIZES.items()}
+    config |= {theirs: getattr(head.module.config, own) for own, theirs in _SIZES.items()}
     tensors = {}
     for one in _tensors(head.module):
         tensors |= one.to_tensors(head.params)
@@ -86,7 +86,7 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
 
 
 def _tensors(module: ExitNetwork) -> Iterator[ParamMapping]:
-    """Every parameter by its path."""
+    """Returns every parameter by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state)["params"]
     for keys, x in jax.tree.leaves_with_path(shapes):

@@ -1,4 +1,4 @@
-"""Drafting with a trained exit."""
+"""Drafts with a trained exit."""
 
 from typing import Any
 

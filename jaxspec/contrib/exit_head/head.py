@@ -1,4 +1,4 @@
-"""An early exit with its weights: blocks and a norm after a target's first layers."""
+"""Holds an early exit with its weights: blocks and a norm after a target's first layers."""
 
 import dataclasses
 from typing import Any, cast
@@ -30,6 +30,9 @@ class EarlyExitHead(Network):
       layers: after how many layers it exits.
       ids: its draft vocabulary, rising; `None` is the target's own, with the target's own head.
       placement: how its parameters are laid out over a mesh; `jaxspec.shard` sets it.
+
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.3, where the whole model is trained instead.
 
     Example:
       >>> from jaxspec.contrib import exit_head

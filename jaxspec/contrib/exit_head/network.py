@@ -1,4 +1,4 @@
-"""The network of an early exit, from the state between two layers to what an output head reads.
+"""Defines the network of an early exit, from the state between two layers to what an output head reads.
 
 state after layer E-1 -> block -> ... -> norm -> rows of the target's output head
 """

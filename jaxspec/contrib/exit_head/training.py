@@ -59,10 +59,10 @@ class EarlyExitRecipe(Recipe):
         EarlyExitDrafter(recipe.layers).check(target)
         return recipe
 
-    # A field of other recipes; here it follows from one.
+    # Other recipes have a field of this name; here it follows from `layers`.
     @property
     def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] no field
-        """The state at the exit."""
+        """The state at the exit, as a layer index."""
         return (self.layers,)
 
     def init(self, key, target, token_counts):
@@ -103,7 +103,7 @@ def _before_answers(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b
     """Draws `count` places of each row whose next token is an answer's.
 
     Returns:
-      The places, rising, and which of them are such: a row may have fewer.
+      The places, rising, and which of them precede an answer's token: a row may have fewer than `count`.
     """
     fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1)))
     order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)

@@ -1,1 +1,1 @@
-"""LayerSkip (2404.16710): trains a whole model to exit early."""
+"""Trains a whole model to exit early: LayerSkip (2404.16710)."""

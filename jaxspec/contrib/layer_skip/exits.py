@@ -1,4 +1,4 @@
-"""Schedules of LayerSkip: how often layers are dropped, and the weights of exits after them in the loss.
+"""Schedules layer dropout and exits for LayerSkip: how often layers are dropped, and the weights of exits in the loss.
 
 Elhoushi et al., arXiv 2404.16710, section 4.1. For a model of four layers, `most=0.1` and `scale=1`:
 
@@ -56,7 +56,7 @@ class Rotational(Curriculum):
     """Takes each `every`-th exit, and in the next update those one layer deeper.
 
     Attributes:
-      every: at least 1, which is all of them always.
+      every: at least 1, which takes all exits in every update.
     """
 
     every: int

@@ -41,11 +41,13 @@ _CHUNK = 1024
 class LayerSkipRecipe(Recipe):
     """Trains the target itself to exit early: another model then, whose distribution is kept in place of the target's.
 
-    A forward and a backward pass over all layers, which are computed though they are dropped, and one over what is
-    inside them once more, so that memory holds the states between layers alone; the output head for each exit that is
-    in the loss; and a pass without dropout, for what is reported: `acceptance` of a draft after `layers` layers, and
-    `exit_loss` and `last_loss`, the cross-entropies there and after the last one. If the last one rises, the model
-    gets worse.
+    An update costs a forward and a backward pass over all layers, dropped ones included; one more forward pass through
+    each layer, so that memory holds only the states between layers; the output head for each exit in the loss; and a
+    pass without dropout for what is reported: `acceptance` of a draft after `layers` layers, and `exit_loss` and
+    `last_loss`, the cross-entropies there and after the last layer. If `last_loss` rises, the model gets worse.
+
+    References:
+      LayerSkip: Elhoushi et al. (2024), arXiv:2404.16710, section 4.1.
     """
 
     layers: int = option("After how many of its layers it is to draft; all exits are trained, whatever this is.")
@@ -91,10 +93,10 @@ class LayerSkipRecipe(Recipe):
         EarlyExitDrafter(recipe.layers).check(target)
         return recipe
 
-    # A field of other recipes; here it follows from one.
+    # Other recipes have a field of this name; here it follows from `layers`.
     @property
     def capture(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] no field
-        """The state at the exit."""
+        """The state at the exit, as a layer index."""
         return (self.layers,)
 
     @property

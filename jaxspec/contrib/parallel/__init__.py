@@ -1,4 +1,4 @@
-"""Several draft models that draft at the same time, each on its own devices."""
+"""Drafts with several models at the same time, each on its own devices."""
 
 from typing import TYPE_CHECKING
 

@@ -59,8 +59,9 @@ class ParallelDrafter(Drafter):
         of at least 1.
 
     References:
-      SpecInfer: Miao et al., arXiv 2305.09781, section 3, with several models.
-      DSI: arXiv 2405.14105. PEARL: arXiv 2408.11850.
+      SpecInfer: Miao et al. (2023), arXiv:2305.09781, section 3, with several models.
+      DSI (2024), arXiv:2405.14105.
+      PEARL (2024), arXiv:2408.11850.
 
     Example:
       >>> drafter = jaxspec.contrib.ParallelDrafter(draft, k=3, num_drafts=2)

@@ -1,4 +1,4 @@
-"""Models side by side on a mesh: each group of devices holds one, and all run at the same time."""
+"""Places models side by side on a mesh: each group of devices holds one, and all run at the same time."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""DFlash (2602.06036) and DSpark: all drafts of a round in one pass."""
+"""Drafts all tokens of a round in one pass: DFlash (2602.06036) and DSpark."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Blocks of drafts at many places of a text at once, with the target's distributions that they learn."""
+"""Lays out blocks of drafts at many places of a text at once, with the target's distributions that they learn."""
 
 import dataclasses
 from typing import Self
@@ -81,7 +81,7 @@ def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b 
     """Chooses `count` random places of each row, not the first, that an answer's token follows.
 
     Returns:
-      The places, and which of them are such: a row may have fewer.
+      The places, and which of them precede an answer's token: a row may have fewer than `count`.
     """
     width = batch.tokens.shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None]

@@ -1,4 +1,4 @@
-"""DFlash heads in files: DFlash's and DSpark's public layouts, and jaxspec's.
+"""Reads and writes DFlash heads: DFlash's and DSpark's public layouts, and jaxspec's.
 
 A folder holds `config.json` and `model.safetensors`. All three name the layers alike, and the states that are read by
 the layer whose output they are, -1 for the embeddings:

@@ -1,4 +1,4 @@
-"""All drafts of a round in one pass, from a block of masks (DFlash; DSpark)."""
+"""Drafts a whole round in one pass, from a block of masks (DFlash; DSpark)."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ from jaxspec.nn.language_model import LanguageModel
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashState:
-    """What a `DFlashDrafter` keeps between rounds.
+    """The state of a `DFlashDrafter` between rounds.
 
     Attributes:
       cache: the context's keys and values: of all committed tokens but the last.
@@ -47,17 +47,17 @@ class DFlashState:
 class DFlashDrafter(AdjustableDrafter):
     """Guesses a whole block in one pass, whose cost does not grow with `k`.
 
-    A small network reads the last token, masks in place of the drafts, and what the target knew of the text before
-    (DFlash, 2602.06036). With a Markov head (DSpark, section 3.1) a drafted token then moves the logits of the next
-    one by a product of low rank, so that the drafts of a block fit each other; without one they are drawn
-    independently. Each draft's distribution is that of its own logits and is reported as such.
+    A small network reads the last token, masks in place of the drafts, and what the target knew of the text before.
+    With a Markov head (DSpark) a drafted token then moves the logits of the next one by a product of low rank, so that
+    the drafts of a block fit each other; without one they are drawn independently. Each draft's distribution is that of
+    its own logits and is reported as such.
 
     The target's states after a token are known once it was verified. They are taken in at the end of each round,
-    whoever drafted in it, so a schedule may pause the drafter for as long as it likes:
+    whoever drafted in it, so a draft length may pause the drafter for any number of rounds:
 
         text        ... c  d  e        e is committed and unfed
         cache       ... c  d           the context: what the target knew after each
-        block                e _ _     the pass of this round, of which nothing is kept
+        block                e _ _     the pass of this round, which leaves nothing in the cache
 
     A one-token text has no context, only its block.
 
@@ -66,6 +66,10 @@ class DFlashDrafter(AdjustableDrafter):
       k: the most drafted tokens a round, at most what the head was trained for, which is the default. Give a
         `DraftLength` in its place to submit fewer: `CumulativeConfidence` goes by the head's own estimates.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.1.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)
@@ -122,12 +126,12 @@ class DFlashDrafter(AdjustableDrafter):
 
     def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        limit = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
-        proposal = _nothing(limit.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
+        longest = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
+        proposal = _nothing(longest.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
         if self.max_drafts > 0:
             # The cache is read and not passed on, so the branches copy none.
             proposal = jax.lax.cond(
-                jnp.any(limit > 0), lambda: self._draft(policy, limit, rng, state, context), lambda: proposal
+                jnp.any(longest > 0), lambda: self._draft(policy, longest, rng, state, context), lambda: proposal
             )
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -138,8 +142,8 @@ class DFlashDrafter(AdjustableDrafter):
         length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
-    def _draft(self, policy: Policy, limit, rng: Rng, state: DFlashState, context: Context) -> Proposal:
-        """One pass over the block, then a draw for each draft."""
+    def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
+        """Runs one pass over the block, then draws each draft."""
         head, length = self.head, self.draft_length
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         target = cast(LanguageModel, context.target)  # `check` refuses others
@@ -152,22 +156,22 @@ class DFlashDrafter(AdjustableDrafter):
             log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
             if length.reads_confidence:
                 log_cum_accept = log_cum_accept + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < limit) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
+            submitted = going & (offset < longest) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
             submitted = submitted & length.should_draft(state.length_state, seen)
             token, place, log_probs = self._token(log_probs, seen, rng, offset)
             log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
             going = submitted & length.continue_(state.length_state, log_prob)
-            # Rows draft on beside longer ones. That they do not show it keeps rows independent.
+            # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
             return (token, going, log_cum_accept), (jnp.where(submitted, token, 0), submitted, log_probs)
 
         by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
-        start = (last[:, 0], limit > 0, jnp.zeros(limit.shape, jnp.float32))
+        start = (last[:, 0], longest > 0, jnp.zeros(longest.shape, jnp.float32))
         each = (jnp.arange(self.max_drafts, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
         _, drafts = jax.lax.scan(draw, start, each)
         return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
 
     def _token(self, log_probs: Float[Array, "b n"] | None, seen: Float[Array, "b n"], rng: Rng, offset):
-        """The drawn token, its place in the draft vocabulary, and the distribution over the target's."""
+        """Returns the drawn token, its place in the draft vocabulary, and its distribution over the target's."""
         if log_probs is None:
             place = argmax(seen)
             return self.head.ids[place], place, None
@@ -176,13 +180,13 @@ class DFlashDrafter(AdjustableDrafter):
 
 
 def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
-    # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+    # Unused positions hold the uniform distribution, so every row stays normalized.
     log_probs = None if vocab_size is None else jnp.full((batch, k, vocab_size), -math.log(vocab_size), jnp.float32)
     return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), log_probs)
 
 
 def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """The distribution that a draft is drawn from (`None`: the most likely token), and what a draft length sees.
+    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
 
     Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot
     distribution says nothing of how sure the head is: a draft length then sees the head's own.

@@ -1,4 +1,4 @@
-"""`DFlashHead`: DFlash's network with its parameters and draft vocabulary; `init` makes an untrained one."""
+"""Defines `DFlashHead`: DFlash's network with its parameters and draft vocabulary; `init` makes an untrained one."""
 
 import dataclasses
 import functools
@@ -37,7 +37,8 @@ class DFlashHead(Network):
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
 
     References:
-      DFlash (2602.06036); DSpark, sections 3.1 and 3.2.
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, sections 3.1 and 3.2.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1)
@@ -156,7 +157,8 @@ def init(
       ValueError: a number is out of range.
 
     References:
-      DFlash (2602.06036); DSpark, section 3.1.
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.1.
 
     Example:
       >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)
@@ -177,12 +179,12 @@ def init(
         dtype=jnp.float32,
     )
     params = jax.jit(functools.partial(module.init, method="every_parameter"))(rng)["params"]
-    # The frozen head expects what the target's last norm gives it; and the highest state says most.
+    # The frozen head expects the output of the target's last norm, and the highest state is the most informative.
     params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
     width = module.config.width
     params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width))}
     if markov_rank:
-        # Tokens that the target takes for similar begin alike; at first none of them moves the next.
+        # Tokens that are similar in the target begin with similar rows; at first none of them changes the next logits.
         params["markov_before"] = _principal_components(target, ids, markov_rank)
         params["markov_after"] = jnp.zeros_like(params["markov_after"])
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)

@@ -1,4 +1,4 @@
-"""DFlash: a few layers that guess all tokens of a block in one pass (DFlash, 2602.06036; DSpark).
+"""Defines the network of DFlash (2602.06036) and DSpark: a few layers that guess all tokens of a block in one pass.
 
 The block is the last committed token and masks; what came before it is known by hidden states of the
 target, which every layer reads as extra keys and values at their own positions:

@@ -48,7 +48,8 @@ class DFlashRecipe(Recipe):
     states are normalized before they are mixed.
 
     References:
-      DFlash (2602.06036); DSpark, section 3.3.
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.3.
 
     Example:
       >>> from jaxspec.heads.dflash import DFlashRecipe

@@ -1,4 +1,4 @@
-"""EAGLE-1 (2401.15077), EAGLE-3 (2503.01840) and multi-token prediction modules (DeepSeek-V3, 2412.19437)."""
+"""Drafts with EAGLE-1 (2401.15077), EAGLE-3 (2503.01840) or multi-token prediction (DeepSeek-V3, 2412.19437)."""
 
 import re
 from collections.abc import Mapping

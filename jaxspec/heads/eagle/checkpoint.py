@@ -1,4 +1,4 @@
-"""EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
+"""Reads and writes EAGLE heads in their public layouts: EAGLE-3's (`LlamaForCausalLMEagle3`), and EAGLE-1's.
 
 A folder holds `config.json` and `model.safetensors`. The configuration is that of a Llama model of one layer of width
 `w`, for a target of width `d` and `v` tokens that it reads `c` states of; EAGLE-3's has besides:
@@ -232,8 +232,8 @@ def eagle3_mappings(config: TransformerConfig, features: int) -> Iterator[ParamM
     """Yields every parameter of an EAGLE-3 layer that reads `features` numbers of the target."""
     yield map_tensor(("fuse", "kernel"), "fc.weight", (config.width, features))
     names = {"token_norm": "input_layernorm", "state_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
-    for ours, theirs in names.items():
-        yield map_norm((ours, "scale"), f"midlayer.{theirs}.weight", config.width)
+    for own, theirs in names.items():
+        yield map_norm((own, "scale"), f"midlayer.{theirs}.weight", config.width)
     yield from map_attention(config, ("attention",), "midlayer.self_attn", map_norm, 2 * config.width)
     yield from map_mlp(config, ("mlp",), "midlayer.mlp")
     yield map_norm(("final_norm", "scale"), "norm.weight", config.width)

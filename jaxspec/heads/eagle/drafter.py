@@ -1,11 +1,11 @@
-"""EAGLE: a chain of drafts from a head over the target's own states.
+"""Drafts a chain with EAGLE: a head over the target's own states.
 
     text       a  b  c  d  e         e is committed and unfed: the target's states end with d's
     features   a  b  c  d            each pairs with the token after it
     pairs      ab bc cd de           all of them have been, or will be, fed to the head
     drafts     de -> x, then (x, the head's own state) -> y, ...
 
-What the head made of its own states goes: verification brings the true ones of what was accepted.
+The head's own states are discarded after the round: verification brings the true ones of the accepted drafts.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ from jaxspec.drafters.draft_model import Draft, Hidden, Window
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
 
-# While a schedule pauses, features wait for so many rounds of one token before the head takes them in.
+# While the drafter is paused, features wait for this many rounds of one token before the head takes them in.
 _PATIENCE = 16
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleState:
-    """What the head has read, and what it has not yet.
+    """The state of an `EagleDraft`: what the head has read, and what it has not yet.
 
     `cache.length + waiting` are the pairs of the text, one fewer than its tokens.
 
@@ -58,7 +58,7 @@ class EagleState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleDraft(Draft):
-    """An EAGLE head as something that chains and trees of up to `k` tokens along a path are drawn from."""
+    """Drafts chains, and trees of up to `k` tokens along a path, with an EAGLE head."""
 
     head: EagleHead
     k: int = dataclasses.field(metadata={"static": True})
@@ -123,7 +123,7 @@ class EagleDraft(Draft):
 
     @property
     def _chunk(self) -> int:
-        """How many pairs one pass takes in: those of a round."""
+        """The number of pairs that one pass takes in: those of a round."""
         return self.k + 1
 
     @property
@@ -137,36 +137,36 @@ class EagleDraft(Draft):
         # A text of one token has no state of the target before it.
         return context.length > 1
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        full = jnp.any(~context.done & (kept.waiting + self._chunk > self._room))
-        return self._take_in(kept, context, ~begins & full)
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
+        full = jnp.any(~context.done & (state.waiting + self._chunk > self._room))
+        return self._take_in(state, context, ~begins & full)
 
-    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
-        kept = self._take_in(kept, context, jnp.ones((), jnp.bool_))
-        logits = self.head.guesses(kept.state[:, None])[:, 0]
-        shape = KVEntries(kept.cache.keys[:, :, :, :2], kept.cache.values[:, :, :, :2])
-        return Window(logits, kept.cache, shape, (kept.state,)), kept
+    def first(self, state: Any, context: Context) -> tuple[Window, Any]:
+        state = self._take_in(state, context, jnp.ones((), jnp.bool_))
+        logits = self.head.guesses(state.state[:, None])[:, 0]
+        shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
+        return Window(logits, state.cache, shape, (state.state,)), state
 
-    def _take_in(self, kept: EagleState, context: Context, needed) -> EagleState:
+    def _take_in(self, state: EagleState, context: Context, needed) -> EagleState:
         """Feeds what waits, a round's worth at a time; nothing unless it is needed."""
         head, chunk = self.head, self._chunk
-        waiting = jnp.where(context.done | ~needed, 0, kept.waiting)
+        waiting = jnp.where(context.done | ~needed, 0, state.waiting)
         most = context.tokens.shape[1] - 1
 
         def feed(index, carry):
-            cache, state = carry
-            features = jax.lax.dynamic_slice_in_dim(kept.features, index * chunk, chunk, axis=1)
+            cache, newest = carry
+            features = jax.lax.dynamic_slice_in_dim(state.features, index * chunk, chunk, axis=1)
             at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
             tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, most), axis=1)
             states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
             count = jnp.clip(waiting - index * chunk, 0, chunk)
-            state = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state)
-            return cache.append(entries).truncate(cache.length + count), state
+            newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), newest)
+            return cache.append(entries).truncate(cache.length + count), newest
 
         trips = (jnp.max(waiting) + chunk - 1) // chunk
         with jax.named_scope("take_in"):
-            cache, state = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (kept.cache, kept.state))
-        return EagleState(cache, state, kept.features, kept.waiting - waiting)
+            cache, newest = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (state.cache, state.state))
+        return EagleState(cache, newest, state.features, state.waiting - waiting)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (states,) = hidden
@@ -179,21 +179,21 @@ class EagleDraft(Draft):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept: Any) -> Cache:
-        return kept.cache
+    def cache(self, state: Any) -> Cache:
+        return state.cache
 
-    def put(self, kept: Any, cache: Cache) -> Any:
-        return dataclasses.replace(kept, cache=cache)
+    def put(self, state: Any, cache: Cache) -> Any:
+        return dataclasses.replace(state, cache=cache)
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         # Pairs that were fed and those that wait are all of the text; drafts behind them are not true pairs.
-        fed = context.length - 1 - kept.waiting
-        cache = kept.cache.truncate(jnp.where(context.done, kept.cache.length, fed))
+        fed = context.length - 1 - state.waiting
+        cache = state.cache.truncate(jnp.where(context.done, state.cache.length, fed))
         rows = jnp.arange(fed.shape[0], dtype=jnp.int32)[:, None]
         features = self.head.features(context.target, hidden)
-        at = kept.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-        features = kept.features.at[rows, at].set(features, mode="drop")
-        return EagleState(cache, kept.state, features, kept.waiting + verdict.accepted + 1)
+        at = state.waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+        features = state.features.at[rows, at].set(features, mode="drop")
+        return EagleState(cache, state.state, features, state.waiting + verdict.accepted + 1)
 
 
 @register_dataclass
@@ -201,16 +201,20 @@ class EagleDraft(Draft):
 class EagleDrafter(ChainDrafter):
     """Drafts a chain of tokens from an EAGLE head, which reads the target's states of the text.
 
-    Li et al. 2401.15077 (EAGLE-1), 2503.01840 (EAGLE-3); a multi-token prediction module (DeepSeek-V3, 2412.19437) is
-    chained with itself in the same way. The states come from verification, so a round costs no more passes of the
-    target than any other. For trees pass the head to `DynamicTreeDrafter` (EAGLE-2, 2406.16858) or `TreeDrafter`. A
-    text of one token has no state yet: its first round drafts nothing.
+    A multi-token prediction module is chained with itself in the same way. The states come from verification, so a
+    round costs no more passes of the target than any other. For trees pass the head to `DynamicTreeDrafter` or
+    `TreeDrafter`. A text of one token has no state yet: its first round drafts nothing.
 
     Attributes:
       head: from `jaxspec.load_head`, or trained by `jaxspec train eagle`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row.
+
+    References:
+      EAGLE-1: Li et al. (2024), arXiv:2401.15077.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840.
+      DeepSeek-V3 (2024), arXiv:2412.19437, section 2.2 (multi-token prediction).
 
     Example:
       >>> head = jaxspec.heads.eagle.init(target, key)
@@ -225,7 +229,7 @@ class EagleDrafter(ChainDrafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the head reads of the target."""
+        """The target's hidden states that the head reads."""
         return self.head.capture
 
     @property

@@ -1,4 +1,4 @@
-"""`EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters; `init` makes an untrained one."""
+"""Defines `EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,9 @@ class EagleHead(Network):
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
 
     References:
-      EAGLE-1 (Li et al. 2401.15077); EAGLE-3 (Li et al. 2503.01840); DeepSeek-V3 (2412.19437), section 2.2.
+      EAGLE-1: Li et al. (2024), arXiv:2401.15077.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840.
+      DeepSeek-V3 (2024), arXiv:2412.19437, section 2.2.
 
     Example:
       >>> head = jaxspec.heads.eagle.init(target, key, draft_vocabulary=100)
@@ -145,7 +147,7 @@ def init(
       ValueError: a number is out of range.
 
     References:
-      EAGLE-3 (Li et al. 2503.01840), section 3.1.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840, section 3.1.
 
     Example:
       >>> head = jaxspec.heads.eagle.init(target, key, draft_vocabulary=100)

@@ -1,4 +1,4 @@
-"""Multi-token prediction modules: a decoder layer over a token and the state before it (DeepSeek-V3).
+"""Defines multi-token prediction modules: a decoder layer over a token and the state before it (DeepSeek-V3).
 
 DeepSeek-V3 (2412.19437, section 2.2), for the state `h` of a token and the embedding `e` of the token after it:
 
@@ -95,7 +95,7 @@ def init_mtp(target: LanguageModel, rng: Array, *, mlp_width: int | None = None,
       A head of an `MtpLayer`, as the reader of its folder would return it.
 
     References:
-      DeepSeek-V3 (2412.19437), section 2.2.
+      DeepSeek-V3 (2024), arXiv:2412.19437, section 2.2.
 
     Example:
       >>> head = jaxspec.heads.eagle.init_mtp(target, key)

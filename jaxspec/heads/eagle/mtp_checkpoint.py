@@ -1,4 +1,4 @@
-"""Multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint after its last one.
+"""Reads multi-token prediction modules in DeepSeek-V3's layout: layers of the target's checkpoint after its last one.
 
 `config.json` is the target's. With `N` layers of the target and `num_nextn_predict_layers` modules, module `i` is layer
 `N + i` (with or without `model.` before it), of the target's width `d`:
@@ -106,11 +106,11 @@ def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tupl
 
 def mtp_mappings(config: TransformerConfig) -> Iterator[ParamMapping]:
     """Yields every parameter of a multi-token prediction module, by their names in its layer."""
-    for ours, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
-        yield map_norm((ours, "scale"), f"{theirs}.weight", config.width)
+    for own, theirs in {"token_norm": "enorm", "state_norm": "hnorm", "final_norm": "shared_head.norm"}.items():
+        yield map_norm((own, "scale"), f"{theirs}.weight", config.width)
     yield map_tensor(("mix", "kernel"), "eh_proj.weight", (config.width, 2 * config.width))
-    for ours, theirs in LLAMA_NORMS.items():
-        yield map_norm(("block", ours, "scale"), f"{theirs}.weight", config.width)
+    for own, theirs in LLAMA_NORMS.items():
+        yield map_norm(("block", own, "scale"), f"{theirs}.weight", config.width)
     yield from map_attention(config, ("block", "attention"), "self_attn", map_norm, config.width)
     yield from map_mlp(config, ("block", "mlp"), "mlp")
     yield map_tensor(("head",), "shared_head.head.weight", (config.vocab_size, config.width))

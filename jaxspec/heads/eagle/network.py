@@ -1,4 +1,4 @@
-"""EAGLE's layers: one decoder layer that reads a token and the state before it.
+"""Defines EAGLE's layers: one decoder layer that reads a token and the state before it.
 
 EAGLE-3 (Li et al. 2503.01840, section 3):
 

@@ -35,11 +35,11 @@ from jaxspec.training.recipe import Features, Recipe, check_at_least, check_deca
 class EagleRecipe(Recipe):
     """An EAGLE-3 head whose output head is the target's, frozen, over a draft vocabulary.
 
-    About `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
+    Costs about `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
     target's pass.
 
     References:
-      EAGLE-3 (Li et al. 2503.01840), sections 3.1 and 3.2.
+      EAGLE-3: Li et al. (2025), arXiv:2503.01840, sections 3.1 and 3.2.
 
     Example:
       >>> from jaxspec.heads.eagle import EagleRecipe
@@ -121,7 +121,7 @@ def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a
     """Chooses `count` places of each row, rising, whose next but one token is an answer's; all of them if they fit.
 
     Returns:
-      The places, and which of them are such; the others pad.
+      The places, and which of them were chosen; the others pad.
     """
     width = batch.tokens.shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None]

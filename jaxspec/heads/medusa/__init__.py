@@ -1,4 +1,4 @@
-"""Medusa (2401.10774)."""
+"""Drafts with independent heads: Medusa (2401.10774)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

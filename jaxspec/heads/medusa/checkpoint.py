@@ -1,4 +1,4 @@
-"""Medusa's heads in files: the public layouts of the paper's heads, and jaxspec's of heads that share the target's.
+"""Reads and writes Medusa's heads: the paper's public layouts, and jaxspec's of heads that share the target's.
 
 A folder holds `config.json` and safetensors (`medusa_lm_head.safetensors` or `model.safetensors`). The configuration:
 
@@ -110,7 +110,7 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
         "torch_dtype": "bfloat16",
     }
     if isinstance(head.module, ConditionedHeads):
-        config |= {theirs: getattr(sizes, ours) for ours, theirs in _SIZES.items()}
+        config |= {theirs: getattr(sizes, own) for own, theirs in _SIZES.items()}
         mappings = _conditioned_tensors(head.module)
     else:
         mappings = _paper_tensors(head.module.config, None)
@@ -136,7 +136,7 @@ def _conditioned(
         vocab_size=target.vocab_size if ids is None else len(ids),
         num_heads=config[_HEADS],
         num_blocks=config[_BLOCKS],
-        **{ours: config[theirs] for ours, theirs in _SIZES.items()},
+        **{own: config[theirs] for own, theirs in _SIZES.items()},
     )
     module = ConditionedHeads(sizes, dtype)
     return module, _conditioned_tensors(module)

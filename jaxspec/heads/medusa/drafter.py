@@ -1,4 +1,4 @@
-"""Medusa: heads over the target's newest hidden state guess the next tokens, each without the others' guesses."""
+"""Drafts with Medusa's heads: over the target's newest hidden state, each without the others' guesses."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ from jaxspec.heads.medusa.head import MedusaHead
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafterState:
-    """What is kept between rounds: no cache, for the target's own pass is all that heads read.
+    """The state of a `MedusaDrafter` between rounds: no cache, as the heads read only the target's own pass.
 
     Attributes:
       hidden: the state of the token before the last one, which is unfed; none of a one-token text.
@@ -46,7 +46,7 @@ class MedusaDrafterState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafter(AdjustableDrafter):
-    """Guesses up to `k` tokens with as many heads, all at once. Cai et al. 2401.10774, section 2.
+    """Guesses up to `k` tokens with as many heads, all at once.
 
     The paper's head `i` reads the state of the token at position `t` and guesses that at `t + 2 + i`; the target's own
     output head speaks of `t + 1`. Here the token at `t + 1` is committed, and the newest state that is known is that
@@ -69,6 +69,9 @@ class MedusaDrafter(AdjustableDrafter):
         draft as many as pay.
       topology: a tree's shape, such as `best_tree(head.accuracies, 16)`, to draft a tree; `k` is then its depth.
       sampling: the policy that a chain is drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.
 
     Example:
       >>> head = jaxspec.heads.medusa.init(target, key, num_heads=2)
@@ -111,7 +114,7 @@ class MedusaDrafter(AdjustableDrafter):
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether drafts are a function of the text."""
         return self.tree
 
     @property
@@ -157,8 +160,8 @@ class MedusaDrafter(AdjustableDrafter):
         ready = ~context.done & (context.length >= 2)
         if self.topology is not None:
             return self._draft_tree(self.topology, state, context, ready), state
-        limit = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
-        proposal = self._draft_chain(rng, state, context, limit)
+        longest = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
+        proposal = self._draft_chain(rng, state, context, longest)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
 
@@ -181,15 +184,15 @@ class MedusaDrafter(AdjustableDrafter):
         valid = ready[:, None] & (at(best) > -jnp.inf)
         return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
 
-    def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, limit) -> Proposal:
-        """Where no row drafts anything, the heads do not run."""
+    def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, longest) -> Proposal:
+        """Drafts a chain; the heads do not run where no row drafts anything."""
         policy = context.sampling if self.sampling is None else self.sampling
         vocab_size = context.target.vocab_size
 
         def none() -> Proposal:
-            tokens = jnp.zeros((*limit.shape, self.max_drafts), jnp.int32)
+            tokens = jnp.zeros((*longest.shape, self.max_drafts), jnp.int32)
             shape = (*tokens.shape, vocab_size)
-            # Any distribution will do for drafts that are never drawn, and this one is a distribution.
+            # Unused positions hold the uniform distribution, so every row stays normalized.
             all_log_probs = None if policy.greedy else jnp.full(shape, -math.log(vocab_size), jnp.float32)
             return Proposal(tokens, tokens.astype(jnp.bool_), all_log_probs)
 
@@ -207,18 +210,18 @@ class MedusaDrafter(AdjustableDrafter):
                 all_log_probs = placement_of(context.target).logits(
                     self.head.over_vocabulary(next_log_probs, vocab_size)
                 )
-            valid = self._submitted(state.length_state, limit, seen, chosen)
+            valid = self._submitted(state.length_state, longest, seen, chosen)
             return Proposal(jnp.where(valid, self.head.token_ids(chosen), 0), valid, all_log_probs)
 
-        return jax.lax.cond(jnp.any(limit > 0), draft, none) if self.max_drafts > 0 else none()
+        return jax.lax.cond(jnp.any(longest > 0), draft, none) if self.max_drafts > 0 else none()
 
-    def _submitted(self, length_state, limit, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
-        """Which drafts are submitted: whether draft `i` is depends on its distribution and on drafts before it."""
+    def _submitted(self, length_state, longest, seen: Float[Array, "b k n"], chosen) -> Bool[Array, "b k"]:
+        """Returns which drafts are submitted: draft `i` depends on its distribution and the drafts before it."""
         log_probs = jnp.take_along_axis(seen, chosen[..., None], axis=-1)[..., 0]
-        going, valid = limit > 0, []
+        going, valid = longest > 0, []
         for i in range(self.max_drafts):
             valid.append(going & self.draft_length.should_draft(length_state, seen[:, i]))
-            going = valid[i] & (i + 1 < limit) & self.draft_length.continue_(length_state, log_probs[:, i])
+            going = valid[i] & (i + 1 < longest) & self.draft_length.continue_(length_state, log_probs[:, i])
         return jnp.stack(valid, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""`MedusaHead`: Medusa's heads with their parameters and draft vocabulary; `init` makes untrained ones."""
+"""Defines `MedusaHead`: Medusa's heads with their parameters and draft vocabulary; `init` makes untrained ones."""
 
 import dataclasses
 from typing import Any
@@ -33,7 +33,7 @@ class MedusaHead(Network):
       placement: how its logits are laid out over a mesh; `jaxspec.shard` sets it.
 
     References:
-      Medusa (Cai et al. 2401.10774), section 2.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.1.
 
     Example:
       >>> head = jaxspec.heads.medusa.init(target, key, num_heads=3)
@@ -115,7 +115,7 @@ def init(
       ValueError: a number is out of range.
 
     References:
-      Medusa (Cai et al. 2401.10774), section 2.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.1.
 
     Example:
       >>> head = jaxspec.heads.medusa.init(target, key, num_heads=2)

@@ -1,4 +1,4 @@
-"""Medusa's heads: they predict several tokens at once, from one hidden state (Cai et al. 2401.10774, section 2.1).
+"""Defines Medusa's heads, which predict several tokens from one hidden state (Cai et al. 2401.10774, section 2.1).
 
     text         a  b  c  d  e        e is committed and unfed: the newest state is that of d
     state                 d

@@ -43,12 +43,12 @@ from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
 class MedusaRecipe(Recipe):
     """Heads that read the target's last state and the token after it, over a frozen draft vocabulary.
 
-    About `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen place,
-    and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220 million
-    for each token of the text.
+    Costs about `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen
+    place, and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220
+    million for each token of the text.
 
     References:
-      Medusa (Cai et al. 2401.10774), section 2.2.1.
+      Medusa: Cai et al. (2024), arXiv:2401.10774, section 2.2.1.
 
     Example:
       >>> from jaxspec.heads.medusa import MedusaRecipe
@@ -188,7 +188,7 @@ class Chosen:
     Attributes:
       num_heads: how many tokens are guessed from each.
       places: rising places of answer tokens; guesses begin at all but the last `num_heads - 1`.
-      there: which of them are such; the others pad.
+      there: which of them hold an answer's token; the others pad.
       tokens: the text there.
       before: the token before each.
     """

@@ -1,4 +1,4 @@
-"""Tandem (2402.08644): a small decoder that also attends to the target's states."""
+"""Drafts with a small decoder that also attends to the target's states: Tandem (2402.08644)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Tandem decoders in files: a layout of jaxspec's, as there is no public one.
+"""Reads and writes tandem decoders, in a layout of jaxspec's, as there is no public one.
 
 A folder holds `config.json` and `model.safetensors`. The configuration has the decoder's sizes in Hugging Face's words
 (`hidden_size` is its width `w`) and, besides:
@@ -160,8 +160,8 @@ def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:
         path, name = f"layer_{number}", f"layers.{number}"
         sources = tuple((f"{name}.target_attn.{part}_proj.weight", (rows, width)) for part in ("k", "v"))
         yield ParamMapping((f"inject_{number}", "key_value", "kernel"), sources, group, axis=1)
-        for ours, public in LLAMA_NORMS.items():
-            yield map_norm((path, ours, "scale"), f"{name}.{public}.weight", width)
+        for own, public in LLAMA_NORMS.items():
+            yield map_norm((path, own, "scale"), f"{name}.{public}.weight", width)
         yield from map_attention(config, (path, "attention"), f"{name}.self_attn", map_norm, width)
         yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
     yield map_tensor(("lift", "kernel"), "lm_proj.weight", (theirs, width))

@@ -1,11 +1,11 @@
-"""Tandem: a chain of drafts from a small decoder that also attends to the target's states.
+"""Drafts a chain from a small decoder that also attends to the target's states: Tandem.
 
     text        ... c  d  e          e is committed and unfed: the target's states end with d's
     cache       ... C  D             what the decoder's layers read of the target's states
     passes                e          -> x, then x -> y, ...: their own keys and values stand behind the context
 
-At the end of a round the own ones go, and the context of what was accepted takes their place: verification has its
-states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
+At the end of a round the decoder's own entries are dropped, and the context of what was accepted takes their place:
+verification has its states, whoever drafted. So the decoder is never behind the text, and a pause costs it nothing.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from jaxspec.nn.language_model import LanguageModel
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TandemDraft(Draft):
-    """A tandem decoder as something that chains and trees are drawn from. It keeps its cache and nothing else."""
+    """Drafts chains and trees with a tandem decoder; its cache is all of its state."""
 
     head: TandemHead
 
@@ -62,13 +62,13 @@ class TandemDraft(Draft):
         entries = self.head.context(prefilled.hidden, jnp.zeros(batch, jnp.int32))
         return self.head.init_cache(batch, slots).append(entries).truncate(context.length - 1)
 
-    def catch_up(self, kept: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        return kept
+    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
+        return state
 
-    def first(self, kept: Any, context: Context) -> tuple[Window, Any]:
+    def first(self, state: Any, context: Context) -> tuple[Window, Any]:
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        output = self.next(context, last, (), kept)
-        cache = kept.append(output.entries)
+        output = self.next(context, last, (), state)
+        cache = state.append(output.entries)
         return Window(output.logits[:, 0], cache, output.entries, ()), cache
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
@@ -82,15 +82,15 @@ class TandemDraft(Draft):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         return self.head.token_ids(places)
 
-    def cache(self, kept: Any) -> Cache:
-        return kept
+    def cache(self, state: Any) -> Cache:
+        return state
 
-    def put(self, kept: Any, cache: Cache) -> Any:
+    def put(self, state: Any, cache: Cache) -> Any:
         return cache
 
-    def observe(self, kept: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+    def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         known = context.length - 1
-        cache = kept.truncate(known).append(self.head.context(hidden, known))
+        cache = state.truncate(known).append(self.head.context(hidden, known))
         return cache.truncate(known + jnp.where(context.done, 0, verdict.accepted + 1))
 
 
@@ -99,14 +99,17 @@ class TandemDraft(Draft):
 class TandemDrafter(ChainDrafter):
     """Drafts a chain of tokens from a small decoder, each layer of which also attends to the target's states.
 
-    Aishwarya et al. 2402.08644. The states are those up to the last verified token, and come from verification: a
-    round costs no more passes of the target than any other, and the decoder runs over drafts alone. For trees pass
-    the head to `DynamicTreeDrafter` or `TreeDrafter`.
+    The states are those up to the last verified token, and come from verification: a round costs no more passes of the
+    target than any other, and the decoder runs over drafts alone. For trees pass the head to `DynamicTreeDrafter` or
+    `TreeDrafter`.
 
     Attributes:
       head: from `jaxspec.load_head`, trained by `jaxspec train tandem`.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's own, row by row.
+
+    References:
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)
@@ -121,7 +124,7 @@ class TandemDrafter(ChainDrafter):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """What the head reads of the target."""
+        """The target's hidden states that the head reads."""
         return self.head.capture
 
     @property

@@ -1,4 +1,4 @@
-"""`TandemHead`: a tandem decoder with its parameters and draft vocabulary; `init` makes an untrained one."""
+"""Defines `TandemHead`: a tandem decoder with its parameters and draft vocabulary; `init` makes an untrained one."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ class TandemHead(Network):
       cache_type: the class of its cache; `jaxspec.native_kernels` sets it.
 
     References:
-      Tandem (Aishwarya et al. 2402.08644).
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)
@@ -140,7 +140,7 @@ def init(
       ValueError: a number is out of range, or `width` is more than the target's.
 
     References:
-      Tandem (Aishwarya et al. 2402.08644).
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> head = jaxspec.heads.tandem.init(target, key, layers=1, heads=2)

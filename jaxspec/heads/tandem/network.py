@@ -1,4 +1,4 @@
-"""Tandem: a small decoder whose every layer also attends to the target's states (Aishwarya et al. 2402.08644).
+"""Defines a tandem decoder, whose every layer also attends to the target's states (Aishwarya et al. 2402.08644).
 
 Up to the last verified block a layer reads projections of the target's states in place of its own; from there on, its
 own keys and values, as any decoder does:

@@ -6,7 +6,7 @@ each row of a batch. With blocks of three tokens:
     text       a | b  c  d | e  f  g | h          the first block may be shorter
     state           A          A B C D            e, f and g each see the target's states before their block,
     own                        e; e f; e f g      and the decoder's own of their block up to themselves
-    learnt                     f  g  h            the target's distributions after e, f, g
+    learned                    f  g  h            the target's distributions after e, f, g
 
 So training sees what drafting sees, whatever was accepted: the target's states up to the start of the block. All blocks
 of a text run in one pass, and every token of it is learned from.
@@ -43,7 +43,7 @@ class TandemRecipe(Recipe):
     target's pass. For SmolLM2-135M and the defaults it has 3.7 million parameters: 36 million flops a token.
 
     References:
-      Tandem (Aishwarya et al. 2402.08644).
+      Tandem: Aishwarya et al. (2024), arXiv:2402.08644.
 
     Example:
       >>> from jaxspec.heads.tandem import TandemRecipe

@@ -169,7 +169,7 @@ def test_no_draft_decides_whether_it_is_submitted():
 
 
 @pytest.mark.slow
-def test_greedy_drafts_are_the_likeliest_and_report_no_distribution():
+def test_greedy_drafts_are_the_argmax_and_report_no_distribution():
     found = propose(DFlashDrafter(HEAD), jaxspec.Greedy())
     certain = propose(DFlashDrafter(HEAD), jaxspec.Sampling(0.0))
     assert found.log_probs is None and certain.log_probs is not None

@@ -36,9 +36,9 @@ def run(target, head):
 
 @pytest.mark.slow
 def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves():
-    players = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)
-    program = run.lower(*players).compile()
-    found, expected = program(*players), run(TARGET, HEAD)
+    models = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)
+    program = run.lower(*models).compile()
+    found, expected = program(*models), run(TARGET, HEAD)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.stats.accepted_at, expected.stats.accepted_at)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)

@@ -224,8 +224,8 @@ def test_a_pause_longer_than_the_head_s_patience():
     waited = 0
     for _ in range(34):
         state, _ = step(TARGET, drafter, None, state)
-        waited = max(waited, int(state.drafter_state.kept.waiting.max()))
-        kept = state.drafter_state.kept
+        waited = max(waited, int(state.drafter_state.draft_state.waiting.max()))
+        kept = state.drafter_state.draft_state
         np.testing.assert_array_equal(kept.cache.length + kept.waiting, state.length - 1)
         assert (kept.waiting <= kept.features.shape[1]).all()
     assert waited > 8

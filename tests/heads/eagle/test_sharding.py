@@ -45,9 +45,9 @@ def tree(head):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [chain, pytest.param(tree, marks=pytest.mark.slow)])
 def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves(make):
-    players = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)
-    program = run.lower(*players, make=make).compile()
-    found, expected = program(*players), run(TARGET, HEAD, make=make)
+    models = jaxspec.shard(TARGET, MESH), jaxspec.shard(HEAD, MESH)
+    program = run.lower(*models, make=make).compile()
+    found, expected = program(*models), run(TARGET, HEAD, make=make)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.stats.accepted_at, expected.stats.accepted_at)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)

@@ -116,7 +116,7 @@ def test_the_same_tokens_on_a_mesh(topology, shape):
     target, mesh = tiny.wide_transformer(0), make_mesh(*shape)
     drafter = jaxspec.MedusaDrafter(conditioned_head(target, ids=[*range(0, 64, 2)], sharpness=8.0), topology=topology)
     options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(5), "sampling": jaxspec.Sampling(0.8)}
-    run = lambda *players: jaxspec.generate(*players, jnp.asarray(PROMPTS), max_new_tokens=12, **options)
+    run = lambda *models: jaxspec.generate(*models, jnp.asarray(PROMPTS), max_new_tokens=12, **options)
     target_there, drafter_there = shard_models((target, drafter), mesh)
     for kernel in (
         drafter_there.head.params["shared_0"]["down"]["kernel"],

@@ -56,7 +56,7 @@ class TestTandem(TandemContract):
         for _ in range(ROUNDS):
             *_, state, info = _probe(self.target, self.drafter, state)
             accepted |= set(info.accepted.tolist())
-            found, expected = state.drafter_state.kept, context_of(HEAD, self.target, state.tokens)
+            found, expected = state.drafter_state.draft_state, context_of(HEAD, self.target, state.tokens)
             np.testing.assert_array_equal(found.length, state.length - 1)
             for row, length in enumerate(found.length.tolist()):
                 for ours, theirs in ((found.keys, expected.keys), (found.values, expected.values)):
