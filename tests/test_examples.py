@@ -41,8 +41,8 @@ def public():
 
 PUBLIC = public()
 # Of the examples that compile the loop these are always run.
-QUICK = ("generate", "SpeculativeDecoder", "Verifier", "ModelDrafter", "NGramDrafter")
-COMPILES = re.compile(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard")
+QUICK = ("generate", "Verifier", "NGramDrafter")
+COMPILES = re.compile(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard|jaxspec\.init\(|target\(")
 
 
 def cases():

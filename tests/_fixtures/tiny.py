@@ -7,6 +7,7 @@ four lines of arithmetic over the whole text, so that tests can compute it on th
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,21 +32,33 @@ def config(*, vocab=VOCAB, layers=1, **options) -> TransformerConfig:
 
 def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
     """A random decoder; `sharpness` scales its weights, so that its distributions are far from uniform."""
-    module = Transformer(config(**options))
-    return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.02 * sharpness))
+    return random_model(config(**options), seed, 0.02 * sharpness)
+
+
+def random_model(config: TransformerConfig, seed: int, scale: float) -> jaxspec.LanguageModel:
+    return jaxspec.LanguageModel(Transformer(config), random_params(_shapes(config), seed, scale))
+
+
+@functools.cache
+def _shapes(config: TransformerConfig):
+    """Traces a model of each shape once: many tests make one where they are imported."""
+    return abstract_params(Transformer(config))
 
 
 def random_params(shapes, seed: int, scale: float):
     rng = np.random.default_rng(seed)
-    leaf = lambda x: jnp.asarray(rng.normal(size=x.shape) * (scale if x.ndim > 1 else 0.1), x.dtype)
-    return jax.tree.map_with_path(lambda path, x: leaf(x) + (1.0 if path[-1].key == "scale" else 0.0), shapes)
+
+    def leaf(path, x):
+        values = (rng.normal(size=x.shape) * (scale if x.ndim > 1 else 0.1)).astype(x.dtype)
+        return jnp.asarray(values + values.dtype.type(path[-1].key == "scale"))
+
+    return jax.tree.map_with_path(leaf, shapes)
 
 
 def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, **options) -> jaxspec.LanguageModel:
     """A random decoder whose heads and inner width divide over eight devices."""
     options = {"ropes": (Rope(1e4),), "windows": (None,), "tied_head": True} | options
-    module = Transformer(TransformerConfig(vocab, 1, width, 2 * heads, heads, 8, 64, 512, **options))
-    return jaxspec.LanguageModel(module, random_params(abstract_params(module), seed, 0.2))
+    return random_model(TransformerConfig(vocab, 1, width, 2 * heads, heads, 8, 64, 512, **options), seed, 0.2)
 
 
 @register_dataclass

@@ -30,6 +30,7 @@ CASES = [Case(PLAIN, PLAIN, NoDrafter()), Case("ngram, k=2", "ngram", NGramDraft
 SETTING = Setting("tiny", ("ngram",), (2,), max_new_tokens=12, repeats=2)
 
 
+@pytest.mark.slow
 def test_acceptance_is_that_of_every_answer():
     long = Conversation(("word " * 600,), category="qa")
     found = measure_acceptance(TARGET, CASES[1], [*QUESTIONS, long], SETTING)

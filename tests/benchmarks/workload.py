@@ -64,7 +64,8 @@ def disturbed(model: LanguageModel, scale: float) -> LanguageModel:
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), name), x.shape, x.dtype)
         return x + scale * jnp.std(x) * noise
 
-    return dataclasses.replace(model, params=jax.tree_util.tree_map_with_path(disturb, model.params))
+    params = jax.jit(lambda params: jax.tree_util.tree_map_with_path(disturb, params))(model.params)
+    return dataclasses.replace(model, params=params)
 
 
 def first_layers(model: LanguageModel, count: int) -> LanguageModel:

@@ -101,6 +101,7 @@ def test_an_interrupted_run_goes_on_with_its_peers(folder, finished, tmp_path, m
     assert ids(after[4]) == ids(json.loads(whole[4]))
 
 
+@pytest.mark.slow
 def test_a_run_with_other_peers_is_another_one(folder, finished):
     for arguments, said in (
         (ASKED[:-2], "against[1] was 'llama.cpp', now None"),

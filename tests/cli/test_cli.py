@@ -182,6 +182,7 @@ def test_chat_and_stop(folder, decoder):
     assert result.stdout == free.text[: free.text.index(stop)] + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--temperature", "0.8", "--verifier", "coupled"), marks=pytest.mark.slow)]
 )

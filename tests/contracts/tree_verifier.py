@@ -65,7 +65,15 @@ class TreeVerifierContract(VerifierContract):
             assert deviation(round_, target, 3) < EXACT, (way, parents)
 
     @pytest.mark.parametrize(
-        ("parents", "length"), [((-1,), 3), ((-1, -1), 3), (chain(2), 2), (chains(2, 2), 2), ((-1, -1, 0), 2)]
+        ("parents", "length"),
+        [
+            ((-1, -1), 3),
+            ((-1, -1, 0), 2),
+            *(
+                pytest.param(parents, length, marks=pytest.mark.slow)
+                for parents, length in [((-1,), 3), (chain(2), 2), (chains(2, 2), 2)]
+            ),
+        ],
     )
     def test_several_rounds_keep_the_distribution_with_the_real_keys(self, parents, length):
         verifier = self.verifier

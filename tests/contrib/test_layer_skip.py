@@ -212,6 +212,7 @@ def trained(tmp_path_factory):
     return train(recipe(), TARGET, Chains(), OPTIONS, folder, validation=PROMPTS, quiet=True)
 
 
+@pytest.mark.slow
 def test_training_helps_and_the_model_gets_no_worse(trained):
     one, texts = recipe(), [of_device(Chains().batch(10**6 + step)) for step in range(8)]
 
@@ -229,6 +230,7 @@ def test_training_helps_and_the_model_gets_no_worse(trained):
     assert abs(trained.curve[-1]["measured"]["sampled"]["by_position"][0] - after["acceptance"]) < 0.1
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_the_trained_one(trained):
     model = jaxspec.load(trained.folder)
     jax.tree.map(np.testing.assert_array_equal, model.params, trained.params["model"])

@@ -44,7 +44,7 @@ def plain():
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("k", [0, 4, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 8))])
+@pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 1, 8))])
 def test_the_text_is_that_of_plain_sampling(plain, kind, k):
     drafter = MAKERS[kind](k)
     found = generate(drafter)

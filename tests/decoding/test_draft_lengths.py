@@ -59,7 +59,7 @@ CASES = {
     "adaptive": BlockVerifier(),
     "ngram, adaptive": jaxspec.TokenVerifier(),
 }
-MORE = ("entropy", "ngram, adaptive")
+MORE = ("entropy", "adaptive", "ngram, adaptive")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def plain():
     "drafter",
     [
         pytest.param(jaxspec.NGramDrafter(k=1), marks=pytest.mark.slow),
-        jaxspec.NGramDrafter(k=5, min_ngram=1),
+        pytest.param(jaxspec.NGramDrafter(k=5, min_ngram=1), marks=pytest.mark.slow),
         pytest.param(jaxspec.ModelDrafter(tiny.transformer(5), k=2), marks=pytest.mark.slow),
         jaxspec.ModelDrafter(tiny.transformer(6, layers=2), k=5),
     ],

@@ -28,8 +28,8 @@ DRAFTERS = {
 }
 
 
-# Their trees are verified as the drawn one is.
-MORE = ("dynamic tree", "union")
+# A chain is verified as a tree is, and other trees as the drawn one.
+MORE = ("model", "dynamic tree", "union")
 CASES = [
     pytest.param(drafter, id=name, marks=[pytest.mark.slow] if name in MORE else [])
     for name, drafter in DRAFTERS.items()

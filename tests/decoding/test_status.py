@@ -45,6 +45,7 @@ def good():
     return generate(GOOD)
 
 
+@pytest.mark.slow
 def test_good_values_are_fine(good):
     assert good.status.tolist() == [Status.OK] * 3
     assert good.length.tolist() == [8, 5, 8]

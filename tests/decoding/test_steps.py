@@ -44,6 +44,7 @@ def test_stepping_by_hand(whole):
     same(jaxspec.finish(run(jaxspec.init(TARGET, DRAFTER, PROMPT, **options()), jaxspec.jit_step())), whole)
 
 
+@pytest.mark.slow
 def test_the_state_passed_to_a_step_stays_alive():
     state = jaxspec.init(TARGET, DRAFTER, PROMPT, **options())
     first, _ = jaxspec.jit_step()(TARGET, DRAFTER, VERIFIER, state)

@@ -4,11 +4,13 @@ import doctest
 import inspect
 
 import numpy as np
+import pytest
 
 import jaxspec
 from tests._fixtures import examples
 
 
+@pytest.mark.slow
 def test_the_drafter_in_the_docstring_gives_the_tokens_of_plain_decoding(tmp_path):
     names = examples.names(tmp_path)
     shown = doctest.DocTestParser().get_doctest(inspect.getdoc(jaxspec.Drafter), names, "Drafter", None, 0)

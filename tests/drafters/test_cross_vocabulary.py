@@ -13,7 +13,7 @@ from jaxspec.drafters.cross_vocabulary import DraftText
 from jaxspec.drafters.token_map import TokenMap
 from tests._fixtures import text_models, tiny, token_maps
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 
 TARGET = DrafterContract.target
 START = [7]
@@ -37,6 +37,7 @@ def restricted(probs) -> np.ndarray:
 
 
 class TestIntersection(DrafterContract):
+    quick_tests = VARIANT_TESTS
     drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
 
     def guess(self, text, offset):

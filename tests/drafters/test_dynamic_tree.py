@@ -11,6 +11,7 @@ import jaxspec
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
+from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to, propose
 
@@ -43,6 +44,7 @@ def history(model, temperature=1.0):
 
 
 class TestContract(TreeDrafterContract):
+    quick_tests = VARIANT_TESTS
     drafter = DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=9)
     options = {"top_k": 3, "depth": 3, "nodes": 9}
 

@@ -17,6 +17,7 @@ from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import Guess
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tiny
+from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
 from tests.drafters.test_suffix import suffix_guess
 from tests.heads.eagle.test_drafter import HEAD as EAGLE
@@ -57,6 +58,7 @@ class ComposeContract(DrafterContract):
 class TestWhereverSomethingCanBeCopied(ComposeContract):
     """The choice follows from the text, and the model catches up with what it slept through."""
 
+    quick_tests = VARIANT_TESTS
     drafter = HybridDrafter(SUFFIX, MODEL, cost=DEAR)
 
     def guess(self, text, offset):

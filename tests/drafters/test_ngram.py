@@ -87,6 +87,7 @@ def test_a_match_that_meets_the_end_goes_on_periodically():
     assert propose([7, 7, 7], k=3) == ([7, 7, 7], [True] * 3)
 
 
+@pytest.mark.slow
 def test_what_followed_the_latest_match_is_copied():
     assert propose([1, 2, 3, 1, 2, 4, 1, 2], k=3) == ([4, 1, 2], [True] * 3)
 

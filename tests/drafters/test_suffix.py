@@ -12,7 +12,7 @@ from jaxspec.draft_length.early_stop import ConfidenceStop
 from jaxspec.drafters.suffix import TextStore
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import _traced
 
 ONE = np.float32(1)
@@ -63,6 +63,7 @@ def suffix_guess(text, drafter, earlier=()):
 
 
 class TestContract(DrafterContract):
+    quick_tests = VARIANT_TESTS
     # A target that soon repeats itself, so that guesses are right, wrong and missing.
     target = tiny.history_model(3, vocab=3, scale=1.5)
     drafter = jaxspec.SuffixDrafter(k=3, max_match=5, candidates=6, min_probability=0.4)
@@ -166,6 +167,7 @@ def test_the_store_keeps_the_newest_texts():
         store.add(jnp.zeros((4, 2), jnp.int32), jnp.zeros(4, jnp.int32))
 
 
+@pytest.mark.slow
 def test_what_a_store_learns_helps_and_traces_nothing(monkeypatch):
     target = TestContract.target
     prompt = jnp.asarray([[0, 1, 2], [1, 1, 0]], jnp.int32)

@@ -104,6 +104,7 @@ def test_nothing_in_common():
         jaxspec.drafters.TokenMap.between(with_pieces("a"), with_pieces("b"))
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 def test_a_real_vocabulary(smollm2):
     """Most of a small vocabulary is in a large one, and any text is read as it was written."""

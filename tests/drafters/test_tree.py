@@ -31,6 +31,7 @@ def removed(probs, before):
 
 
 class TestWithoutReplacement(TreeDrafterContract):
+    quick_tests = (*VARIANT_TESTS, "test_greedy_output_is_that_of_plain_decoding")
     drafter = TreeDrafter(DRAFT, UNEVEN, WithoutReplacement(), jaxspec.Sampling(temperature=1.5))
 
     def expected(self, text, before, node):

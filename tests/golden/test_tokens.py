@@ -14,13 +14,10 @@ from tests.golden import token_cases
 RECORDED = pathlib.Path(__file__).parent / "tokens.json"
 QUICK = (
     "none | default | greedy",
-    "model | block | sampled",
     "model, adaptive | default | sampled",
     "suffix | default | greedy",
     "hybrid | traversal | sampled",
     "tree, without replacement | tree | sampled",
-    "models, several drafts | multi-draft | sampled",
-    "medusa | default | sampled",
 )
 CASES = {name: case for name, *case in token_cases.cases()}
 

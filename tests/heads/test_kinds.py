@@ -59,8 +59,15 @@ def test_an_untrained_head_drafts_without_changing_a_token(kind, sampling):
     assert np.all(np.asarray(drafted.stats.drafted) > 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("few", [None, 5])
+@pytest.mark.parametrize(
+    ("few", "dtype"),
+    [
+        (None, "float32"),
+        (5, "bfloat16"),
+        pytest.param(None, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(5, "float32", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_an_untrained_head_is_what_its_reader_gives_back(kind, few, dtype, tmp_path):
     head = made(kind, draft_vocabulary=few, token_counts=COUNTS, dtype=dtype)

@@ -112,6 +112,7 @@ MUTANTS = (
         "target_features(recipe, recipe.target(rounded(params, target), target), batch)",
         "target_features(recipe, target, batch)",
         (_TRAINED,),
+        slow=True,
     ),
     Mutant(
         "the trained drafter is measured on the model before training",
@@ -119,6 +120,7 @@ MUTANTS = (
         "        target = self.recipe.target(params, self.target)\n",
         "        target = self.target\n",
         (_TRAINED,),
+        slow=True,
     ),
     Mutant(
         "the model is saved as it was",
@@ -126,6 +128,7 @@ MUTANTS = (
         "save(self.target(rounded(params, target), target), path)",
         "save(target, path)",
         (f"{_TESTS}::test_the_saved_model_is_the_trained_one",),
+        slow=True,
     ),
     Mutant(
         "the curriculum stands still",

@@ -51,6 +51,7 @@ MUTANTS = (
         'vocab=("model", "draft"), kv_heads',
         'vocab=("draft", "model"), kv_heads',
         (_SENT,),
+        slow=True,
     ),
     Mutant(
         "different models pass for replicas of one",

@@ -60,6 +60,7 @@ def test_verdicts(root):
     assert (root / "jaxspec" / "number.py").read_text() == FILES["jaxspec/number.py"]
 
 
+@pytest.mark.slow
 def test_what_was_killed_is_not_run_again_until_a_file_changes(root):
     assert run(root, KILLED, SLOW)[1] == 0
     found, status, lines = run(root, KILLED, SLOW)
@@ -68,6 +69,7 @@ def test_what_was_killed_is_not_run_again_until_a_file_changes(root):
     assert run(root, KILLED)[:2] == ({"killed": "SURVIVES"}, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "test"),
     [
@@ -80,6 +82,7 @@ def test_tests_that_cannot_run_kill_nothing(root, edit, test):
     assert run(root, ["broken", "number.py", *edit, test, False])[:2] == ({"broken": "BROKEN"}, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [[*KILLED[:-1], True], [*SLOW[:-1], False]])
 def test_what_a_mutant_says_of_slow_tests_is_checked(root, mutant):
     assert run(root, mutant)[1] == 1

@@ -8,7 +8,7 @@ import pytest
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, rope_tables, rotate
 from tests._fixtures import tiny
-from tests.contracts import ModelContract
+from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 
 
 class TestHistoryModel(ModelContract):
@@ -21,10 +21,12 @@ class TestLlama(ModelContract):
 
 
 class TestQwen(ModelContract):
+    quick_tests = MODEL_VARIANT_TESTS
     model = tiny.transformer(layers=2, qkv_bias=True, tied_head=False)
 
 
 class TestGPT2(ModelContract):
+    quick_tests = MODEL_VARIANT_TESTS
     model = tiny.transformer(
         layers=2,
         ropes=(None, None),
@@ -38,6 +40,7 @@ class TestGPT2(ModelContract):
 
 
 class TestGemma(ModelContract):
+    quick_tests = MODEL_VARIANT_TESTS
     model = tiny.transformer(
         layers=2,
         windows=(3, None),

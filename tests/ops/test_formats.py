@@ -64,6 +64,7 @@ def test_a_model_is_packed_once_and_never_saved(kind, tmp_path):
         jaxspec.save(model, tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_a_mesh_splits_it_if_it_says_so(kind):
     model, mesh = pack_weights(tiny.transformer(), kind.pack), jax.make_mesh((1,), ("model",))
     if kind.shardable:

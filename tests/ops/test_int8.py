@@ -13,7 +13,7 @@ from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.ops.int8 import Int8Weight, dequantize, quantize
 from jaxspec.ops.matmul import project
 from tests._fixtures import tiny
-from tests.contracts import ModelContract
+from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 
 FLOAT = tiny.transformer(layers=2)
 PROMPTS = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
@@ -27,6 +27,7 @@ class TestWeights(ModelContract):
 class TestCache(ModelContract):
     """Texts fed at once, in chunks and as trees agree: fresh keys are rounded as cached ones."""
 
+    quick_tests = MODEL_VARIANT_TESTS
     model = jaxspec.quantize_cache(FLOAT)
 
 

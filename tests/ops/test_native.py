@@ -18,7 +18,7 @@ from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.native_float import NativeWeight
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tandem, tiny
-from tests.contracts import ModelContract
+from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 from tests.heads.eagle.test_drafter import eagle_head
 
 FLOAT = tiny.transformer(layers=2)
@@ -34,6 +34,7 @@ class TestFloat32(ModelContract):
 
 
 class TestBfloat16(ModelContract):
+    quick_tests = MODEL_VARIANT_TESTS
     model = jaxspec.native_kernels(FLOAT, weights=jnp.bfloat16)
 
 

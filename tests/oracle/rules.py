@@ -38,7 +38,7 @@ def evaluate(function: Callable, drafts: Drafts, *arguments: np.ndarray, as_tree
     """
     rows = len(drafts.tokens)
     # Few shapes: texts with different numbers of drafts share a compiled program.
-    padded = 4 ** max(0, int(np.ceil(np.log2(rows) / 2)))
+    padded = 16 ** max(2, int(np.ceil(np.log2(rows) / 4)))
     pad = lambda x: None if x is None else np.concatenate([x, np.repeat(x[:1], padded - rows, axis=0)])
     with jax.enable_x64(True), np.errstate(divide="ignore"):
         log = lambda probs: None if probs is None else np.log(probs)

@@ -135,6 +135,7 @@ def sent_between_drafts(verifier, shape):
 @pytest.mark.parametrize(
     "verifier", ["recursive", *(pytest.param(x, marks=pytest.mark.slow) for x in ("coupled", "greedy"))]
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions(shape, verifier):
     """Distributions only where they are read, and cut over all devices: each gets its part of the vocabulary of all."""

@@ -35,6 +35,7 @@ def test_a_folder(tmp_path, family, rules):
     assert not model.params["layer_0"]["mlp"]["down"]["kernel"].sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_what_save_wrote(tmp_path):
     model, mesh = tiny.wide_transformer(0), make_mesh()
     jaxspec.save(model, tmp_path / "saved")

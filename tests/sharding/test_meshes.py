@@ -67,7 +67,7 @@ def drafters(draft):
         "drafts, K-SEQ": (ModelDrafter(draft, k=2, num_drafts=2, distinct=False), MultiDraftVerifier(KSequence())),
         "drawn tree, recursive": (drawn, MultiDraftVerifier()),
         "drawn tree, traversal": (drawn, TraversalVerifier()),
-        "likeliest tree, tree": (TreeDrafter(draft, TREE), TreeVerifier()),
+        "top-k tree, tree": (TreeDrafter(draft, TREE), TreeVerifier()),
         "dynamic tree, tree": (DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6), TreeVerifier()),
         "two models, recursive": (
             UnionDrafter((ModelDrafter(draft, k=2), ModelDrafter(OTHER, k=2))),
@@ -76,10 +76,10 @@ def drafters(draft):
     }
 
 
-PLAYERS = drafters(DRAFT)
+NAMED = drafters(DRAFT)
 # The others draw, look up and reduce distributions in the same few ways.
 FIRST = ("plain", "drawn tree, recursive")
-ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in PLAYERS]
+ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in NAMED]
 
 
 @jax.jit
@@ -98,9 +98,9 @@ def run(target, drafter, verifier, prompt, lengths, policy):
 
 
 @functools.cache
-def on_one_device(players, greedy=False):
+def on_one_device(name, greedy=False):
     policy = jaxspec.Greedy() if greedy else POLICY
-    return run(TARGET, *PLAYERS[players], PROMPT, LENGTHS, policy)
+    return run(TARGET, *NAMED[name], PROMPT, LENGTHS, policy)
 
 
 def same(result, expected):
@@ -117,36 +117,36 @@ def moved(program) -> list:
     return [c for c in collectives(program.as_text()) if np.prod(c.shape) >= VOCAB or parts & set(c.shape)]
 
 
-@pytest.mark.parametrize("players", ALL)
-def test_the_same_tokens_and_no_vocabulary_moves(players):
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_tokens_and_no_vocabulary_moves(name):
     """Rows split in two and weights in four. A mixed batch: sampled rows and a greedy one."""
-    drafter, verifier = PLAYERS[players]
+    drafter, verifier = NAMED[name]
     target, drafter = shard_models((TARGET, drafter), make_mesh())
     arguments = (target, drafter, verifier, PROMPT, LENGTHS, POLICY)
     program = run.lower(*arguments).compile()
-    same(program(*arguments), on_one_device(players))
+    same(program(*arguments), on_one_device(name))
     assert collectives(program.as_text())
     assert moved(program) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", MESHES[1:], ids=str)
-@pytest.mark.parametrize("players", PLAYERS)
-def test_the_same_tokens_on_other_meshes(players, shape):
-    drafter, verifier = PLAYERS[players]
+@pytest.mark.parametrize("name", NAMED)
+def test_the_same_tokens_on_other_meshes(name, shape):
+    drafter, verifier = NAMED[name]
     target, drafter = shard_models((TARGET, drafter), make_mesh(*shape))
-    same(run(target, drafter, verifier, PROMPT, LENGTHS, POLICY), on_one_device(players))
+    same(run(target, drafter, verifier, PROMPT, LENGTHS, POLICY), on_one_device(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("players", "shape"),
-    [("model, token", (4, 2)), ("likeliest tree, tree", (1, 8))],
+    ("name", "shape"),
+    [("model, token", (4, 2)), ("top-k tree, tree", (1, 8))],
 )
-def test_the_same_tokens_greedily(players, shape):
-    drafter, verifier = PLAYERS[players]
+def test_the_same_tokens_greedily(name, shape):
+    drafter, verifier = NAMED[name]
     target, drafter = shard_models((TARGET, drafter), make_mesh(*shape))
-    same(run(target, drafter, verifier, PROMPT, LENGTHS, jaxspec.Greedy()), on_one_device(players, greedy=True))
+    same(run(target, drafter, verifier, PROMPT, LENGTHS, jaxspec.Greedy()), on_one_device(name, greedy=True))
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_whole_draft_beside_a_split_target():
     same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
 
 
-def generate(target, drafter, prompt=PROMPT, **options):
+def generate(target, drafter, prompt=PROMPT, verifier=BlockVerifier(), **options):
     return jaxspec.generate(
         target,
         drafter,
@@ -165,24 +165,32 @@ def generate(target, drafter, prompt=PROMPT, **options):
         prompt_length=LENGTHS,
         key=jax.random.key(5),
         sampling=POLICY,
-        verifier=BlockVerifier(),
+        verifier=verifier,
         max_new_tokens=12,
         **options,
     )
 
 
-@pytest.mark.parametrize("kind", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit])
-def test_a_mesh_can_be_passed(kind):
-    result = generate(TARGET, PLAYERS["model, block"][0], mesh=make_mesh(kind=kind))
-    same(result, on_one_device("model, block"))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("plain", AxisType.Explicit),
+        pytest.param("model, block", AxisType.Explicit, marks=pytest.mark.slow),
+        pytest.param("model, block", AxisType.Auto, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mesh_can_be_passed(name, kind):
+    drafter, verifier = NAMED[name]
+    result = generate(TARGET, drafter, verifier=verifier, mesh=make_mesh(kind=kind))
+    same(result, on_one_device(name))
     assert result.tokens.sharding.is_fully_replicated
 
 
 @pytest.mark.slow
 def test_a_mesh_can_be_passed_inside_the_callers_jit():
     mesh = make_mesh()
-    ours = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
-    same(ours(TARGET, PLAYERS["model, block"][0]), on_one_device("model, block"))
+    jitted = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
+    same(jitted(TARGET, NAMED["model, block"][0]), on_one_device("model, block"))
 
 
 def by_hand(model, like, mesh):
@@ -192,26 +200,29 @@ def by_hand(model, like, mesh):
 
 
 @pytest.mark.parametrize(
-    ("kind", "inside"),
+    ("name", "kind", "inside"),
     [
-        pytest.param(AxisType.Auto, False, marks=pytest.mark.slow),
-        pytest.param(AxisType.Auto, True, marks=pytest.mark.slow),
-        (AxisType.Explicit, False),
-        pytest.param(AxisType.Explicit, True, marks=pytest.mark.slow),
+        ("plain", AxisType.Explicit, False),
+        *(
+            pytest.param("model, block", kind, inside, marks=pytest.mark.slow)
+            for kind in (AxisType.Auto, AxisType.Explicit)
+            for inside in (False, True)
+        ),
     ],
 )
-def test_models_that_the_caller_has_split(kind, inside):
+def test_models_that_the_caller_has_split(name, kind, inside):
     mesh = make_mesh(kind=kind)
     target, draft = (by_hand(model, shard(model, make_mesh()), mesh) for model in (TARGET, DRAFT))
+    drafter, verifier = drafters(draft)[name]
     prompt = jax.device_put(PROMPT, NamedSharding(mesh, PartitionSpec("data")))
     call = jax.jit(generate) if inside else generate
-    same(call(target, ModelDrafter(draft, k=3), prompt), on_one_device("model, block"))
+    same(call(target, drafter, prompt, verifier), on_one_device(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [FULLY_SHARDED, TENSOR_PARALLEL])
 def test_the_same_tokens_by_other_rules(rules):
-    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh(), rules)
+    target, drafter = shard_models((TARGET, NAMED["model, block"][0]), make_mesh(), rules)
     same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
 
 
@@ -253,14 +264,14 @@ def test_an_adapters_model_on_a_mesh():
 @pytest.mark.slow
 def test_under_a_mesh_that_the_caller_has_set():
     mesh = make_mesh(kind=AxisType.Explicit)
-    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), mesh)
+    target, drafter = shard_models((TARGET, NAMED["model, block"][0]), mesh)
     with jax.set_mesh(mesh):
         same(jax.jit(generate)(target, drafter), on_one_device("model, block"))
 
 
 @pytest.mark.slow
 def test_streamed_and_step_by_step():
-    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    target, drafter = shard_models((TARGET, NAMED["model, block"][0]), make_mesh())
     options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
     pieces = list(jaxspec.stream(target, drafter, PROMPT, verifier=BlockVerifier(), **options))
     expected = on_one_device("model, block")
@@ -288,7 +299,7 @@ def test_heads_that_do_not_divide():
 
 @pytest.mark.slow
 def test_an_uneven_batch_is_whole_on_every_device():
-    target, drafter = shard_models((TARGET, PLAYERS["model, block"][0]), make_mesh())
+    target, drafter = shard_models((TARGET, NAMED["model, block"][0]), make_mesh())
     policy = jaxspec.Sampling(POLICY.temperature[:3], POLICY.top_k, POLICY.top_p, POLICY.min_p)
     result = run(target, drafter, BlockVerifier(), PROMPT[:3], LENGTHS[:3], policy)
     np.testing.assert_array_equal(result.tokens, on_one_device("model, block").tokens[:3])

@@ -116,6 +116,7 @@ def test_what_a_row_is_batched_with_makes_no_difference(target, prompts):
     assert dialogues(conversations[1::2], 3) == together[1::2]
 
 
+@pytest.mark.slow
 def test_the_next_turn_stands_behind_the_answer(target):
     (dialogue,) = _answer(target, Conversation(("the sea", "and?"), system="hello"))
     assert len(dialogue.answers) == 2

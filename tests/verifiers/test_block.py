@@ -111,6 +111,7 @@ def test_certain_drafts_gain_nothing(k):
     assert total_variation(emitted_probs(enumerate_round(target, guess, block_rule)), emitted_probs(of_token)) < EXACT
 
 
+@pytest.mark.slow
 def test_certain_drafts_are_verified_token_by_token():
     random = np.random.default_rng(0)
     target = jnp.log(jnp.asarray(random.dirichlet(np.ones(4), (500, 4)), jnp.float32))

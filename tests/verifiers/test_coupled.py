@@ -88,6 +88,7 @@ def agreement(target, draft) -> float:
     return float(total)
 
 
+@pytest.mark.slow
 def test_equal_distributions_always_agree():
     shared = noise(1, 4)
     probs = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), shared.shape)

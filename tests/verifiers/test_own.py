@@ -44,4 +44,5 @@ class InverseCdf(jaxspec.Verifier):
 
 
 class TestInverseCdf(VerifierContract):
+    quick_tests = TestSampleAndMatch.quick_tests
     verifier = InverseCdf()

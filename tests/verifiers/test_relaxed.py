@@ -138,6 +138,7 @@ def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name
             np.testing.assert_allclose(reported, exact, atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_the_expected_sum_bounds_the_deviation_of_the_whole_text(name):
     for pair_name, seed in itertools.product(("full support", "zeros in both"), range(3)):

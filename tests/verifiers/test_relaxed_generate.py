@@ -85,17 +85,21 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
 @pytest.mark.parametrize(("drafter", "rule"), CASES, ids=[name for name, _ in CASES])
 def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
     """Whatever the length, each new token counts once, so the mean is a total variation."""
-    models = (TARGET, DRAFTERS[drafter](), PROMPT)
-    whole = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
+    drafter, verifier = DRAFTERS[drafter](), RelaxedVerifier(rule)
+
+    @jax.jit
+    def run(budget, stop):
+        options = OPTIONS | {"max_new_tokens": budget, "stop_tokens": stop, "capacity": 40}
+        return jaxspec.generate(TARGET, drafter, PROMPT, verifier=verifier, lossy=True, **options)
+
+    never = jnp.array([-1], jnp.int32)
     sums = []
     for budget in (1, 2, 3):
-        options = OPTIONS | {"max_new_tokens": budget, "capacity": 40}
-        result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **options)
-        sums.append(np.asarray(result.stats.deviation))
+        sums.append(np.asarray(run(jnp.int32(budget), never).stats.deviation))
         assert (sums[-1] <= budget + 1e-6).all()
     assert (np.diff(sums, axis=0) >= -1e-6).all() and (np.diff(sums, axis=0) <= 1 + 1e-6).all()
-    stop = {"stop_tokens": [int(whole.tokens[0, 0])], "capacity": 40}
-    result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS | stop)
+    whole = run(jnp.int32(24), never)
+    result = run(jnp.int32(24), whole.tokens[0, :1])
     assert result.length[0] == 1
     np.testing.assert_allclose(result.stats.deviation[0], sums[0][0], atol=1e-6)
 

@@ -42,6 +42,7 @@ def test_without_replacement_it_accepts_at_least_what_going_down_does(name, pare
     assert mean_accepted(enumerate_round(target, drafter, TRAVERSAL)) >= mean_accepted(down) - EXACT
 
 
+@pytest.mark.slow
 def test_draws_keyed_by_absolute_position_are_seen():
     """The decision looks at drafts behind the cut: drawn again with the same key, they are biased."""
     target, draft = pair("full support", 3, 5, seed=2)

@@ -143,6 +143,7 @@ def test_a_public_layout_is_its_own_arithmetic(tmp_path, config):
         np.testing.assert_allclose(jax.nn.sigmoid(odds[0]), trust, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head", [False, True])
 def test_what_is_written_is_read_again(tmp_path, with_head):
     options = {"markov_rank": RANK, "confidence": "place and token", "feature_norms": True}

@@ -18,7 +18,7 @@ from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, config, random_head
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import ROUNDS, _init, _probe
 from tests.draft_length.test_base import Altered
 
@@ -74,6 +74,7 @@ def full_pass(target, tokens):
 
 
 class TestDSpark(BlockContract):
+    quick_tests = (*VARIANT_TESTS, "test_the_cache_holds_the_text_after_full_and_zero_acceptance")
     drafter = DFlashDrafter(HEAD, k=3)
 
     def test_the_cache_holds_the_text_after_full_and_zero_acceptance(self):
@@ -187,6 +188,7 @@ def test_a_policy_of_its_own_is_reported():
     np.testing.assert_allclose(hot.log_probs[:, 0, np.array(SOME)], jax.nn.log_softmax(known / 2), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_calibration_moves_the_estimates():
     """A large divisor makes every estimate an even chance: with a threshold of 0.2, two drafts each."""
     even = dataclasses.replace(HEAD, confidence_scale=jnp.full(4, 1e6))

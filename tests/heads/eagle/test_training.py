@@ -88,6 +88,7 @@ def trained(tmp_path_factory):
     return train(recipe(), TARGET, Conversations(), options, out, quiet=True)
 
 
+@pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
     """What it guesses is accepted far more often than before."""
     prompts = Prompts(((1, 2, 3), (5, 4, 8, 2), (9, 9), (7, 1, 0, 3)), max_new_tokens=40, batch=4)

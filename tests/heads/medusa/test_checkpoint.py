@@ -73,6 +73,7 @@ def test_the_reference_codes_layout(tmp_path, prefix):
     np.testing.assert_allclose(guessed(head), expected(blocks, outputs), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_one_block(tmp_path):
     """`[block] * 2` of the reference code is one set of weights, which safetensors stores once."""
     blocks, outputs = [[(m, v), (m, v)] for ((m, v),) in random_blocks()], random_outputs()

@@ -46,6 +46,7 @@ class MedusaContract(DrafterContract):
 
 
 class TestMedusa(MedusaContract):
+    quick_tests = (*VARIANT_TESTS, "test_only_a_text_of_one_token_is_without_guesses")
     drafter = jaxspec.MedusaDrafter(HEAD)
 
 

@@ -96,6 +96,7 @@ def choose(batch, count, key):
     return chosen.places, chosen.there, chosen.tokens, chosen.before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_where_guesses_begin(count):
     """At places in a row, of as many as there are, whatever the key; all of them if they fit."""
@@ -205,6 +206,7 @@ def test_what_is_saved_is_what_was_trained(trained):
     jax.tree.map(same, read.params, head.params)
 
 
+@pytest.mark.slow
 def test_what_is_saved_knows_how_good_its_guesses_are(trained, data):
     """Measured on what was set aside; enough for the best tree."""
     read = jaxspec.load_head(trained.folder, WRITER)
