@@ -41,11 +41,10 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Programs of tiny models run for milliseconds: compile them fast, and only what runs for long well."""
+    """Programs of tiny models run for milliseconds: compile them fast, and only real models well."""
     if time.monotonic() > item.config.stash[END]:
         pytest.skip(OVER_BUDGET)
-    marked = {mark.name for mark in item.iter_markers()}
-    well = marked & {"reference", "optimized"} or marked >= {"smollm2", "slow"}
+    well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimized"))
     jax.config.update("jax_disable_most_optimizations", not well)
 
 
@@ -66,11 +65,12 @@ def pytest_collection_modifyitems(items):
     """Marks what runs elsewhere; before `-m` selects.
 
     A class that inherits a contract beside another of its kind names in `quick_tests` those that are always run, and
-    the rest of them is slow.
+    the rest of them is slow; a contract names in `slow_tests` those that one class of its kind shows for all.
     """
     for item in items:
-        quick = getattr(item.cls, "quick_tests", None) if getattr(item, "cls", None) else None
-        if quick is not None and item.originalname not in quick:
+        cls = getattr(item, "cls", None)
+        quick, slow = getattr(cls, "quick_tests", None), getattr(cls, "slow_tests", ())
+        if (quick is not None and item.originalname not in quick) or (cls and item.originalname in slow):
             item.add_marker(pytest.mark.slow)
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if not missing:

@@ -59,6 +59,7 @@ def lines(folder, finished):
     return [json.loads(line) for line in (folder / "out" / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_everything_is_written(folder, finished, lines):
     assert [line["kind"] for line in lines] == ["run", "turn", "turn", "turn", *["summary"] * 6]
     assert lines[0]["command"].startswith("jaxspec ") and lines[0]["cases"]["ngram, k=2"] == {"name": "ngram", "k": 2}
@@ -79,11 +80,13 @@ def test_everything_is_written(folder, finished, lines):
     assert finished.stderr == ""
 
 
+@pytest.mark.slow
 def test_summaries_follow_from_the_lines(lines):
     expected = [dataclasses.asdict(one) for one in summarize(lines[1:4])]
     assert [{name: line[name] for name in expected[0]} for line in lines[4:]] == json.loads(json.dumps(expected))
 
 
+@pytest.mark.slow
 def test_every_token_is_counted_once(folder, lines):
     model = load(folder / "model")
     turns = {(line["questions"][0], line["turn"]): line for line in lines if line["kind"] == "turn"}
@@ -124,6 +127,7 @@ def test_a_finished_run_is_not_measured_again(folder, finished, tmp_path, monkey
     assert (tmp_path / "r.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
     asked, turns = [], Measurement.turns
 
@@ -147,6 +151,7 @@ def test_an_interrupted_run_goes_on(folder, finished, tmp_path, monkeypatch):
     assert counts(after[3]) == counts(whole[3])
 
 
+@pytest.mark.slow
 def test_where_rows_find_their_own_k_nothing_is_drawn_over_it(lines, tmp_path):
     records = lines[1:4]
     cases = {label: case | {"k": None} for label, case in lines[0]["cases"].items()}
@@ -154,6 +159,7 @@ def test_where_rows_find_their_own_k_nothing_is_drawn_over_it(lines, tmp_path):
     assert sorted(path.name.split("-batch")[0] for path in files) == ["acceptance-by-position", "speed-up-by-task"]
 
 
+@pytest.mark.slow
 def test_another_run_is_refused(folder, finished, tmp_path):
     before = (folder / "out" / "results.jsonl").read_text()
     for arguments, said in (
@@ -167,6 +173,7 @@ def test_another_run_is_refused(folder, finished, tmp_path):
     assert (folder / "out" / "results.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_without_matplotlib(folder, finished, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "has_matplotlib", lambda: False)
     alone = _bench(folder, "--plots", tmp_path / "plots")
@@ -217,6 +224,7 @@ def test_questions_that_are_answered_already(folder, tmp_path):
     assert result.exit_code == 2 and "nothing to measure" in result.stderr
 
 
+@pytest.mark.slow
 def test_progress_is_on_stderr(folder, finished, tmp_path):
     (tmp_path / "r.jsonl").write_text((folder / "out" / "results.jsonl").read_text())
     words = ["bench", "-m", folder / "model", "--questions", folder / "questions.jsonl", *OPTIONS[:-1]]

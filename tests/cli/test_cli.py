@@ -92,6 +92,7 @@ def test_version():
     assert result.exit_code == 0 and result.stdout.startswith("jaxspec ")
 
 
+@pytest.mark.slow
 def test_text_alone_goes_to_stdout(folder, decoder):
     result = _generate(folder, "hello")
     expected = decoder.generate("hello", max_new_tokens=12, temperature=0)

@@ -40,6 +40,16 @@ class TreeVerifierContract(VerifierContract):
 
     rule: Any
     ways = tuple(DRAWN)
+    # A verifier of trees meets chains in the enumerations below; here they run on the device, many rows at once.
+    slow_tests = (
+        "test_the_distribution_through_the_real_draws",
+        "test_accepts_a_prefix_of_what_was_submitted",
+        "test_never_emits_what_the_target_excludes",
+        "test_rows_at_temperature_zero_emit_the_argmax",
+        "test_a_draft_distribution_of_nan_changes_no_distribution",
+        "test_a_target_distribution_of_nan_behind_an_excluded_draft_accepts_nothing",
+        "test_a_row_does_not_depend_on_its_neighbours",
+    )
 
     @pytest.mark.parametrize(("shape", "name"), CASES)
     def test_one_round_keeps_the_distribution(self, shape, name):

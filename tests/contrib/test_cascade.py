@@ -20,6 +20,7 @@ NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SLOTS = 40
 
 
+@pytest.mark.slow
 class TestContract(DrafterContract):
     quick_tests = VARIANT_TESTS
     target = TARGET

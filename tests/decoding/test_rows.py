@@ -45,7 +45,7 @@ def together():
     return generate()
 
 
-@pytest.mark.parametrize("row", range(ROWS))
+@pytest.mark.parametrize("row", [1, *(pytest.param(row, marks=pytest.mark.slow) for row in range(ROWS) if row != 1)])
 def test_a_row_alone_is_the_row_in_the_batch(together, row):
     """With the row's own parameters: one that took row 0's would differ."""
     alone = generate([row])

@@ -75,6 +75,7 @@ class TestEntropyStop(AdjustableContract, TestHistoryDraft):
     drafter = jaxspec.ModelDrafter(DRAFT, k=EntropyStop((0, 1, 3), threshold=0.5, step=0.0))
 
 
+@pytest.mark.slow
 class TestPauses(PausesContract, TestHistoryDraft):
     """The draft model rests and catches up."""
 

@@ -53,6 +53,7 @@ def run(root, *mutants):
     return *json.loads(last), lines
 
 
+@pytest.mark.slow
 def test_verdicts(root):
     found, status, lines = run(root, KILLED, SLOW, SAME)
     assert found == {"killed": "killed", "slow": "killed, slow", "same": "SURVIVES"}

@@ -37,16 +37,19 @@ def _drain(stream):
     return list(stream), stream.result
 
 
-def test_stream_shows_what_generate_returns(decoder):
-    for options in (SHORT, SAMPLED | {"seed": 5}):
-        options = options | {"stop_tokens": ()}
-        pieces, streamed = _drain(decoder.stream(PROMPT, **options))
-        generated = decoder.generate(PROMPT, **options)
-        assert "".join(pieces) == streamed.text == generated.text == TOKENIZER.decode(streamed.token_ids)
-        assert streamed.token_ids == generated.token_ids and len(generated.token_ids) == 16
-        assert streamed.log_probs == pytest.approx(generated.log_probs, abs=1e-4)
-        assert streamed.stop_reason == generated.stop_reason == "max new tokens"
-        assert streamed.acceptance_rate == generated.acceptance_rate
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(SHORT, id="greedy", marks=pytest.mark.slow), pytest.param(SAMPLED | {"seed": 5}, id="sampled")],
+)
+def test_stream_shows_what_generate_returns(decoder, options):
+    options = options | {"stop_tokens": ()}
+    pieces, streamed = _drain(decoder.stream(PROMPT, **options))
+    generated = decoder.generate(PROMPT, **options)
+    assert "".join(pieces) == streamed.text == generated.text == TOKENIZER.decode(streamed.token_ids)
+    assert streamed.token_ids == generated.token_ids and len(generated.token_ids) == 16
+    assert streamed.log_probs == pytest.approx(generated.log_probs, abs=1e-4)
+    assert streamed.stop_reason == generated.stop_reason == "max new tokens"
+    assert streamed.acceptance_rate == generated.acceptance_rate
 
 
 def test_whole_characters_are_streamed():
@@ -281,6 +284,7 @@ def test_a_chat_needs_a_template(model):
         SpeculativeDecoder(model, tokenizer=plain).chat([{"role": "user", "content": "hello"}])
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 def test_the_default_model_answers(smollm2):
     decoder = SpeculativeDecoder(smollm2, "ngram")

@@ -25,6 +25,14 @@ RECURSIVE, K_SEQUENCE = (walk_rule(rule.descend) for rule in (RecursiveRejection
 SEEN = 1e-3
 
 
+ENUMERATIONS = (
+    "test_one_round_keeps_the_distribution",
+    "test_one_round_keeps_the_distribution_over_four_tokens",
+    "test_several_rounds_keep_the_distribution_with_the_real_keys",
+    "test_drafts_that_are_withheld",
+)
+
+
 class MergingContract(TreeVerifierContract):
     certain_rule = staticmethod(walk_rule(sample_and_walk))
 
@@ -35,6 +43,7 @@ class TestRecursiveRejection(MergingContract):
 
 
 class TestKSequence(MergingContract):
+    quick_tests = ENUMERATIONS
     verifier = MultiDraftVerifier(KSequence())
     rule = staticmethod(K_SEQUENCE)
     ways = ("with replacement",)

@@ -17,7 +17,7 @@ from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, _before_round, path_to
 from tests.contracts.tree_drafter import _init as init_rows
@@ -110,6 +110,7 @@ class TestOneDraft(EagleContract):
 
 
 class TestDraftVocabulary(EagleContract):
+    quick_tests = VARIANT_TESTS
     head = SMALL
     drafter = jaxspec.EagleDrafter(SMALL, k=3)
 

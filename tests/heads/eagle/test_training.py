@@ -33,7 +33,7 @@ def texts(seed=0, rows=2, width=12, lengths=(8, 6)):
 def test_each_step_is_the_drafter_s_own():
     """The loss is that of the distributions that `EagleDrafter` drafts from, place by place and step by step."""
     one, batch = recipe(), texts(rows=1, lengths=(8,))
-    params = one.init(jax.random.key(0), TARGET, COUNTS)
+    params = jax.jit(lambda key: one.init(key, TARGET, COUNTS))(jax.random.key(0))
     # Attention begins so weak that a distribution hardly depends on what it sees.
     params["layer"]["attention"] = jax.tree.map(lambda kernel: 4 * kernel, params["layer"]["attention"])
     features = jax.jit(target_features, static_argnums=0)(one, TARGET, batch)

@@ -12,7 +12,7 @@ from jaxspec.named import drafter_of
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.tandem import Reference, random_head
-from tests.contracts import DrafterContract
+from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import PROMPTS, ROUNDS, _init, _probe
 from tests.contracts.tree_drafter import TreeDrafterContract
 from tests.drafters.test_dynamic_tree import paths, search
@@ -47,6 +47,7 @@ class TandemContract(DrafterContract):
 
 
 class TestTandem(TandemContract):
+    quick_tests = (*VARIANT_TESTS, "test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance")
     drafter = jaxspec.TandemDrafter(HEAD, k=3)
 
     def test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance(self):
