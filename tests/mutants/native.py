@@ -106,6 +106,7 @@ MUTANTS = (
         "return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]",
         "return jax.lax.cond(condition, lambda now: once((condition, now))[1], lambda now: now, carry)",
         ("tests/decoding/test_compiled.py::test_the_loop_copies_no_cache",),
+        slow=True,
     ),
     Mutant(
         "a chain submits places in the draft vocabulary as tokens",
