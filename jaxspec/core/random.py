@@ -141,12 +141,12 @@ class RoundKeys:
         return _gumbel(self._stream(_NEXT), vocab_size)
 
     def shared(self, count: int, vocab_size: int) -> Self:
-        """Returns the same draws: none is read twice, so none is stored."""
+        """Returns itself: no noise is read twice, so none is stored."""
         del count, vocab_size
         return self
 
     def afresh(self) -> Self:
-        """Returns the same draws: none is stored."""
+        """Returns itself: no noise is stored."""
         return self
 
     def _stream(self, purpose: int) -> Key[Array, "b"]:
@@ -181,7 +181,7 @@ class PositionNoise:
     stored: Float[Array, "b n v"] | None = None
 
     def of_draft(self, index: Int[Array, ""] | int) -> Self:
-        """Returns the same draws: every draft of a position is drawn with the position's noise."""
+        """Returns itself: every draft of a position is drawn with the position's noise."""
         del index
         return self
 
@@ -212,11 +212,11 @@ class PositionNoise:
         return _gumbel(_fold_offsets(self._stream(), positions), vocab_size)
 
     def shared(self, count: int, vocab_size: int) -> Self:
-        """Returns the same draws with the noise of the next `count` positions computed once."""
+        """Returns the same keys with the noise of the next `count` positions computed once."""
         return dataclasses.replace(self, stored=self.token_noise(count, vocab_size))
 
     def afresh(self) -> Self:
-        """Returns the same draws without stored noise: other devices draw it again for less than it costs to send."""
+        """Returns the same keys without stored noise: other devices draw it again for less than it costs to send."""
         return dataclasses.replace(self, stored=None)
 
     def _stream(self) -> Key[Array, "b"]:

@@ -1,4 +1,4 @@
-"""Chooses the children of a drafted node: the most probable tokens, or draws with or without replacement."""
+"""Chooses the children of a drafted node: the most probable tokens, or samples with or without replacement."""
 
 import abc
 import dataclasses
@@ -79,7 +79,7 @@ class WithoutReplacement(Draw):
 
     All are drawn at once: the largest log-probabilities with Gumbel noise added, in falling order. Where fewer tokens
     have any probability, the other children do not exist. With the noise that `CoupledVerifier` shares, these are the
-    target's most probable draws.
+    tokens that the target's own noise ranks first.
 
     References:
       Kool et al. (2019), arXiv:1903.06059 (Gumbel-top-k).

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,9 +12,10 @@ import jaxspec
 from jaxspec.bench import costs as costing
 from jaxspec.bench import timing
 from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.costs import measure_parts
+from jaxspec.bench.costs import RoundCost, measure_parts
 from jaxspec.bench.plan import plan as planning
 from jaxspec.bench.plan.plan import make_plan, measure_acceptance
+from jaxspec.bench.plan.prediction import Acceptance, Answer
 from jaxspec.bench.plan.report import as_record, command, notes, tables
 from jaxspec.bench.plan.roofline import Device
 from jaxspec.bench.setting import Setting
@@ -85,6 +87,23 @@ def plan():
         found = make_plan(setting, QUESTIONS, tell=told.append)
     assert told[0] == "loading the models" and any("question 2 of 2" in text for text in told)
     return found
+
+
+@pytest.mark.parametrize(("short", "long", "k"), [(1.1, 3.0, 2), (3.0, 1.1, 4)])
+def test_the_case_that_is_predicted_to_be_fastest_is_run(monkeypatch, short, long, k):
+    answer = Answer(0, 0, prompt_tokens=8, tokens=12, rounds=4, drafted_at=(4,) * 4, accepted_at=(4, 2, 1, 1))
+    costs = {f"ngram, k={n}": RoundCost(cost, 0.1, 1.0) for n, cost in ((2, short), (4, long))}
+    checked = lambda target, plain, case, questions, setting, tell: SimpleNamespace(case=case.label, speedup=None)
+    monkeypatch.setattr(planning, "load_target", lambda _: (TARGET, TARGET))
+    monkeypatch.setattr(planning, "measure_device", lambda _: Device(2e10, 1e11))
+    monkeypatch.setattr(planning, "measure_acceptance", lambda *_, **__: Acceptance("", "ngram", 4, (answer,)))
+    monkeypatch.setattr(planning, "measure_parts", lambda *_, **__: (1.0, costs))
+    monkeypatch.setattr(planning, "check", checked)
+    monkeypatch.setattr(planning, "recommend", lambda best, measured, *_: SimpleNamespace(best=best, measured=measured))
+    found = make_plan(dataclasses.replace(SETTING, lengths=()), QUESTIONS[1:])
+    (one,) = found.recommendations
+    assert one.best is max(found.predictions, key=lambda prediction: prediction.speedup)
+    assert (one.best.k, one.best.case, one.measured.case) == (k, f"ngram, k={k}", f"ngram, k={k}")
 
 
 @pytest.mark.slow

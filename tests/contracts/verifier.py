@@ -17,7 +17,11 @@ _draft_noise = jax.jit(lambda rng, offset: rng.draft_noise(offset, VOCAB))
 
 
 class VerifierContract:
-    """Subclasses set `verifier`; one that has no draws of its own leaves the check of all draws to the slow tests."""
+    """Subclasses set `verifier`.
+
+    The Monte Carlo check that distributions are wired to the real noise is quick for one verifier of each kind, which
+    sets `slow_tests` to nothing; the enumerations prove the rest.
+    """
 
     verifier: Any
     slow_tests: tuple[str, ...] = ("test_the_distribution_through_the_real_draws",)

@@ -11,6 +11,13 @@ _STATES = f"{_MEASURED}::test_rounds_are_timed_with_all_drafts_and_with_none"
 
 MUTANTS = (
     Mutant(
+        "a plan runs the slowest case",
+        "bench/plan/plan.py",
+        "best, case = max(zip(",
+        "best, case = min(zip(",
+        (f"{_MEASURED}::test_the_case_that_is_predicted_to_be_fastest_is_run",),
+    ),
+    Mutant(
         "a plan's batch ends with its first row",
         _PREDICTION,
         "took = max((one.rounds_at(k) for one in rows)",
