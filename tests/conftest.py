@@ -1,5 +1,6 @@
 """One process for all tests: eight CPU devices, strict dtypes and ranks, checked annotations."""
 
+import gc
 import importlib.util
 import os
 import pathlib
@@ -20,6 +21,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 assert typecheck.functions
 jaxtyping.install_import_hook("jaxspec", "tests._fixtures.typecheck.functions")
 fast_compiles.install()
+# Tracing makes millions of small objects, few of them garbage: by default a fifteenth of the time goes into looking.
+gc.set_threshold(50_000, 20, 50)
 
 MAPS, MOST_MAPS = pathlib.Path("/proc/self/maps"), 20_000  # of the 65,530 that Linux allows
 END = pytest.StashKey[float]()
@@ -79,6 +82,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("reference"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays to the end, so that no collection goes over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
