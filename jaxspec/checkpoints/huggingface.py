@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.families.base import LazyTensor
+from jaxspec.families.base import Family, LazyTensor
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
 
@@ -143,14 +143,20 @@ def write_model(model: LanguageModel, path: str | os.PathLike[str]) -> None:
       ValueError: the model is of another family.
       FileExistsError: the folder exists.
     """
+    _, values, tensors = describe(model)
+    write_folder(path, values, tensors, model.tokenizer)
+
+
+def describe(model: LanguageModel) -> tuple[Family, dict[str, Any], dict[str, np.ndarray]]:
+    """Returns a model's family, a `config.json` that reads back as the very same model, and its tensors by name.
+
+    Raises:
+      ValueError: the model is of none of the families that are written.
+    """
     config = model.module.config
     family, values = write_config(config)
-    tensors = {
-        family.full_name(name): x
-        for mapping in family.map_params(config)
-        for name, x in mapping.to_tensors(model.params).items()
-    }
-    write_folder(path, values, tensors, model.tokenizer)
+    mapped = (mapping.to_tensors(model.params) for mapping in family.map_params(config))
+    return family, values, {family.full_name(name): x for one in mapped for name, x in one.items()}
 
 
 def write_folder(

@@ -1,4 +1,4 @@
-"""Peers: the files they read are the model, their processes answer, and figures are jaxspec's over theirs."""
+"""Peers: their processes answer, and figures are jaxspec's over theirs."""
 
 import concurrent.futures
 import dataclasses
@@ -7,85 +7,22 @@ import os
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxspec
 from jaxspec.bench.advice import peer_advice
 from jaxspec.bench.cases import PLAIN, Case
 from jaxspec.bench.measure import Measurement
-from jaxspec.bench.peers.files import write_folder, write_gguf
 from jaxspec.bench.peers.panel import PEERS, Panel
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.questions import groups
 from jaxspec.bench.report import peer_tables
 from jaxspec.bench.setting import Setting
 from jaxspec.bench.summary import ALL, Spread, against
-from jaxspec.checkpoints.gguf import read_gguf_checkpoint
-from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
-from jaxspec.checkpoints.params import assemble
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.ops.rope import Rope, RopeScaling
 from jaxspec.training.prompts import Conversation
 from tests._fixtures import fake_peer, text_models, tiny
-
-EPS = 2.0**-17  # a float32, as GGUF stores it
-MODELS = {
-    "llama": {"layers": 2, "norm_eps": EPS},
-    "llama-3, untied, biases": {
-        "norm_eps": EPS,
-        "tied_head": False,
-        "ropes": (Rope(5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),),
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-    },
-    "qwen2": {"norm_eps": EPS, "qkv_bias": True},
-    "qwen3": {"norm_eps": EPS, "query_key_norm": True},
-}
-
-
-def _same(model, other):
-    assert other.module.config == model.module.config
-    jax.tree.map(np.testing.assert_array_equal, other.params, model.params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_folder_is_our_model(name, tmp_path):
-    model = tiny.transformer(2, **MODELS[name])
-    _same(model, assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "float32")), jnp.dtype("float32")))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
-    model = tiny.transformer(2, **MODELS[name])
-    path = write_gguf(model, tmp_path, "float32")
-    # The vocabulary is of numbers, which is no tokenizer that is read.
-    monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: None)
-    checkpoint = read_gguf_checkpoint(path)
-    if model.module.config.ropes[0].scaling is not None:
-        assert checkpoint.config["rope_scaling"]["factor"] == pytest.approx(8.0)
-    _same(model, assemble(checkpoint, jnp.dtype("float32")))
-
-
-@pytest.mark.slow
-def test_weights_are_written_in_other_dtypes(tmp_path):
-    model = tiny.transformer(2)
-    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.ndim > 1 else x, model.params)
-    folder = assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "bfloat16")), jnp.dtype("float32"))
-    np.testing.assert_array_equal(folder.params["embedding"], rounded["embedding"])
-    assert (tmp_path / "model.safetensors").stat().st_size < 2.5 * sum(
-        x.size for x in jax.tree.leaves(model.params)
-    ) + 4096
-
-
-def test_other_families_are_refused(tmp_path):
-    for options in ({"windows": (4,)}, {"ropes": (None,)}, {"post_norms": True}):
-        with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows"):
-            write_folder(tiny.transformer(**options), tmp_path, "float32")
-
 
 LOADED = Loaded("", None, "float32", 1, 512)
 REQUEST = Request([1, 2, 3], 5, 0.0, 0, [])
@@ -230,7 +167,7 @@ def test_jaxspec_over_the_peers():
 def test_real_peers_write_our_tokens(name, tmp_path):
     if PEERS[name].versions() is None:
         pytest.skip(PEERS[name].install)
-    model = tiny.transformer(5, vocab=64, layers=2, norm_eps=EPS)
+    model = tiny.transformer(5, vocab=64, layers=2, norm_eps=2.0**-17)
     with Panel({name: PEERS[name]}, model, model, dtype="float32", context=256) as panel:
         assert panel.labels == tuple(f"{name} {mode}" for mode in ("plain", "lookup", "draft"))
         prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]

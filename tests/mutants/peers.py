@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
 _DIVERGENCES, _SIGNIFICANCE = "bench/divergences.py", "bench/quality.py"
+_EXPORT = "tests/checkpoints/test_export.py::test_a_gguf_file_is_our_model"
 _PART = f"{_QUALITY}::test_where_answers_diverge"
 
 MUTANTS = (
@@ -61,14 +62,14 @@ MUTANTS = (
         "families/llama.py",
         'return to_interleaved(x, config.num_kv_heads if match[1] == "k" else config.num_heads)',
         "return to_interleaved(x, 1)",
-        (f"{_PEERS}::test_a_gguf_file_is_our_model",),
+        (_EXPORT,),
     ),
     Mutant(
         "a stretched rotation is written unstretched",
-        "bench/peers/files.py",
+        "checkpoints/export.py",
         "(plain / scaled)",
         "(plain / plain)",
-        (f"{_PEERS}::test_a_gguf_file_is_our_model",),
+        (_EXPORT,),
     ),
     Mutant(
         "jaxspec over a peer is the peer over jaxspec",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.bench.peers.files import write_folder, write_gguf
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.records import PeerRepeat
+from jaxspec.checkpoints.export import write_folder, write_gguf
 from jaxspec.nn.language_model import LanguageModel
 
 _WARM_UP = 8

@@ -1,9 +1,7 @@
-"""Writes a model as the files that peers read: a Hugging Face folder, and GGUF."""
+"""Writes a model as the files that other programs read: a Hugging Face folder, and GGUF; without a tokenizer."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import gguf
 import jax.numpy as jnp
@@ -11,8 +9,7 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from jaxspec.families.base import Family
-from jaxspec.families.table import write_config
+from jaxspec.checkpoints.huggingface import describe
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope, frequencies
 
@@ -34,8 +31,8 @@ def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
     Raises:
       ValueError: the model is of none of the families that are written.
     """
-    _, values, weights = _describe(model)
-    tensors = {name: np.ascontiguousarray(x.astype(jnp.dtype(dtype))) for name, x in weights}
+    _, values, weights = describe(model)
+    tensors = {name: np.ascontiguousarray(x.astype(jnp.dtype(dtype))) for name, x in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     values |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     (folder / "config.json").write_text(json.dumps(values), "utf-8")
@@ -56,7 +53,7 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
       ValueError: the model is of none of the families that are written, or has more than three stop tokens.
     """
     config = model.module.config
-    family, values, weights = _describe(model)
+    family, values, weights = describe(model)
     layout, rope = family.gguf, config.ropes[0]
     assert layout is not None and rope is not None  # all families that are written have both
     path = folder / "model.gguf"
@@ -69,7 +66,7 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     writer.add_vocab_size(config.vocab_size)
     _write_vocabulary(writer, config.vocab_size, () if model.tokenizer is None else model.tokenizer.eos_token_ids)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[layout.architecture.upper()], config.num_layers)
-    for name, x in weights:
+    for name, x in weights.items():
         stored = _TYPES["float32" if x.ndim == 1 else dtype]
         x = np.ascontiguousarray(layout.store(name, x, config), np.float32)
         gguf_name = names.get_name(name, (".weight", ".bias"))
@@ -85,17 +82,6 @@ def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     return path
 
 
-def _describe(model: LanguageModel) -> tuple[Family, dict[str, Any], Iterator[tuple[str, np.ndarray]]]:
-    """Returns the family, a `config.json` that reads back as the very same model, and the tensors by their names."""
-    config = model.module.config
-    try:
-        family, values = write_config(config)
-    except ValueError as error:
-        raise ValueError(f"{error}. Leave --against out") from error
-    mapped = (mapping.to_tensors(model.params) for mapping in family.map_params(config))
-    return family, values, ((family.full_name(name), x) for one in mapped for name, x in one.items())
-
-
 def _write_vocabulary(writer: gguf.GGUFWriter, size: int, stop: tuple[int, ...]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -105,6 +91,6 @@ def _write_vocabulary(writer: gguf.GGUFWriter, size: int, stop: tuple[int, ...])
     writer.add_add_bos_token(False)
     ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
     if len(stop) > len(ends):
-        raise ValueError(f"llama.cpp is told of at most {len(ends)} stop tokens, got {len(stop)}; leave it out")
+        raise ValueError(f"llama.cpp is told of at most {len(ends)} stop tokens, got {len(stop)}")
     for add, token in zip(ends, stop, strict=False):
         add(token)
