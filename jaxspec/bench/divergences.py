@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.records import Divergence
-from jaxspec.core.prefill import prefill
 from jaxspec.core.random import PositionNoise, row_keys
 from jaxspec.core.sampling import Policy
+from jaxspec.text.comparison import first_difference, next_logits
 
 # Two tokens within so many nats of each other are a tie.
 NEAR = 1e-3
-_WIDTH = 64
 
 # Of the text up to a place: the scores whose argmax is the next token, `[v]`.
 Score = Callable[[Sequence[int]], np.ndarray]
@@ -29,12 +28,9 @@ def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> Dive
       `None` where they are equal. The distance is `None` where one answer goes on behind the end of the other, which
       no tie explains.
     """
-    plain, other = list(plain), list(other)
-    if plain == other:
+    if (place := first_difference(plain, other)) is None:
         return None
-    shared = min(len(plain), len(other))
-    place = next((i for i in range(shared) if plain[i] != other[i]), shared)
-    if place == shared:
+    if place == min(len(plain), len(other)):
         return place, None
     scores = score(plain[:place])
     return place, float(scores.max() - min(scores[plain[place]], scores[other[place]]))
@@ -53,21 +49,11 @@ def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy,
     """
 
     def score(answer: Sequence[int]) -> np.ndarray:
-        text = [*prompt, *answer]
-        tokens = np.zeros((1, -(-len(text) // _WIDTH) * _WIDTH), np.int32)
-        tokens[0, : len(text)] = text
-        length = jnp.asarray([len(text)], jnp.int32)
-        logits = _logits_after(target, tokens, length)
+        logits = next_logits(target, [*prompt, *answer])
         if policy.greedy:
-            return np.asarray(logits)
+            return logits
+        length = jnp.asarray([len(prompt) + len(answer)], jnp.int32)
         noise = PositionNoise(row_keys(key, rows)[row][None], length).token_noise(1, target.vocab_size)
-        return np.asarray((policy.log_probs(logits[None, None]) + noise)[0, 0])
+        return np.asarray((policy.log_probs(jnp.asarray(logits)[None, None]) + noise)[0, 0])
 
     return score
-
-
-@jax.jit
-def _logits_after(target, tokens, length):
-    cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
-    last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    return target(last, cache).logits[0, 0]

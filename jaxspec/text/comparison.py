@@ -14,6 +14,8 @@ from jaxspec.core.prefill import prefill
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.result import TextResult
 
+_WIDTH = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -83,11 +85,10 @@ def _first_difference(
     decoder: SpeculativeDecoder, row: int, speculative: TextResult, plain: TextResult, prompt: Sequence[int]
 ) -> Difference | None:
     fast, slow = speculative.token_ids, plain.token_ids
-    if fast == slow:
+    if (position := first_difference(fast, slow)) is None:
         return None
-    shorter = min(len(fast), len(slow))
-    position = next((i for i in range(shorter) if fast[i] != slow[i]), shorter)
-    gap = _logit_gap(decoder.target, [*prompt, *slow[:position]])
+    largest = np.sort(next_logits(decoder.target, [*prompt, *slow[:position]]))[-2:]
+    gap = float(largest[1] - largest[0])
     return Difference(row, position, _text_at(decoder, fast, position), _text_at(decoder, slow, position), gap)
 
 
@@ -95,15 +96,23 @@ def _text_at(decoder: SpeculativeDecoder, ids: Sequence[int], position: int) -> 
     return decoder.tokenizer.decode(ids[position : position + 1], skip_special_tokens=False)
 
 
-def _logit_gap(target: Model, ids: list[int]) -> float:
-    """Returns the difference between the two largest logits after a text."""
-    tokens = jnp.asarray([ids], jnp.int32)
-    largest = np.sort(np.asarray(_last_logits(target, tokens)))[-2:]
-    return float(largest[1] - largest[0])
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Returns the first place where two texts differ, which may be the end of one; `None` where they are equal."""
+    if list(one) == list(other):
+        return None
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def next_logits(target: Model, ids: Sequence[int]) -> np.ndarray:
+    """Returns the target's logits after a text, `[v]`; texts of similar lengths share a program."""
+    tokens = np.zeros((1, -(-len(ids) // _WIDTH) * _WIDTH), np.int32)
+    tokens[0, : len(ids)] = ids
+    return np.asarray(_logits_after(target, tokens, np.array([len(ids)], np.int32)))
 
 
 @jax.jit
-def _last_logits(target: Model, tokens: Int[Array, "1 t"]) -> Float[Array, "v"]:
-    length = jnp.full(1, tokens.shape[1], jnp.int32)
+def _logits_after(target: Model, tokens: Int[Array, "1 t"], length: Int[Array, "1"]) -> Float[Array, "v"]:
     cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
-    return placement_of(target).replicate(target(tokens[:, -1:], cache).logits[0, 0])
+    last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    return placement_of(target).replicate(target(last, cache).logits[0, 0])

@@ -10,9 +10,9 @@ _PART = f"{_QUALITY}::test_where_answers_diverge"
 MUTANTS = (
     Mutant(
         "an answer that ended early is equal",
-        _DIVERGENCES,
-        "if plain == other:",
-        "if plain[: len(other)] == other:",
+        "text/comparison.py",
+        "if list(one) == list(other):",
+        "if list(one[: len(other)]) == list(other):",
         (_PART,),
     ),
     Mutant(
@@ -25,8 +25,8 @@ MUTANTS = (
     Mutant(
         "a drawn token is scored without its noise",
         _DIVERGENCES,
-        "policy.log_probs(logits[None, None]) + noise",
-        "policy.log_probs(logits[None, None]) + 0 * noise",
+        "policy.log_probs(jnp.asarray(logits)[None, None]) + noise",
+        "policy.log_probs(jnp.asarray(logits)[None, None]) + 0 * noise",
         (f"{_QUALITY}::test_plain_decoding_writes_what_scores_best[coupled]",),
     ),
     Mutant(
