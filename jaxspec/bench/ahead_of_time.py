@@ -10,6 +10,7 @@ import math
 import os
 import re
 import warnings
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,11 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.bench.shapes import CHIPS, Chip, shape
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.families.shapes import shape
 from jaxspec.nn.cache import BLOCK
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
@@ -39,6 +40,35 @@ _ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """The sizes of one chip of a TPU generation, or of one device, where a chip is several.
+
+    Attributes:
+      memory: bytes of main memory.
+      bandwidth: bytes of it that can be read in a second.
+      clock: cycles a second.
+    """
+
+    memory: int
+    bandwidth: float
+    clock: float
+
+    def part(self, count: int) -> Self:
+        """Returns one of the `count` devices of a chip."""
+        return dataclasses.replace(self, memory=self.memory // count, bandwidth=self.bandwidth / count)
+
+
+# By `device_kind`; of Cloud TPU's documentation.
+CHIPS = {
+    "TPU v4": Chip(32 * 2**30, 1.228e12, 1.05e9),
+    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 1.5e9),
+    "TPU v5": Chip(95 * 2**30, 2.765e12, 1.75e9),
+    "TPU v6 lite": Chip(32 * 2**30, 1.64e12, 1.75e9),
+    "TPU7x": Chip(192 * 2**30, 7.38e12, 1.9e9),
 }
 
 
@@ -127,12 +157,10 @@ def compile_case(case: Case) -> Compiled:
         if (used := _OUT_OF_MEMORY.search(str(error))) is None:
             raise
         return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(devices), target, draft)
-    return Compiled(program.as_text() or "", _needed(program.memory_analysis()), chip, len(devices), target, draft)
-
-
-def _needed(memory) -> int:
     parts = ("argument", "output", "temp", "generated_code")
-    return sum(getattr(memory, f"{part}_size_in_bytes") for part in parts) - memory.alias_size_in_bytes
+    sizes: Any = program.memory_analysis()
+    memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
+    return Compiled(program.as_text() or "", memory, chip, len(devices), target, draft)
 
 
 def _devices(case: Case) -> tuple[list, Chip]:

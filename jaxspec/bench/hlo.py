@@ -9,7 +9,7 @@ import functools
 import math
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -84,25 +84,8 @@ class Instruction:
         return None if found is None else int(found)
 
 
-Computation = Mapping[str, Instruction]
-
-
-def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Returns every computation of a compiled program by name, and the name of the first that runs."""
-    computations: dict[str, Computation] = {}
-    entry = ""
-    current: dict[str, Instruction] | None = None
-    for line in text.splitlines():
-        if line.startswith("}"):
-            current = None
-        elif line and not line.startswith(" ") and (match := _COMPUTATION.match(line)):
-            current = {}
-            computations[match.group(2)] = current
-            entry = match.group(2) if match.group(1) else entry
-        elif current is not None and (match := _INSTRUCTION.match(line)):
-            instruction = _instruction(*match.groups())
-            current[instruction.name] = instruction
-    return computations, entry
+# Its instructions by name.
+Computation = dict[str, Instruction]
 
 
 def _instruction(root: str | None, name: str, rest: str) -> Instruction:
@@ -147,10 +130,19 @@ class Step:
 
 
 class Program:
-    """A compiled program, and the instructions that run in it."""
+    """A compiled program: its computations by name, that which runs first, and the instructions that run in it."""
 
     def __init__(self, text: str):
-        self.computations, self.entry = parse(text)
+        """Reads it from its text."""
+        self.computations: dict[str, Computation] = {}
+        self.entry, current = "", Computation()
+        for line in text.splitlines():
+            if match := _COMPUTATION.match(line):
+                current = self.computations.setdefault(match.group(2), {})
+                self.entry = match.group(2) if match.group(1) else self.entry
+            elif match := _INSTRUCTION.match(line):
+                instruction = _instruction(*match.groups())
+                current[instruction.name] = instruction
 
     def loops(self, computation: str) -> list[Instruction]:
         """Returns the while loops directly in a computation."""

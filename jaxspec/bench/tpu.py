@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
-from jaxspec.bench.hlo import Instruction, Program, Step
+from jaxspec.bench.hlo import Instruction, Program
 from jaxspec.bench.plan.roofline import pass_bytes
 
 # A copy, or a gathered array, below this is no weight and no cache.
@@ -58,6 +58,7 @@ def costs(case: Case, compiled: Compiled) -> Costs:
     steps = list(program.steps(rounds[0].computation("body"), lambda loop: trips(case, loop)))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
+    copies = (step for step in steps if step.instruction.opcode == "copy" and not step.instruction.arrays[0].local)
     layers = compiled.target.module.config.num_layers
     inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
     for step in steps:
@@ -78,7 +79,7 @@ def costs(case: Case, compiled: Compiled) -> Costs:
         layer_collective_bytes=sizes,
         other_collectives=dict(sorted(outside.items())),
         gathered_bytes=gathered,
-        copied_bytes=sum(step.bytes * step.times for step in steps if _is_large_copy(step)),
+        copied_bytes=sum(step.bytes * step.times for step in copies if step.bytes >= 2 * _LARGE),
     )
 
 
@@ -106,11 +107,6 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
     return total / compiled.devices
 
 
-def _is_large_copy(step: Step) -> bool:
-    one = step.instruction
-    return one.opcode == "copy" and step.bytes >= 2 * _LARGE and not any(array.local for array in one.arrays)
-
-
 @dataclasses.dataclass(frozen=True)
 class Report:
     """The costs of a case's two programs; `round` and `plain` are `None` if one does not fit.
@@ -119,7 +115,6 @@ class Report:
       devices: how many run it.
       memory: bytes that each needs.
       available: bytes that each has.
-      speed_up: over plain decoding, by the tokens that a round emits on average.
     """
 
     case: Case
@@ -128,12 +123,19 @@ class Report:
     available: int
     round: Costs | None
     plain: Costs | None
-    speed_up: dict[int, float]
 
     @property
     def fits(self) -> bool:
         """Whether the program fits the memory."""
         return self.round is not None
+
+    @property
+    def speed_up(self) -> dict[int, float]:
+        """The gain over plain decoding, by the tokens that a round emits on average."""
+        if self.round is None or self.plain is None:
+            return {}
+        most = 1 if self.case.draft == "none" else self.case.k + 1
+        return {tokens: tokens * self.plain.seconds / self.round.seconds for tokens in range(1, most + 1)}
 
 
 def report(case: Case) -> Report:
@@ -146,19 +148,17 @@ def report(case: Case) -> Report:
     compiled = compile_case(case)
     sizes = (case, compiled.devices, compiled.memory, compiled.chip.memory)
     if not compiled.text:
-        return Report(*sizes, round=None, plain=None, speed_up={})
+        return Report(*sizes, round=None, plain=None)
     own = costs(case, compiled)
     if case.draft == "none":
-        return Report(*sizes, round=own, plain=own, speed_up={1: 1.0})
+        return Report(*sizes, round=own, plain=own)
     alone = dataclasses.replace(case, draft="none", k=0)
-    plain = costs(alone, compile_case(alone))
-    speed_up = {tokens: tokens * plain.seconds / own.seconds for tokens in range(1, case.k + 2)}
-    return Report(*sizes, round=own, plain=plain, speed_up=speed_up)
+    return Report(*sizes, round=own, plain=costs(alone, compile_case(alone)))
 
 
 def as_json(one: Report) -> str:
     """Returns a report as one line of JSON."""
-    return json.dumps(dataclasses.asdict(one) | {"fits": one.fits})
+    return json.dumps(dataclasses.asdict(one) | {"fits": one.fits, "speed_up": one.speed_up})
 
 
 def lines(one: Report) -> Iterator[tuple[str, str]]:

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec.bench import ahead_of_time
-from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.shapes import CHIPS, SHAPES, shape
+from jaxspec.bench.ahead_of_time import CHIPS, Case, compile_case
 from jaxspec.bench.tpu import as_json, least_bytes, lines, report
 from jaxspec.cli.app import app
+from jaxspec.families.shapes import SHAPES, shape
 from tests.benchmarks.tpu import CASES, markdown
 
 needs_compiler = pytest.mark.skipif(
