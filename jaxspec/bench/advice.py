@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.quality import LEVEL, Agreement, Difference, Quality
+from jaxspec.bench.quality import LEVEL, NEAR, Agreement, Difference, Quality
 from jaxspec.bench.records import group_by
-from jaxspec.bench.summary import ALL, Against, Spread, Summary
+from jaxspec.bench.summary import ALL, Against, Summary
+from jaxspec.bench.timing import Spread
 
 # Below this a drafter guesses next to nothing.
 _FEW_ACCEPTED = 0.3
@@ -44,20 +44,14 @@ def advice(summaries: Sequence[Summary]) -> Iterator[Advice]:
                 for other in several
                 if other.case == one.case and other.task != ALL and other.speedup and other.speedup.median < 1
             ]
+            if speedup.median <= 1 and one.round_cost is not None:
+                text += f" A round took {one.round_cost:.2f} times as long as a plain step and gave "
+                text += f"{one.round_gain:.2f} times its tokens; it pays where the second is the larger."
             if speedup.median <= 1:
-                text += f"{_why(one)} {_change(one, best, [other for other, _ in cases])}"
+                text += f" {_change(one, best, [other for other, _ in cases])}"
             elif slower:
                 text += f" It was slower on {', '.join(slower)}: decode such texts without a drafter."
             yield speedup.median > 1, text
-
-
-def _why(one: Summary) -> str:
-    if one.round_cost is None:
-        return ""
-    return (
-        f" A round took {one.round_cost:.2f} times as long as a plain step and gave {one.round_gain:.2f} times its "
-        "tokens; it pays where the second is the larger."
-    )
 
 
 def _change(one: Summary, best: tuple[float, str], measured: Sequence[Summary]) -> str:
@@ -101,7 +95,8 @@ def quality_advice(found: Sequence[Quality]) -> Iterator[Advice]:
         elif one.perplexity is not None:
             bleu = "no references in the questions, so no BLEU" if one.bleu is None else f"BLEU {_sense(one.bleu)}"
             good = all(side is None or side.within_noise is not False for side in (one.perplexity, one.bleu))
-            yield good, f"{start}: negative log-likelihood of a token {_sense(one.perplexity)}; {bleu}."
+            loss = _sense(one.perplexity, "negative log-likelihood of a token ")
+            yield good, f"{start}: perplexity {loss}; {bleu}."
 
 
 def agreed(one: Agreement, other: str) -> str:
@@ -118,9 +113,8 @@ def agreed(one: Agreement, other: str) -> str:
     return f"wrote the same tokens {text} only; {ties}; {one.different} were DIFFERENT, first at {place}, where {why}."
 
 
-def _sense(one: Difference) -> str:
-    sense = _SENSES[one.within_noise]
-    if one.error is None:
-        return f"{one.difference:+.4f}: {sense}"
-    interval = f"{1 - LEVEL:.0%} interval {one.low:+.4f} to {one.high:+.4f}"
-    return f"{one.difference:+.4f} ± {one.error:.4f} ({interval}): {sense}"
+def _sense(one: Difference, of: str = "") -> str:
+    told = f"{one.other:.2f} against {one.plain:.2f}, {of}{one.difference:+.4f}"
+    if one.error is not None:
+        told += f" ± {one.error:.4f} ({1 - LEVEL:.0%} interval {one.low:+.4f} to {one.high:+.4f})"
+    return f"{told}: {_SENSES[one.within_noise]}"

@@ -40,11 +40,6 @@ class Case:
         verifier = self.verifier or default_verifier(self.drafter)
         return verifier.lossless and (temperature == 0 or isinstance(verifier, CoupledVerifier))
 
-    @property
-    def k(self) -> int | None:
-        """The drafted tokens of a round; `None` where each row finds its own number."""
-        return None if self.adaptive else self.drafter.max_drafts
-
     def for_rows(self, target: LanguageModel, rows: int) -> "Case":
         """Returns the case for batches of so many rows: one that adapts counts with the costs of these."""
         if not self.adaptive:
@@ -67,7 +62,11 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
     """
     cases = [Case(PLAIN, PLAIN, NoDrafter())]
     verifier = None if setting.verifier is None else VERIFIERS[setting.verifier]()
-    for name in _in_full(setting):
+    names = [str(zoo.draft_name(name, setting.model)) for name in setting.drafters]
+    if len(set(names)) < len(names):
+        given, found = ", ".join(setting.drafters), ", ".join(names)
+        raise ValueError(f"the drafters {given} are {found} for {setting.model}; name each once")
+    for name in names:
         loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="fixed")
         half = loaded.max_drafts // 2
         for k in setting.lengths or ([half, "fixed"] if halves and half > 0 else ["fixed"]):
@@ -85,15 +84,6 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
     if len(set(labels)) < len(labels):
         raise ValueError(f"drafters must have different names, got {', '.join(labels[1:])}; rename one's folder")
     return cases
-
-
-def _in_full(setting: Setting) -> list[str]:
-    """Returns the drafters' names, "auto" looked up."""
-    names = [str(zoo.draft_name(name, setting.model)) for name in setting.drafters]
-    if len(set(names)) < len(names):
-        given, found = ", ".join(setting.drafters), ", ".join(names)
-        raise ValueError(f"the drafters {given} are {found} for {setting.model}; name each once")
-    return names
 
 
 def _short(name: str, model: str) -> str:

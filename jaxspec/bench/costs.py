@@ -85,7 +85,7 @@ def measure_costs(
     begin = functools.partial(_begin, target, batch=batch, text=text, sampling=sampling, drafts=lengths[-1])
     calls = {name: _rounds(target, one, verifier, begin(one)) for name, one in drafters.items()}
     samples = interleave(calls, repeats=repeats)
-    return tuple(round(samples.ratio(str(n), PLAIN)[1], 3) for n in lengths)
+    return tuple(round(samples.ratio(str(n), PLAIN).median, 3) for n in lengths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def measure_parts(
     samples = interleave(calls, repeats=repeats)
     costs = {
         case.label: RoundCost(
-            **{part: samples.ratio(f"{part} {case.label}", f"round {PLAIN}")[1] for part in parts[case.label]}
+            **{part: samples.ratio(f"{part} {case.label}", f"round {PLAIN}").median for part in parts[case.label]}
         )
         for case in cases[1:]
     }
@@ -173,6 +173,8 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
 
     Caches are rolled back and not put back: that would copy them in every round, which decoding does not do.
     """
+    is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
+    rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
 
     def once(_, state):
         after, _ = jaxspec.step(target, drafter, verifier, state)
@@ -182,17 +184,10 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
             length=start.length,
             done=start.done,
             cache=after.cache.truncate(start.length - 1),
-            drafter_state=_rolled_back(after.drafter_state, start.drafter_state),
+            drafter_state=jax.tree.map(rolled_back, after.drafter_state, start.drafter_state, is_leaf=is_cache),
         )
 
     return jax.lax.fori_loop(0, count, once, start)
-
-
-def _rolled_back(after, start):
-    """Returns `start`, but with the caches of `after`, at its lengths."""
-    is_cache = lambda x: isinstance(x, Cache)  # noqa: E731
-    rolled_back = lambda ours, theirs: ours.truncate(theirs.length) if is_cache(ours) else theirs  # noqa: E731
-    return jax.tree.map(rolled_back, after, start, is_leaf=is_cache)
 
 
 @jax.jit

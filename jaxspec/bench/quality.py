@@ -6,17 +6,63 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.divergences import NEAR
-from jaxspec.bench.records import Turn, answered, group_by, repeats_of
+from jaxspec.bench.records import Divergence, Turn, answered, group_by, repeats_of
+from jaxspec.core.random import PositionNoise, row_keys
+from jaxspec.core.sampling import Policy
+from jaxspec.text.comparison import first_difference, next_logits
 from jaxspec.training.prompts import Conversation
 
+# Two tokens within so many nats of each other are a tie: a pass over one token and a pass over five round differently.
+NEAR = 1e-3
 # How often equal sides are said to differ.
 LEVEL = 0.01
 _RESAMPLES = 2000
+# Of the text up to a place: the scores whose argmax is the next token, `[v]`.
+Score = Callable[[Sequence[int]], np.ndarray]
+
+
+def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> Divergence | None:
+    """Finds the first place where two answers differ, and how far the worse token there is below the best.
+
+    Returns:
+      `None` where they are equal. The distance is `None` where one answer goes on behind the end of the other, which
+      no tie explains.
+    """
+    if (place := first_difference(plain, other)) is None:
+        return None
+    if place == min(len(plain), len(other)):
+        return place, None
+    scores = score(plain[:place])
+    return place, float(scores.max() - min(scores[plain[place]], scores[other[place]]))
+
+
+def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy, key: jax.Array) -> Score:
+    """Returns the function whose argmax plain decoding takes with this key, after the prompt and some new tokens.
+
+    Args:
+      target: the model.
+      prompt: token ids.
+      row: index of the row in a batch of `rows`.
+      rows: size of the batch.
+      policy: the sampling policy.
+      key: as `jaxspec.generate` takes it.
+    """
+
+    def score(answer: Sequence[int]) -> np.ndarray:
+        logits = next_logits(target, [*prompt, *answer])
+        if policy.greedy:
+            return logits
+        length = jnp.asarray([len(prompt) + len(answer)], jnp.int32)
+        noise = PositionNoise(row_keys(key, rows)[row][None], length).token_noise(1, target.vocab_size)
+        return np.asarray((policy.log_probs(jnp.asarray(logits)[None, None]) + noise)[0, 0])
+
+    return score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +149,6 @@ def bleu_counts(answers: Sequence[str], references: Sequence[str]) -> np.ndarray
 
     Counts of texts add up to those of a corpus.
     """
-    check_bleu()
     from sacrebleu.metrics.bleu import BLEU
 
     found = BLEU().corpus_score(answers, [references])

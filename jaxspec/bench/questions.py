@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxspec.bench.records import group_by
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.training.batching import widths_for
 from jaxspec.training.prompts import Conversation, read_prompts
 
 _FOLDER = Path(__file__).parent
@@ -66,18 +67,14 @@ def evenly(questions: Sequence[T], count: int | None) -> list[T]:
     return [questions[place] for place in places]
 
 
-def padded(
-    prompts: Sequence[Sequence[int]], rows: int, widest: int | None = None, narrowest: int = _NARROWEST
-) -> tuple[np.ndarray, np.ndarray]:
+def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Pads prompts to `[rows, t]` int32 token ids, and returns them with their lengths `[rows]`.
 
-    The width is one of few, so that few programs are compiled, at least `narrowest` and at most `widest`; rows without
+    The width is one of few, so that few programs are compiled, and at most `widest`; rows without
     a prompt hold one token 0.
     """
     longest = max(map(len, prompts))
-    width = narrowest
-    while width < longest:
-        width *= 2
+    width = next(width for width in widths_for(longest) if width >= max(longest, _NARROWEST))
     width = width if widest is None else min(width, max(widest, longest))
     tokens, length = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
     for row, prompt in enumerate(prompts):
@@ -96,6 +93,10 @@ class Group:
 
     task: str
     members: tuple[int, ...]
+
+    def unit(self, temperature: float) -> list[int | float]:
+        """Names the measuring of these rows: no other group of as many rows begins with the same question."""
+        return [len(self.members), temperature, self.members[0]]
 
 
 def groups(questions: Sequence[Conversation], batch: int) -> list[Group]:
@@ -149,14 +150,12 @@ class AskedTurn:
     Attributes:
       turn: its index.
       prompts: token ids of the rows that are asked.
-      questions: indices of these rows' questions.
-      left_out: indices of the questions whose texts have no room in a model's context.
+      left_out: the rows whose texts have no room in a model's context.
       replies: token ids by row, filled by whoever answers: later turns follow them.
     """
 
     turn: int
     prompts: Prompts
-    questions: list[int]
     left_out: list[int]
     replies: Prompts = dataclasses.field(default_factory=dict)
 
@@ -182,7 +181,6 @@ def dialogue(
         gone.update(left_out)
         if asked:
             live = {row: prompts[row] for row in asked if row not in gone}
-            index = group.members.__getitem__
-            yield (found := AskedTurn(turn, live, [*map(index, live)], [*map(index, left_out)]))
+            yield (found := AskedTurn(turn, live, left_out))
             for row, tokens in found.replies.items():
                 answers[row].append(tokenizer.decode(tokens))

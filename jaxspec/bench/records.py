@@ -9,7 +9,6 @@ from jaxspec.training.files import differences, write_text
 
 # All else in a header may change between the parts of one run.
 _SAME = ("setting", "machine")
-FIGURES = ("summary", "quality", "against")
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -18,10 +17,20 @@ K = TypeVar("K")
 Divergence = tuple[int, float | None]
 
 
+class Timed(TypedDict):
+    """One answer of a batch, or of a peer: its time, and the number of new tokens and their ids by row."""
+
+    seconds: float
+    tokens: list[int]
+    ids: list[list[int]]
+    divergences: NotRequired[list[Divergence | None]]
+
+
 class Counts(TypedDict):
-    """New tokens, rounds and drafts of each row; by position in the draft, all rows together."""
+    """New tokens, their ids, rounds and drafts of each row; by position in the draft, all rows together."""
 
     tokens: list[int]
+    ids: list[list[int]]
     rounds: list[int]
     drafted: list[int]
     accepted: list[int]
@@ -29,47 +38,21 @@ class Counts(TypedDict):
     accepted_at: list[int]
 
 
-class Repeat(Counts):
-    """One answer of a batch: its counts, its times, its token ids and the sum of their log-probs by row."""
+class Repeat(Timed, Counts):
+    """One answer of a batch, with the prompt's time and the sum of the log-probs of each row's tokens."""
 
     prefill_seconds: float
-    first_token_seconds: float
-    seconds: float
-    joules: float | None
-    ids: list[list[int]]
     log_probs: list[float]
-    divergences: NotRequired[list[Divergence | None]]
-
-
-class PeerRepeat(TypedDict):
-    """One answer of a peer; `None` where it does not tell how many tokens were drafted or accepted."""
-
-    seconds: float
-    tokens: list[int]
-    ids: list[list[int]]
-    drafted: int | None
-    accepted: int | None
-    divergences: NotRequired[list[Divergence | None]]
-
-
-class CaseRecord(TypedDict):
-    """The repeats of one case, and the time of its first 100 tokens where every row has as many."""
-
-    repeats: list[Repeat]
-    hundred_tokens_seconds: float | None
-
-
-class PeerRecord(TypedDict):
-    """The repeats of one mode of a peer."""
-
-    repeats: list[PeerRepeat]
 
 
 class Turn(TypedDict):
-    """One turn of a batch of conversations; `questions` and `left_out` are indices of questions."""
+    """One turn of a batch of conversations: the repeats of each case, and of each mode of a peer.
+
+    `questions` and `left_out` are indices of questions.
+    """
 
     kind: Literal["turn"]
-    unit: NotRequired[list[int | float]]
+    unit: list[int | float]
     batch: int
     temperature: float
     task: str
@@ -77,18 +60,9 @@ class Turn(TypedDict):
     questions: list[int]
     left_out: list[int]
     prompt_tokens: list[int]
-    cases: dict[str, CaseRecord]
-    peers: NotRequired[dict[str, PeerRecord]]
+    cases: dict[str, list[Repeat]]
+    peers: NotRequired[dict[str, list[Timed]]]
     peak_memory_bytes: int
-
-
-class Header(TypedDict):
-    """The first line: what was asked for, where it ran, and by which command."""
-
-    setting: dict[str, Any]
-    machine: dict[str, Any]
-    command: str
-    cases: NotRequired[dict[str, dict[str, Any]]]
 
 
 def answered(records: Sequence[Turn]) -> list[Turn]:
@@ -96,9 +70,9 @@ def answered(records: Sequence[Turn]) -> list[Turn]:
     return [record for record in records if record["cases"]]
 
 
-def repeats_of(turn: Turn, label: str) -> Sequence[Repeat | PeerRepeat]:
+def repeats_of(turn: Turn, label: str) -> Sequence[Timed]:
     """Returns the repeats of a case, or of a peer's mode."""
-    return (turn["cases"] if label in turn["cases"] else turn.get("peers", {}))[label]["repeats"]
+    return (turn["cases"] if label in turn["cases"] else turn.get("peers", {}))[label]
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -115,12 +89,12 @@ class Results:
     Records measured at once share a `unit`, which is measured again as one.
     """
 
-    def __init__(self, path: Path | None, header: Header, *, resume: bool = False):
+    def __init__(self, path: Path | None, header: Mapping[str, Any], *, resume: bool = False):
         """Begins a file, or goes on with one.
 
         Args:
           path: the file; `None` keeps the records in memory.
-          header: the first line.
+          header: the first line: the `setting`, the `machine` and the `command`.
           resume: go on with the file, if it exists.
 
         Raises:
@@ -128,7 +102,7 @@ class Results:
           OSError: it cannot be written.
         """
         self._path = path
-        self._header: dict[str, Any] = {"kind": "run"} | header
+        self._header: dict[str, Any] = {"kind": "run", **header}
         self.records: list[Turn] = []
         if path is not None and path.exists():
             if not resume:
@@ -136,19 +110,17 @@ class Results:
             self._read(path)
         self._write()
 
-    def has(self, unit: Sequence[int | float]) -> bool:
+    def has(self, unit: list[int | float]) -> bool:
         """Returns whether a unit was measured."""
-        return any(record.get("unit") == list(unit) for record in self.records)
+        return any(record["unit"] == unit for record in self.records)
 
-    def add(self, unit: Sequence[int | float], records: Sequence[Turn]) -> None:
+    def add(self, records: Iterable[Turn]) -> None:
         """Adds all records of one unit to the file at once."""
-        for record in records:
-            record["unit"] = list(unit)
         self.records += records
         self._write()
 
     def finish(self, figures: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Ends the file with figures that follow from the records, by their kind: one of `FIGURES`."""
+        """Ends the file with figures that follow from the records, by their kind."""
         self._write([{"kind": kind} | one for kind, several in figures.items() for one in several])
 
     def _read(self, path: Path) -> None:

@@ -1,15 +1,17 @@
 """Lays out a run's figures as tables, for the terminal and for Markdown."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jaxspec.bench.advice import where
 from jaxspec.bench.peers.panel import PEERS
-from jaxspec.bench.quality import Quality
-from jaxspec.bench.records import Header, Turn, group_by
-from jaxspec.bench.summary import ALL, Against, Spread, Summary
+from jaxspec.bench.records import Turn, group_by
+from jaxspec.bench.summary import ALL, Against, Summary
+from jaxspec.bench.timing import Spread
 
 _NOTHING = "-"
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,11 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, title: str, columns: Mapping[str, Callable[[T], str]], items: Iterable[T]) -> "Table":
+        """Lays items out, one a row: of each column its cell."""
+        return cls(title, tuple(columns), tuple(tuple(cell(one) for cell in columns.values()) for one in items))
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -38,36 +45,22 @@ _SPEED: dict[str, Callable[[Summary], str]] = {
     "decoding alone": lambda one: spread(one.decode_speedup),
     "tokens a round": lambda one: f"{one.mean_acceptance_length:.2f}",
     "accepted": lambda one: number(one.speedup and one.acceptance_rate, ".0%"),
-    "J/token": lambda one: number(one.joules_per_token),
-}
-_WAITING: dict[str, Callable[[Summary], str]] = {
-    "": lambda one: one.case,
     "prompt, ms": lambda one: f"{one.prefill_seconds * 1e3:.1f}",
-    "first token, ms": lambda one: f"{one.first_token_seconds * 1e3:.1f}",
-    "100 tokens, s": lambda one: number(one.hundred_tokens_seconds),
-    "answer P50, s": lambda one: f"{one.latency_median:.2f}",
-    "answer P99, s": lambda one: f"{one.latency_p99:.2f}",
-    "requests/s": lambda one: f"{one.requests_per_second.median:.3f}",
+    "answer, s": lambda one: f"{one.latency:.2f}",
 }
 
 
 def tables(summaries: Sequence[Summary]) -> list[Table]:
-    """Returns three tables for each setting: the speed-up by task, speed and acceptance, and waiting times."""
+    """Returns two tables for each setting: the speed-up by task, and the speed and acceptance over all of them."""
     found = []
     for setting, chosen in group_by(summaries, where).items():
         totals = [one for one in chosen if one.task == ALL]
-        cases = group_by((one for one in chosen if one.speedup is not None), lambda one: one.case)
-        speedups = [
-            (case, *(f"{one.speedup.median:.2f}" for one in several if one.speedup)) for case, several in cases.items()
-        ]
+        cases = group_by((one for one in chosen if one.speedup is not None), lambda one: one.case).items()
+        speedups = [(case, *(number(one.speedup and one.speedup.median) for one in several)) for case, several in cases]
         tasks = dict.fromkeys(one.task for one in chosen)
         found.append(Table(f"speed-up over plain decoding, {setting}", ("", *tasks), tuple(speedups)))
-        for title, columns in (
-            (f"all tasks, {setting}: median (least-largest over repeats)", _SPEED),
-            (f"{totals[0].requests} requests a repeat, {setting}", _WAITING),
-        ):
-            rows = tuple(tuple(cell(one) for cell in columns.values()) for one in totals)
-            found.append(Table(title, tuple(columns), rows))
+        title = f"{totals[0].requests} requests, {setting}: median (least-largest over repeats)"
+        found.append(Table.of(title, _SPEED, totals))
     return found
 
 
@@ -79,46 +72,31 @@ def peer_tables(found: Sequence[Against]) -> list[Table]:
         for peer, by_task in group_by(chosen, lambda one: one.peer).items():
             for case in by_task[0].ratios:
                 ratios.append((f"{case} / {peer}", *(f"{one.ratios[case].median:.2f}" for one in by_task)))
-            each = (f"{one.tokens_per_second.median:.1f}" for one in by_task)
-            speeds.append((peer, *each, number(by_task[-1].acceptance_rate, ".0%")))
+            speeds.append((peer, *(f"{one.tokens_per_second.median:.1f}" for one in by_task)))
         setting = f"batch 1, temperature {temperature:g}"
         tables.append(Table(f"tokens/s of jaxspec over the peers', {setting}", ("", *tasks), tuple(ratios)))
-        tables.append(Table(f"the peers' tokens/s, {setting}", ("", *tasks, "accepted"), tuple(speeds)))
+        tables.append(Table(f"the peers' tokens/s, {setting}", ("", *tasks), tuple(speeds)))
     return tables
 
 
-def quality_tables(found: Sequence[Quality]) -> list[Table]:
-    """Returns tables of tokens where they must be the same, of perplexity and BLEU where they need not."""
-    exact, drawn = [], []
-    for one in found:
-        setting = (one.case, f"{one.temperature:g}", str(one.batch))
-        if (same := one.agreement) is not None:
-            exact.append((*setting, *map(str, (same.answers, same.same, same.near_ties, same.different))))
-        elif (loss := one.perplexity) is not None:
-            bleu = (number(one.bleu and one.bleu.other), number(one.bleu and one.bleu.plain))
-            drawn.append((*setting, str(loss.questions), f"{loss.other:.3f}", f"{loss.plain:.3f}", *bleu))
-    setting = ("", "temperature", "batch")
-    agreed = (*setting, "answers", "same tokens", "diverged at a near tie", "different")
-    compared = (*setting, "questions", "perplexity", "plain", "BLEU", "plain")
-    tables = [
-        Table("quality: tokens against those of plain decoding", agreed, tuple(exact)),
-        Table("quality: perplexity under the target, and BLEU against references", compared, tuple(drawn)),
-    ]
-    return [table for table in tables if table.rows]
+def origin(setting: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    """Says what figures are of, and where they come from."""
+    return (
+        f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
+        f"{setting['model']}, {machine['dtype']}, {machine['kernels']} kernels"
+    )
 
 
-def notes(header: Header, turns: Sequence[Turn]) -> list[str]:
+def notes(header: Mapping[str, Any], turns: Sequence[Turn]) -> list[str]:
     """Lists what a reader of the tables must know: where they come from, and what was not measured."""
     setting, machine = header["setting"], header["machine"]
     peak = max(turn["peak_memory_bytes"] for turn in turns)
     left_out = sum(len(turn["left_out"]) for turn in turns)
-    energy = machine["energy"] or "unavailable on this machine"
     found = [
-        f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
-        f"{setting['model']}, {machine['dtype']}, {machine['kernels']} kernels",
+        origin(setting, machine),
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, {setting['repeats']} "
         "repeats in turn with plain decoding, compilation left out, token ids counted on both sides",
-        f"peak memory {peak / 1e9:.2f} GB ({machine['peak_memory_of']}, all cases together); energy: {energy}",
+        f"peak memory {peak / 1e9:.2f} GB ({machine['peak_memory_of']}, all cases together)",
     ]
     if left_out:
         found.append(f"{left_out} answers left out: their texts have no room in a model's context")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from tqdm import tqdm
 from jaxspec._version import __version__
 from jaxspec.bench import advice, report
 from jaxspec.bench.cases import load_cases
-from jaxspec.bench.measure import Measurement
-from jaxspec.bench.meters import energy_meter, peak_memory
-from jaxspec.bench.peers.panel import PEERS, Panel
+from jaxspec.bench.measure import Measurement, peak_memory
+from jaxspec.bench.peers.panel import PEERS, Panel, open_panel
 from jaxspec.bench.quality import Quality, assess, check_bleu
 from jaxspec.bench.questions import Group, check_askable, groups
-from jaxspec.bench.records import FIGURES, Header, Results, Turn
+from jaxspec.bench.records import Results, Turn
 from jaxspec.bench.setting import Setting, load_target
 from jaxspec.bench.summary import Against, Summary, against, summarize
 from jaxspec.checkpoints.load import load
@@ -35,7 +34,7 @@ _TEMPLATE = 256
 class Finished:
     """A run's header, its records, and the figures that follow from them."""
 
-    header: Header
+    header: dict[str, Any]
     records: list[Turn]
     summaries: list[Summary]
     quality: list[Quality]
@@ -47,8 +46,7 @@ class Finished:
 
     def tables(self) -> list[report.Table]:
         """Returns the tables of all figures."""
-        tables = [report.tables(self.summaries), report.peer_tables(self.against), report.quality_tables(self.quality)]
-        return [table for several in tables for table in several]
+        return [*report.tables(self.summaries), *report.peer_tables(self.against)]
 
     def advice(self) -> list[advice.Advice]:
         """Says what follows from the figures."""
@@ -89,73 +87,56 @@ def run(
     loaded, target = load_target(setting)
     tokenizer = check_askable(setting.model, target.tokenizer, questions)
     cases = load_cases(setting, target)
-    energy = energy_meter(jax.devices()[0].platform)
     peers = {"peers": {name: PEERS[name].versions() for name in setting.against}} if setting.against else {}
-    header: Header = {
-        "setting": setting.described(questions),
-        "machine": machine(target, energy and energy.source) | peers,
-        "cases": {case.label: {"name": case.name, "k": case.k} for case in cases},
-        "command": command,
-    }
+    header = {"setting": setting.described(questions), "machine": machine(target) | peers, "command": command}
     results = Results(path, header, resume=resume)
-    measurement = Measurement(target, cases, questions, setting, energy)
-    units = {
-        (batch, temperature, index): group
-        for batch, temperature in itertools.product(setting.batches, setting.temperatures)
-        for index, group in enumerate(groups(questions, batch))
-    }
-    with contextlib.ExitStack() as stack:
-        if not all(map(results.has, units)):
-            measurement.panel = stack.enter_context(_open_panel(setting, loaded, questions, kernels_of(target)))
-        _measure(units, measurement, results, quiet)
+    measurement = Measurement(target, cases, questions, setting)
+    settings = itertools.product(setting.batches, setting.temperatures)
+    asked = [(group, temperature) for batch, temperature in settings for group in groups(questions, batch)]
+    missing = [(group, temperature) for group, temperature in asked if not results.has(group.unit(temperature))]
+    peers_open = _open_panel(setting, loaded, questions, kernels_of(target)) if missing else contextlib.nullcontext()
+    with peers_open as measurement.panel, tqdm(total=len(asked), desc="bench", unit="batch", disable=quiet) as bar:
+        bar.update(len(asked) - len(missing))
+        _measure(missing, measurement, results, bar)
     summaries = summarize(results.records)
     if not summaries:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
     assessed = assess(results.records, questions, tokenizer.decode) if quality else []
     finished = Finished(header, results.records, summaries, assessed, against(results.records))
-    figures = (finished.summaries, finished.quality, finished.against)
-    lines = [[dataclasses.asdict(one) for one in several] for several in figures]
-    results.finish(dict(zip(FIGURES, lines, strict=True)))
+    figures = {"summary": finished.summaries, "quality": finished.quality, "against": finished.against}
+    results.finish({kind: [dataclasses.asdict(one) for one in several] for kind, several in figures.items()})
     return finished
 
 
-def _open_panel(setting: Setting, loaded: LanguageModel, questions: Sequence[Conversation], kernels: str) -> Panel:
-    """Opens the peers that are asked for and installed; kernels with bfloat16 weights give them those.
-
-    Raises:
-      ValueError, RuntimeError: as `Panel` does.
-    """
+def _open_panel(
+    setting: Setting, loaded: LanguageModel, questions: Sequence[Conversation], kernels: str
+) -> contextlib.AbstractContextManager[Panel]:
+    """Opens the peers that are asked for and installed; kernels with bfloat16 weights give them those."""
     peers = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
-    named = setting.against_draft if peers else None
-    draft = None if named is None else load(named, dtype=setting.dtype)
+    draft = load(setting.against_draft, dtype=setting.dtype) if peers and setting.against_draft else None
     dtype = "bfloat16" if kernels == "native-bfloat16" else loaded.dtype.name
     # A token is a byte at least, but for those of the template.
     longest = max(sum(len(text.encode()) for text in one.texts()) for one in questions)
     context = longest + max(len(one.turns) for one in questions) * (setting.max_new_tokens + _TEMPLATE)
     context = context if loaded.context_length is None else min(loaded.context_length, context)
-    return Panel(peers, loaded, draft, dtype=dtype, context=context)
+    return open_panel(peers, loaded, draft, dtype=dtype, context=context)
 
 
-def _measure(
-    units: Mapping[tuple[int, float, int], Group], measurement: Measurement, results: Results, quiet: bool
-) -> None:
-    """Adds the records of each group that has none, by its batch, temperature and index."""
+def _measure(missing: Sequence[tuple[Group, float]], measurement: Measurement, results: Results, bar: tqdm) -> None:
+    """Adds the records of groups at their temperatures."""
     before = None
-    with tqdm(total=len(units), desc="bench", unit="batch", disable=quiet) as bar:
-        for unit, group in units.items():
-            batch, temperature, _ = unit
-            if not results.has(unit):
-                words = f"batch {batch}, temperature {temperature:g}, {group.task}"
-                bar.set_postfix_str(f"{words} (new shapes compile first)")
-                if before != (batch, temperature):
-                    measurement.forget_programs()
-                before = (batch, temperature)
-                results.add(unit, list(measurement.turns(group, temperature)))
-            bar.update()
+    for group, temperature in missing:
+        words = f"batch {len(group.members)}, temperature {temperature:g}"
+        bar.set_postfix_str(f"{words}, {group.task} (new shapes compile first)")
+        if before != words:
+            measurement.forget_programs()
+        before = words
+        results.add(list(measurement.turns(group, temperature)))
+        bar.update()
 
 
-def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
-    """Describes where figures come from, for JSON; `energy` names what counts it."""
+def machine(target: LanguageModel) -> dict[str, Any]:
+    """Describes where figures come from, for JSON."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",
@@ -164,6 +145,5 @@ def machine(target: LanguageModel, energy: str | None) -> dict[str, Any]:
         "jaxspec": __version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
-        "energy": energy,
         "peak_memory_of": peak_memory()[1],
     }

@@ -56,10 +56,9 @@ class Setting:
             raise ValueError("there is no drafter to measure; pass one, such as 'ngram'")
         if "none" in self.drafters:
             raise ValueError("plain decoding is always measured; leave the drafter 'none' out")
-        if self.kernels not in KERNELS:
-            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
-        if self.verifier is not None and self.verifier not in VERIFIERS:
-            raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}, got {self.verifier!r}")
+        for name, table in (("kernels", KERNELS), ("verifier", VERIFIERS)):
+            if (value := getattr(self, name)) is not None and value not in table:
+                raise ValueError(f"{name} must be one of {', '.join(table)}, got {value!r}")
         for name in ("drafters", "lengths", "batches", "temperatures", "against"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

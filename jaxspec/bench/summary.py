@@ -1,8 +1,7 @@
 """Computes figures from a run's records: arithmetic alone, so that a file of records gives them again."""
 
 import dataclasses
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,28 +10,9 @@ from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.quality import Agreement
 from jaxspec.bench.questions import in_order
 from jaxspec.bench.records import Turn, answered, group_by, repeats_of
+from jaxspec.bench.timing import Spread
 
 ALL = "all"
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """The least, the median and the largest over repeats."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
-        """Returns the spread of at least one value."""
-        values = sorted(map(float, values))
-        return cls(values[0], statistics.median(values), values[-1])
-
-    @classmethod
-    def of_ratios(cls, over: Iterable[float], under: Iterable[float]) -> "Spread":
-        """Returns the spread of ratios taken repeat by repeat."""
-        return cls.of(a / b for a, b in zip(over, under, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +25,16 @@ class Summary:
       case: its label.
       task: of Spec-Bench, or "all".
       requests: answers of one repeat.
-      tokens: token ids emitted in one repeat, the first.
       tokens_per_second: the mean over questions, of whole requests.
-      decode_tokens_per_second: all tokens over all time but the prompts'; `None` where that is too short to time.
       speedup: `tokens_per_second` over that of plain decoding, repeat by repeat; `None` for plain decoding.
-      decode_speedup: the same of `decode_tokens_per_second`.
+      decode_speedup: the same of all tokens over all time but the prompts'; `None` too where that is too short to time.
       mean_acceptance_length: emitted tokens a round of a row.
       acceptance_rate: accepted over drafted tokens.
       acceptance_by_position: the share of rounds that accepted the draft at each position.
       round_cost: a round's time over a step of plain decoding; `None` where either is too short to time.
       round_gain: tokens of a round, all rows together, over those of a step of plain decoding.
       prefill_seconds: the median time of the prompt.
-      first_token_seconds: the median time to the first token, the prompt's included.
-      hundred_tokens_seconds: the same of 100 tokens; `None` where no answer has as many.
-      requests_per_second: requests answered in a second, one batch after the other.
-      latency_median: seconds until a request is answered, half of them sooner.
-      latency_p99: the same, 99 of 100 sooner.
-      joules_per_token: energy; `None` where nothing counts it.
+      latency: seconds until a request is answered, half of them sooner; each waits for its batch.
     """
 
     batch: int
@@ -69,9 +42,7 @@ class Summary:
     case: str
     task: str
     requests: int
-    tokens: int
     tokens_per_second: Spread
-    decode_tokens_per_second: Spread | None
     speedup: Spread | None
     decode_speedup: Spread | None
     mean_acceptance_length: float
@@ -80,12 +51,7 @@ class Summary:
     round_cost: float | None
     round_gain: float
     prefill_seconds: float
-    first_token_seconds: float
-    hundred_tokens_seconds: float | None
-    requests_per_second: Spread
-    latency_median: float
-    latency_p99: float
-    joules_per_token: float | None
+    latency: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +64,6 @@ class Against:
       task: of Spec-Bench, or "all".
       tokens_per_second: the mean over questions, of whole requests.
       ratios: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
-      acceptance_rate: accepted over drafted tokens of the peer; `None` where it drafts none, or does not tell.
       agreement: its tokens and those of jaxspec's plain decoding; `None` where they are sampled.
     """
 
@@ -107,7 +72,6 @@ class Against:
     task: str
     tokens_per_second: Spread
     ratios: dict[str, Spread]
-    acceptance_rate: float | None
     agreement: Agreement | None
 
 
@@ -132,10 +96,8 @@ def against(records: Sequence[Turn]) -> list[Against]:
             for peer in chosen[0].get("peers", {}):
                 own = _Figures(chosen, peer)
                 ratios = {case: Spread.of_ratios(speed, own.speeds()) for case, speed in speeds.items()}
-                drafted, agreement = own.total("drafted"), Agreement.of(chosen, peer)
-                accepted = own.total("accepted") / drafted if drafted > 0 else None
-                speed = Spread.of(own.speeds())
-                found.append(Against(temperature, peer, task, speed, ratios, accepted, agreement))
+                speed, agreement = Spread.of(own.speeds()), Agreement.of(chosen, peer)
+                found.append(Against(temperature, peer, task, speed, ratios, agreement))
     return found
 
 
@@ -153,7 +115,7 @@ class _Figures:
         self.rows = [len(several[0]["tokens"]) for several in self.repeats]
 
     def sums(self, name: str) -> np.ndarray:
-        """Returns a figure of each turn and repeat, `[turn, repeat]`, all rows together; NaN where it is unknown."""
+        """Returns a figure of each turn and repeat, `[turn, repeat]`, all rows together."""
         return np.array([[np.sum(one[name]) for one in several] for several in self.repeats], float)
 
     def total(self, name: str) -> float:
@@ -162,7 +124,7 @@ class _Figures:
     def speeds(self) -> np.ndarray:
         """Returns for each repeat the mean over questions of tokens a second, all turns of a question together."""
         tokens, seconds = self.sums("tokens"), self.sums("seconds")
-        questions = group_by(range(len(self.turns)), lambda index: tuple(self.turns[index].get("unit", ())))
+        questions = group_by(range(len(self.turns)), lambda index: tuple(self.turns[index]["unit"]))
         return np.mean([tokens[turns].sum(0) / seconds[turns].sum(0) for turns in questions.values()], axis=0)
 
     def decode_seconds(self) -> np.ndarray:
@@ -182,21 +144,16 @@ class _Figures:
 def _summary(batch: int, temperature: float, task: str, own: _Figures, plain: _Figures) -> Summary:
     speculates, speeds, plain_speeds = own.label != PLAIN, own.decode_speeds(), plain.decode_speeds()
     decode_speedup = None if speeds is None or plain_speeds is None else Spread.of_ratios(speeds, plain_speeds)
-    seconds, requests = own.sums("seconds"), sum(own.rows)
-    latencies = np.repeat(seconds, own.rows, axis=0)  # each row waits for its batch
-    tokens, rounds, joules = own.total("tokens"), max(own.total("rounds"), 1), own.total("joules")
+    tokens, rounds = own.total("tokens"), max(own.total("rounds"), 1)
     accepted_at = np.sum([one["accepted_at"] for several in own.repeats for one in several], axis=0)
-    hundred = [one for turn in own.turns if (one := turn["cases"][own.label]["hundred_tokens_seconds"]) is not None]
     step_seconds, plain_step_seconds = (one.decode_seconds().sum() / one.steps() for one in (own, plain))
     return Summary(
         batch=batch,
         temperature=temperature,
         case=own.label,
         task=task,
-        requests=requests,
-        tokens=int(own.sums("tokens")[:, 0].sum()),
+        requests=sum(own.rows),
         tokens_per_second=Spread.of(own.speeds()),
-        decode_tokens_per_second=None if speeds is None else Spread.of(speeds),
         speedup=Spread.of_ratios(own.speeds(), plain.speeds()) if speculates else None,
         decode_speedup=decode_speedup if speculates else None,
         mean_acceptance_length=tokens / rounds,
@@ -205,10 +162,5 @@ def _summary(batch: int, temperature: float, task: str, own: _Figures, plain: _F
         round_cost=None if decode_speedup is None else float(step_seconds / plain_step_seconds),
         round_gain=(tokens / own.steps()) / (plain.total("tokens") / plain.steps()),
         prefill_seconds=float(np.median(own.sums("prefill_seconds"))),
-        first_token_seconds=float(np.median(own.sums("first_token_seconds"))),
-        hundred_tokens_seconds=statistics.median(hundred) if hundred else None,
-        requests_per_second=Spread.of(requests / seconds.sum(0)),
-        latency_median=float(np.percentile(latencies, 50)),
-        latency_p99=float(np.percentile(latencies, 99)),
-        joules_per_token=None if np.isnan(joules) else joules / max(tokens, 1),
+        latency=float(np.median(np.repeat(own.sums("seconds"), own.rows, axis=0))),
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,20 +13,39 @@ clock = time.perf_counter
 
 
 @dataclasses.dataclass(frozen=True)
+class Spread:
+    """The least, the median and the largest over turns."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """Returns the spread of at least one value."""
+        values = sorted(map(float, values))
+        return cls(values[0], statistics.median(values), values[-1])
+
+    @classmethod
+    def of_ratios(cls, over: Iterable[float], under: Iterable[float]) -> "Spread":
+        """Returns the spread of ratios taken turn by turn."""
+        return cls.of(a / b for a, b in zip(over, under, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
 class Samples:
-    """Seconds of each case, in the order of the turns."""
+    """Seconds of each case, in the order of the turns, and what each returned last."""
 
     seconds: dict[str, list[float]]
+    results: dict[str, Any]
 
     def median(self, name: str) -> float:
         """Returns the median seconds of a case."""
         return statistics.median(self.seconds[name])
 
-    def ratio(self, numerator: str, denominator: str) -> tuple[float, float, float]:
-        """Returns the least, median and largest ratio of two cases, each taken within one turn."""
-        pairs = zip(self.seconds[numerator], self.seconds[denominator], strict=True)
-        ratios = sorted(first / second for first, second in pairs)
-        return ratios[0], statistics.median(ratios), ratios[-1]
+    def ratio(self, numerator: str, denominator: str) -> Spread:
+        """Returns the ratio of two cases, each taken within one turn."""
+        return Spread.of_ratios(self.seconds[numerator], self.seconds[denominator])
 
 
 def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up: int = 1) -> Samples:
@@ -34,12 +53,13 @@ def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up:
 
     A case returns its arrays, which are waited for.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    samples = Samples({name: [] for name in cases}, {})
     for turn in range(warm_up + repeats):
         for name, case in cases.items():
             start = clock()
-            jax.block_until_ready(case())
+            result = jax.block_until_ready(case())
             end = clock()
+            samples.results[name] = result
             if turn >= warm_up:
-                seconds[name].append(end - start)
-    return Samples(seconds)
+                samples.seconds[name].append(end - start)
+    return samples

@@ -86,7 +86,7 @@ class Options:
         typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
     ] = None
     markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables there as Markdown.")] = None
-    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Draw SVG files there; needs matplotlib.")] = None
+    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Draw speed-ups there; needs matplotlib.")] = None
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="DIR", help="All three: results.jsonl, results.md and plots/ in there."),
@@ -135,11 +135,11 @@ def run(options: Options) -> None:
     from jaxspec.bench.run import run as measure
     from jaxspec.cli.compilation import enable_compilation_cache
 
-    if options.plots is not None:
-        plots.check_matplotlib()
+    lacking = plots.missing()
+    if options.plots is not None and lacking is not None:
+        raise ImportError(f"plots need {lacking}, or leave them out")
     records, markdown = options.path(options.json_file, "results.jsonl"), options.path(options.markdown, "results.md")
     pictures = options.path(options.plots, "plots")
-    undrawn = pictures is not None and not plots.has_matplotlib()
     setting = options.setting()
     questions = evenly(read_questions(options.questions or "built-in"), options.count)
     enable_compilation_cache()
@@ -158,10 +158,10 @@ def run(options: Options) -> None:
     _print(finished)
     if markdown is not None:
         _write_markdown(finished, markdown)
-    if undrawn:
-        typer.echo(f"no plots: they need matplotlib, which is not installed; {plots.INSTALL}", err=True)
+    if pictures is not None and lacking is not None:
+        typer.echo(f"no plots: they need {lacking}", err=True)
     elif pictures is not None:
-        plots.plot(pictures, finished.summaries, finished.header.get("cases", {}))
+        plots.plot(pictures, finished.summaries)
 
 
 def _print(finished: "Finished") -> None:

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from jaxspec.bench.peers.panel import Peer
-from jaxspec.bench.peers.worker import Answer, Loaded, Request
+from jaxspec.bench.peers.worker import Loaded, Request
 
 
 def _write(model, folder, dtype):
@@ -20,14 +20,13 @@ class Backwards:
         self.busy = Path(loaded.model).with_name("busy")
         self.vocab_size = int(Path(loaded.model).read_text().split()[0])
 
-    def answer(self, mode: str, request: Request) -> Answer:
+    def answer(self, mode: str, request: Request) -> list[int]:
         if request.max_new_tokens == 13:
             raise ValueError("thirteen is too many")
         if request.max_new_tokens == 14:
             self.busy.write_text("fourteen take for ever")
             threading.Event().wait()
-        ids = [id % self.vocab_size for id in (request.prompt * 9)[::-1]][: request.max_new_tokens]
-        return Answer(ids, 4, 1) if mode == "lookup" else Answer(ids)
+        return [id % self.vocab_size for id in (request.prompt * 9)[::-1]][: request.max_new_tokens]
 
 
 PEER = Peer(f"{__name__}:Backwards", ("pytest",), _write)

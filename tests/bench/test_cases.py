@@ -16,7 +16,8 @@ TARGET = tiny.transformer()
 def test_numbers_and_adaptive_stand_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     cases = load_cases(Setting("some", ("ngram",), lengths=(2, "adaptive:4"), batches=(1, 8)), TARGET)
-    assert [(case.label, case.k) for case in cases] == [("plain", 0), ("ngram, k=2", 2), ("ngram, k=adaptive", None)]
+    assert [case.label for case in cases] == ["plain", "ngram, k=2", "ngram, k=adaptive"]
+    assert [(case.drafter.max_drafts, case.adaptive) for case in cases] == [(0, False), (2, False), (4, True)]
     assert isinstance(cases[1].drafter.draft_length, Fixed) and isinstance(cases[2].drafter.draft_length, Adaptive)
 
 
@@ -36,7 +37,8 @@ def test_what_adapts_counts_with_the_costs_of_each_batch(name, tmp_path, monkeyp
 def test_without_a_number_each_drafter_has_its_own():
     cases = load_cases(Setting("some", ("ngram", "suffix")), TARGET)
     assert [case.label for case in cases] == ["plain", "ngram, k=4", "suffix, k=8"]
-    assert [case.k for case in load_cases(Setting("some", ("ngram",)), TARGET, halves=True)] == [0, 2, 4]
+    halves = load_cases(Setting("some", ("ngram",)), TARGET, halves=True)
+    assert [case.drafter.max_drafts for case in halves] == [0, 2, 4]
 
 
 @pytest.mark.slow

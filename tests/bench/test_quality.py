@@ -12,7 +12,6 @@ import sacrebleu
 
 import jaxspec
 from jaxspec.bench.advice import quality_advice
-from jaxspec.bench.divergences import divergence, score_of
 from jaxspec.bench.quality import (
     Agreement,
     assess,
@@ -21,8 +20,9 @@ from jaxspec.bench.quality import (
     check_bleu,
     compare_corpora,
     compare_perplexity,
+    divergence,
+    score_of,
 )
-from jaxspec.bench.report import quality_tables
 from jaxspec.training.prompts import Conversation, read_prompts
 from tests._fixtures import tiny
 
@@ -100,8 +100,8 @@ def test_plain_decoding_writes_what_scores_best(policy):
 
 def _turn(question, temperature, repeats, **more):
     cases = {
-        "plain": {"repeats": [{"ids": [[0]], "tokens": [2], "log_probs": [-2.0]}] * len(repeats)},
-        "x": {"repeats": repeats},
+        "plain": [{"ids": [[0]], "tokens": [2], "log_probs": [-2.0]}] * len(repeats),
+        "x": repeats,
     }
     return {
         "kind": "turn",
@@ -121,8 +121,8 @@ def test_agreement_is_counted():
     (found,) = assess(turns, [Conversation(("a",))] * 2, str)
     assert found.agreement == Agreement(4, 1, 1, 2, {"question": 1, "turn": 0, "place": 2, "distance": 0.5})
     ((good, text),) = quality_advice([found])
-    assert not good and "2 were DIFFERENT, first at question 1, turn 0, token 2" in text
-    assert quality_tables([found])[0].rows == (("x", "0", "1", "4", "1", "1", "2"),)
+    assert not good and text.startswith("batch 1, temperature 0: x wrote the same tokens as plain decoding in 1 of 4")
+    assert "1 diverged where" in text and "2 were DIFFERENT, first at question 1, turn 0, token 2" in text
     (found,) = assess(turns[:1], [Conversation(("a",))], str)
     ((good, text),) = quality_advice([found])
     assert good and "in 1 of 2 answers; 1 diverged where" in text
@@ -138,7 +138,10 @@ def test_drawn_answers_are_compared_by_likelihood_and_references():
     assert (found.bleu.other, found.bleu.questions) == (pytest.approx(100.0), 1)
     assert found.agreement is None
     ((good, text),) = quality_advice([found])
-    assert good and "within noise; BLEU +50.0000: one question cannot tell" in text
+    assert good and "x: perplexity 2.72 against 2.72, negative log-likelihood of a token +0.0000" in text
+    assert (
+        f"within noise; BLEU 100.00 against {found.bleu.plain:.2f}, {found.bleu.difference:+.4f}: one question" in text
+    )
     (found,) = assess(turns, [Conversation(("a",))] * 2, str)
     assert found.bleu is None and "no references" in next(quality_advice([found]))[1]
     worse = dataclasses.replace(found, perplexity=compare_perplexity([1.0, 1.1], [2.0, 2.1]))

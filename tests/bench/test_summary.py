@@ -7,7 +7,8 @@ import pytest
 from jaxspec.bench.advice import advice
 from jaxspec.bench.records import Results
 from jaxspec.bench.report import markdown, notes, tables
-from jaxspec.bench.summary import ALL, Spread, summarize
+from jaxspec.bench.summary import ALL, summarize
+from jaxspec.bench.timing import Spread
 
 HEADER = {
     "setting": {"model": "tiny", "questions": 2, "max_new_tokens": 8, "repeats": 2},
@@ -18,19 +19,16 @@ HEADER = {
         "python": "3",
         "dtype": "float32",
         "kernels": "xla",
-        "energy": None,
         "peak_memory_of": "process",
     },
     "command": "jaxspec bench",
 }
 
 
-def _repeat(seconds, tokens, rounds, drafted_at=(), accepted_at=(), joules=None):
+def _repeat(seconds, tokens, rounds, drafted_at=(), accepted_at=()):
     return {
         "prefill_seconds": 1.0,
-        "first_token_seconds": 1.5,
         "seconds": seconds,
-        "joules": joules,
         "tokens": tokens,
         "rounds": rounds,
         "drafted": [sum(drafted_at)],
@@ -40,8 +38,7 @@ def _repeat(seconds, tokens, rounds, drafted_at=(), accepted_at=(), joules=None)
     }
 
 
-def _turn(index, task, plain, draft, *, batch=1, hundred=None):
-    cases = {"plain": plain, "d, k=2": draft}
+def _turn(index, task, plain, draft, *, batch=1):
     return {
         "kind": "turn",
         "unit": [batch, 0.0, index],
@@ -52,7 +49,7 @@ def _turn(index, task, plain, draft, *, batch=1, hundred=None):
         "questions": [index],
         "left_out": [],
         "prompt_tokens": [3],
-        "cases": {name: {"repeats": repeats, "hundred_tokens_seconds": hundred} for name, repeats in cases.items()},
+        "cases": {"plain": plain, "d, k=2": draft},
         "peak_memory_bytes": 10**9 * (index + 1),
     }
 
@@ -90,7 +87,7 @@ def test_turns_of_a_question_are_one_question():
 
 def test_counts():
     one = _of(_records(), task="qa")
-    assert (one.requests, one.tokens) == (1, 8)
+    assert one.requests == 1
     assert one.mean_acceptance_length == 8 / 5 and one.acceptance_rate == 3 / 8
     assert one.acceptance_by_position == (2 / 5, 1 / 5)
     assert one.round_gain == 8 / 5
@@ -103,22 +100,16 @@ def test_a_batch_takes_as_many_rounds_as_its_last_row():
     one = _of([_turn(0, "qa", plain, draft, batch=2)])
     assert one.mean_acceptance_length == 10 / 4
     assert one.round_gain == pytest.approx((10 / 3) / (10 / 8)) and one.round_cost == pytest.approx((3 / 3) / (4 / 8))
-    assert one.requests == 2 and one.requests_per_second == Spread.of([2 / 4])
+    assert one.requests == 2
 
 
 def test_waiting_times():
     plain = [[_repeat(float(seconds), [8], [8])] for seconds in range(1, 102)]
-    records = [_turn(index, "qa", one, one, hundred=float(index)) for index, one in enumerate(plain)]
-    one = _of(records)
-    assert (one.latency_median, one.latency_p99) == (51.0, 100.0)
-    assert one.requests_per_second.median == pytest.approx(101 / sum(range(1, 102)))
-    assert one.hundred_tokens_seconds == 50 and _of(_records()).hundred_tokens_seconds is None
-
-
-def test_energy_a_token():
-    with_energy = [_turn(0, "qa", [_repeat(1.5, [8], [8], joules=20.0)], [_repeat(1.5, [8], [4], joules=6.0)])]
-    assert _of(with_energy).joules_per_token == 0.75 and _of(with_energy, "plain").joules_per_token == 2.5
-    assert _of(_records()).joules_per_token is None
+    records = [_turn(index, "qa", one, one) for index, one in enumerate(plain)]
+    assert _of(records).latency == 51.0
+    # Each request of a batch waits for all of it.
+    full, alone = [_repeat(4.0, [8, 8], [8, 8])], [_repeat(10.0, [8], [8])]
+    assert _of([_turn(0, "qa", full, full, batch=2), _turn(1, "qa", alone, alone, batch=2)]).latency == 4.0
 
 
 def test_too_short_to_time():
@@ -155,7 +146,7 @@ def test_a_loss_is_said_with_what_to_change(records, said):
 
 def test_tasks_that_lost_are_named_even_if_the_whole_gained():
     records = _records()
-    records[1]["cases"]["d, k=2"]["repeats"] = [_repeat(10.0, [8], [8], (8, 8), (0, 0))] * 2
+    records[1]["cases"]["d, k=2"] = [_repeat(10.0, [8], [8], (8, 8), (0, 0))] * 2
     ((faster, text),) = advice(summarize(records))
     assert faster and "slower on multi-turn 0.90x" in text
 
@@ -163,8 +154,7 @@ def test_tasks_that_lost_are_named_even_if_the_whole_gained():
 def test_a_loss_points_to_a_case_that_gained():
     records = _records()
     for record in records:
-        record["cases"]["slow, k=4"] = {"repeats": [_repeat(20.0, [8], [8], (9,) * 4, (8,) * 4)] * 2}
-        record["cases"]["slow, k=4"]["hundred_tokens_seconds"] = None
+        record["cases"]["slow, k=4"] = [_repeat(20.0, [8], [8], (9,) * 4, (8,) * 4)] * 2
     found = [text for faster, text in advice(summarize(records)) if not faster]
     assert len(found) == 1 and found[0].endswith("Use d, k=2, which was 1.98x here.")
 
@@ -173,7 +163,7 @@ def test_tables_and_markdown():
     records = _records()
     summaries = summarize(records)
     found = tables(summaries)
-    assert len(found) == 3
+    assert len(found) == 2
     for table in found:
         assert all(len(row) == len(table.columns) for row in table.rows)
     assert found[0].rows == (("d, k=2", "1.00", "2.75", "1.98"),)
@@ -183,7 +173,6 @@ def test_tables_and_markdown():
     for part in (
         "| d, k=2 | 1.00 | 2.75 | 1.98 |",
         "peak memory 2.00 GB",
-        "unavailable",
         "1 answers left out",
         "FASTER",
     ):
@@ -195,15 +184,15 @@ class TestResults:
 
     def _written(self, path):
         results = Results(path, self.header)
-        results.add((1, 0.0, 0), [{"kind": "turn", "turn": 0}, {"kind": "turn", "turn": 1}])
-        results.add((1, 0.0, 1), [{"kind": "turn", "turn": 0}])
+        results.add([{"kind": "turn", "unit": [1, 0.0, 0], "turn": turn} for turn in (0, 1)])
+        results.add([{"kind": "turn", "unit": [1, 0.0, 1], "turn": 0}])
         results.finish({"summary": [{"task": "qa"}]})
         return path.read_text()
 
     def test_a_finished_file_stays_as_it_is(self, tmp_path):
         text = self._written(tmp_path / "r")
         again = Results(tmp_path / "r", self.header | {"command": "second"}, resume=True)
-        assert again.has((1, 0.0, 0)) and again.has((1, 0.0, 1)) and not again.has((2, 0.0, 0))
+        assert again.has([1, 0.0, 0]) and again.has([1, 0.0, 1]) and not again.has([2, 0.0, 0])
         assert "summary" not in (tmp_path / "r").read_text()
         again.finish({"summary": [{"task": "qa"}]})
         assert (tmp_path / "r").read_text() == text and len(again.records) == 3
@@ -211,7 +200,7 @@ class TestResults:
 
     def test_it_is_whole_after_every_unit(self, tmp_path, monkeypatch):
         results = Results(tmp_path / "r", self.header)
-        results.add((0,), [{"kind": "turn"}])
+        results.add([{"kind": "turn", "unit": [0]}])
         before = (tmp_path / "r").read_text()
 
         def killed(*_):
@@ -219,7 +208,7 @@ class TestResults:
 
         monkeypatch.setattr("os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            results.add((1,), [{"kind": "turn"}])
+            results.add([{"kind": "turn", "unit": [1]}])
         assert (tmp_path / "r").read_text() == before
 
     @pytest.mark.parametrize(

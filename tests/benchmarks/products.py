@@ -38,8 +38,9 @@ def run(model_name: str, repeats: int) -> None:
         single = f"{name}, {COUNTS[0]} tokens"
         for count in COUNTS:
             label = f"{name}, {count} tokens"
-            low, median, high = samples.ratio(label, single)
-            show(f"{label}, ms", f"{samples.median(label) * 1e3:5.1f}   {median:.2f} of one ({low:.2f} to {high:.2f})")
+            of_one = samples.ratio(label, single)
+            spread = f"{of_one.median:.2f} of one ({of_one.low:.2f} to {of_one.high:.2f})"
+            show(f"{label}, ms", f"{samples.median(label) * 1e3:5.1f}   {spread}")
         share = read_bytes(one) / samples.median(single) / limit
         show(f"{name}: share of the bandwidth limit at one token", f"{share:.0%}")
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.bench.timing import Spread
 from jaxspec.nn.language_model import LanguageModel
 
 TURNS = (
@@ -94,7 +95,6 @@ def show(title: str, value: str) -> None:
     print(f"{title:<58} {value}", flush=True)
 
 
-def show_ratio(title: str, ratio: tuple[float, float, float]) -> None:
+def show_ratio(title: str, ratio: Spread) -> None:
     """Prints a ratio with its spread over the turns."""
-    low, median, high = ratio
-    show(title, f"{median:.3f}  (turns {low:.3f} to {high:.3f})")
+    show(title, f"{ratio.median:.3f}  (turns {ratio.low:.3f} to {ratio.high:.3f})")

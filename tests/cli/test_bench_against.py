@@ -55,7 +55,8 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
     text = " ".join((folder / "r.md").read_text().split())
     for part in (
         "batch 1, temperature 0: ngram, k=2 wrote the SAME tokens as plain decoding in all 4 answers.",
-        "batch 1, temperature 1: ngram, k=2: negative log-likelihood of a token",
+        "batch 1, temperature 1: ngram, k=2: perplexity ",
+        ", negative log-likelihood of a token ",
         "one question cannot tell",  # only one has a reference
         "tokens/s of jaxspec over the peers', batch 1, temperature 0",
         "transformers lookup",
@@ -97,7 +98,7 @@ def test_an_interrupted_run_goes_on_with_its_peers(folder, finished, tmp_path, m
     assert again.exit_code == 0, again.stderr
     after = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in after] == [json.loads(line)["kind"] for line in whole]
-    ids = lambda line: [one["ids"] for one in line["peers"]["transformers lookup"]["repeats"]]
+    ids = lambda line: [one["ids"] for one in line["peers"]["transformers lookup"]]
     assert ids(after[4]) == ids(json.loads(whole[4]))
 
 

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
-_DIVERGENCES, _SIGNIFICANCE = "bench/divergences.py", "bench/quality.py"
+_SIGNIFICANCE = "bench/quality.py"
 _EXPORT = "tests/checkpoints/test_export.py::test_a_gguf_file_is_our_model"
 _PART = f"{_QUALITY}::test_where_answers_diverge"
 
@@ -17,14 +17,14 @@ MUTANTS = (
     ),
     Mutant(
         "a tie excuses any token",
-        _DIVERGENCES,
+        _SIGNIFICANCE,
         "scores.max() - min(scores[plain[place]], scores[other[place]])",
         "scores.max() - np.sort(scores)[-2]",
         (f"{_QUALITY}::test_both_sides_of_a_tie_are_near_the_best",),
     ),
     Mutant(
         "a drawn token is scored without its noise",
-        _DIVERGENCES,
+        _SIGNIFICANCE,
         "policy.log_probs(jnp.asarray(logits)[None, None]) + noise",
         "policy.log_probs(jnp.asarray(logits)[None, None]) + 0 * noise",
         (f"{_QUALITY}::test_plain_decoding_writes_what_scores_best[coupled]",),
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "jaxspec over a peer is the peer over jaxspec",
-        "bench/summary.py",
+        "bench/timing.py",
         "cls.of(a / b for a, b in",
         "cls.of(b / a for a, b in",
         (f"{_PEERS}::test_jaxspec_over_the_peers",),

@@ -2,7 +2,7 @@
 
 import xllamacpp  # pyright: ignore[reportMissingImports] (an optional package)
 
-from jaxspec.bench.peers.worker import Answer, Loaded, Request
+from jaxspec.bench.peers.worker import Loaded, Request
 
 LOOKUP = 10
 _KINDS = xllamacpp.common_speculative_type
@@ -23,7 +23,7 @@ class LlamaCpp:
         self._servers = {mode: xllamacpp.Server(_parameters(mode, loaded)) for mode in modes}
         self.modes = tuple(modes)
 
-    def answer(self, mode: str, request: Request) -> Answer:
+    def answer(self, mode: str, request: Request) -> list[int]:
         reply = self._servers[mode].handle_completions(
             {
                 "prompt": request.prompt,
@@ -40,8 +40,7 @@ class LlamaCpp:
         ids = [int(number) for number in reply["choices"][0]["text"].split(",") if number]
         if len(ids) != reply["usage"]["completion_tokens"]:
             raise RuntimeError(f"llama.cpp made {reply['usage']['completion_tokens']} tokens and gave {len(ids)}")
-        timings = reply["timings"]
-        return Answer(ids, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+        return ids
 
 
 def _parameters(mode: str, loaded: Loaded) -> xllamacpp.CommonParams:

@@ -3,7 +3,7 @@
 import torch  # pyright: ignore[reportMissingImports] (an optional package)
 from transformers import AutoModelForCausalLM
 
-from jaxspec.bench.peers.worker import Answer, Loaded, Request
+from jaxspec.bench.peers.worker import Loaded, Request
 
 LOOKUP = 10  # there is no default; this is Spec-Bench's
 
@@ -22,7 +22,7 @@ class Transformers:
             self._ways["draft"] = {"assistant_model": load(loaded.draft)}
         self.modes = tuple(self._ways)
 
-    def answer(self, mode: str, request: Request) -> Answer:
+    def answer(self, mode: str, request: Request) -> list[int]:
         torch.manual_seed(request.seed)
         prompt = torch.tensor([request.prompt])
         sampling = {"do_sample": False}
@@ -38,4 +38,4 @@ class Transformers:
                 **sampling,
                 **self._ways[mode],
             )
-        return Answer(tokens[0, len(request.prompt) :].tolist())
+        return tokens[0, len(request.prompt) :].tolist()

@@ -36,23 +36,6 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """A peer's answer.
-
-    Attributes:
-      ids: the new tokens.
-      drafted: how many tokens were drafted; `None` where it does not tell.
-      accepted: how many of them were accepted.
-      seconds: how long it took; the worker measures that.
-    """
-
-    ids: list[int]
-    drafted: int | None = None
-    accepted: int | None = None
-    seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Loaded:
     """The models and the resources of a peer.
 
@@ -72,15 +55,12 @@ class Loaded:
 
 
 class Engine(Protocol):
-    """A peer, made of `Loaded`."""
+    """A peer, made of `Loaded`; `modes` are the names of its ways of decoding."""
 
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Its ways of decoding, by name."""
-        ...
+    modes: tuple[str, ...]
 
-    def answer(self, mode: str, request: Request) -> Answer:
-        """Answers one request."""
+    def answer(self, mode: str, request: Request) -> list[int]:
+        """Returns the new token ids."""
         ...
 
 
@@ -112,8 +92,8 @@ class Worker:
             )
         self.modes: tuple[str, ...] = self._ask(loaded)
 
-    def answer(self, mode: str, request: Request) -> Answer:
-        """Answers one request, timed.
+    def answer(self, mode: str, request: Request) -> tuple[list[int], float]:
+        """Returns the new token ids, and the seconds they took.
 
         Raises:
           RuntimeError: it failed.
@@ -147,5 +127,5 @@ def serve(descriptor: int, engine: str) -> None:
         while True:
             mode, request = connection.recv()
             start = time.perf_counter()
-            answer = peer.answer(mode, request)
-            connection.send(dataclasses.replace(answer, seconds=time.perf_counter() - start))
+            ids = peer.answer(mode, request)
+            connection.send((ids, time.perf_counter() - start))

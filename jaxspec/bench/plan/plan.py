@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxspec.bench.cases import Case, load_cases, widest_prompt
 from jaxspec.bench.costs import measure_parts
-from jaxspec.bench.measure import Measurement, counts_of, generate, tokens_of, turn_key
+from jaxspec.bench.measure import Measurement, counts_of, generate, turn_key
 from jaxspec.bench.plan.prediction import Acceptance, Answer, Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, Recommendation, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
 from jaxspec.bench.questions import check_askable, dialogue, groups, padded
-from jaxspec.bench.records import Turn
+from jaxspec.bench.records import Turn, group_by
 from jaxspec.bench.run import machine
 from jaxspec.bench.setting import Setting, load_target, policy_at
 from jaxspec.bench.summary import ALL, Summary, summarize
@@ -76,9 +76,8 @@ def make_plan(
     tell("the device's bandwidth and peak")
     device = measure_device(target.dtype)
     acceptances: dict[str, Acceptance] = {}
-    for name in dict.fromkeys(case.name for case in cases):
-        # The most drafts tell of fewer, too.
-        longest = max((case for case in cases if case.name == name), key=lambda case: case.drafter.max_drafts)
+    for name, several in group_by(cases, lambda case: case.name).items():
+        longest = max(several, key=lambda case: case.drafter.max_drafts)  # the most drafts tell of fewer, too
         acceptances[name] = measure_acceptance(target, longest, questions, setting, tell=tell)
     text, policy = _middle(acceptances.values(), target, cases), policy_at(setting.temperatures[0])
     rooflines, predictions, recommendations = [], list[Prediction](), []
@@ -96,7 +95,7 @@ def make_plan(
     speedups = {one.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
     return Plan(
         setting=setting.described(questions),
-        machine=machine(target, None),
+        machine=machine(target),
         device=device,
         acceptances=tuple(acceptances.values()),
         rooflines=tuple(rooflines),
@@ -142,19 +141,11 @@ def measure_acceptance(
                 tokens, length = padded([prompt], 1, widest)
                 arguments = (target, case.drafter, tokens, length, budget, turn_key(setting.seed, group, asked.turn))
                 result = generate(*arguments, policy, new_tokens=setting.max_new_tokens)
-                asked.replies.update(tokens_of(result, [row]))
                 counts = counts_of(result, [row])
-                answers.append(
-                    Answer(
-                        question=asked.questions[row],
-                        turn=asked.turn,
-                        prompt_tokens=len(prompt),
-                        tokens=counts["tokens"][0],
-                        rounds=counts["rounds"][0],
-                        drafted_at=tuple(counts["drafted_at"]),
-                        accepted_at=tuple(counts["accepted_at"]),
-                    )
-                )
+                (asked.replies[row],), (rounds,) = counts["ids"], counts["rounds"]
+                drafted_at, accepted_at = tuple(counts["drafted_at"]), tuple(counts["accepted_at"])
+                place = (group.members[row], asked.turn, len(prompt))
+                answers.append(Answer(*place, len(asked.replies[row]), rounds, drafted_at, accepted_at))
     if not answers:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
     return Acceptance(case.label, case.name, case.drafter.max_drafts, tuple(answers))
@@ -178,6 +169,5 @@ def check(
     records, asked = list[Turn](), groups(questions, setting.batches[0])
     for index, group in enumerate(asked):
         tell(f"{case.label} against plain decoding, batch {setting.batches[0]}: {index + 1} of {len(asked)}")
-        for turn in measurement.turns(group, setting.temperatures[0]):
-            records.append({**turn, "unit": [index]})
+        records += measurement.turns(group, setting.temperatures[0])
     return next(found for found in summarize(records) if found.task == ALL and found.case == case.label)
