@@ -96,7 +96,7 @@ def test_the_case_that_is_predicted_to_be_fastest_is_run(monkeypatch, short, lon
     checked = lambda target, plain, case, questions, setting, tell: SimpleNamespace(case=case.label, speedup=None)
     monkeypatch.setattr(planning, "load_target", lambda _: (TARGET, TARGET))
     monkeypatch.setattr(planning, "measure_device", lambda _: Device(2e10, 1e11))
-    monkeypatch.setattr(planning, "measure_acceptance", lambda *_, **__: Acceptance("", "ngram", 4, (answer,)))
+    monkeypatch.setattr(planning, "measure_acceptance", lambda *_, **__: Acceptance("ngram", 4, (answer,)))
     monkeypatch.setattr(planning, "measure_parts", lambda *_, **__: (1.0, costs))
     monkeypatch.setattr(planning, "check", checked)
     monkeypatch.setattr(planning, "recommend", lambda best, measured, *_: SimpleNamespace(best=best, measured=measured))
@@ -112,9 +112,9 @@ def test_a_plan_is_whole(plan):
     assert [one.k for one in plan.acceptances] == [4]
     assert [one.batch for one in plan.rooflines] == [1, 2]
     for one in plan.recommendations:
-        same = [other for other in plan.predictions if other.batch == one.batch]
+        same = [other for other in plan.predictions if other.batch == one.predicted.batch]
         assert one.predicted is max(same, key=lambda other: other.speedup)
-        assert (one.measured.batch, one.measured.case) == (one.batch, one.case)
+        assert (one.measured.batch, one.measured.case) == (one.predicted.batch, one.predicted.case)
         assert one.speculate == (one.measured.speedup.median > 1)
     # At temperature 0 a batch of one answers as it did when it was counted.
     first = plan.recommendations[0]
@@ -141,13 +141,12 @@ def test_it_is_told_in_tables_and_in_json(plan):
 @pytest.mark.slow
 def test_a_recommendation_is_a_command(plan):
     one = plan.recommendations[0]
-    use = dataclasses.replace(one, speculate=True, drafter="ngram", k=2, verifier="TokenVerifier")
+    use = dataclasses.replace(one, speculate=True, drafter="ngram", k=2)
     assert command(plan, use) == "jaxspec generate --model tiny --draft ngram -k 2"
     plainly = dataclasses.replace(one, speculate=False)
     assert command(plan, plainly) == "jaxspec generate --model tiny --draft none"
     warm = dataclasses.replace(plan, setting=plan.setting | {"temperatures": [0.7]}, recommendations=(use,))
     assert command(warm, use).endswith(" -k 2 --temperature 0.7")
-    assert "verifier: TokenVerifier, the default; of those that fit it accepts most" in notes(warm)
 
 
 def test_one_temperature_at_a_time():

@@ -75,13 +75,13 @@ def test_it_prints_tables_and_what_to_do(asked):
     result = _run("--batch", 1, "--batch", 8)
     assert result.exit_code == 0, result.stderr
     for part in (
-        "after 40 tokens, on a device that reads 100.0 GB/s and computes 20.0 TFLOP/s",
+        "after 40 tokens, on a device that reads 100.0 GB/s and computes 20,000.0 GFLOP/s",
         "accept 1",
         "predicted, batch 8: tokens of a round and its time in plain steps, of 10.00 ms each",
         "ngram, k=2, batch 8",
-        "batch 1: use ngram, k=2. Whole answers were 1.30 times",
+        "batch 1: use ngram, k=2. Whole answers were FASTER than plain decoding: 1.30x",
         "--draft ngram -k 2\n",
-        "batch 8: decode plainly. The best case, ngram, k=2, was 0.80 times",
+        "batch 8: decode plainly. The best case, ngram, k=2, was SLOWER than plain decoding: 0.80x",
         "--draft none\n",
         "pays at batch 1 and no longer at batch 8: both ways of decoding are equally fast at about 3.",
     ):

@@ -27,14 +27,14 @@ MUTANTS = (
     Mutant(
         "a plan takes the rounds without drafts for those with",
         _PREDICTION,
-        "return silent * cost.idle + (1.0 - silent) * cost.round",
-        "return silent * cost.round + (1.0 - silent) * cost.idle",
+        "(silent * idle + (1.0 - silent) * cost.round)",
+        "(silent * cost.round + (1.0 - silent) * idle)",
         (f"{_TESTS}::test_rounds_without_drafts_take_less",),
     ),
     Mutant(
         "a plan takes a question that fills a batch for another one",
         _PREDICTION,
-        "for one in different)",
+        "for one in answers.values())",
         "for one in rows)",
         (_BATCH,),
     ),
@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "speculation is said to stop below a batch where it pays",
         _RECOMMENDATION,
-        "last = paying[-1]",
-        "last = paying[0]",
+        "pays_at = max(",
+        "pays_at = min(",
         (f"{_TESTS}::test_crossover",),
     ),
 )

@@ -92,7 +92,7 @@ def make_plan(
         measured = check(target, plain, case, questions, dataclasses.replace(setting, batches=(batch,)), tell=tell)
         predictions += predicted
         recommendations.append(recommend(best, measured, case, acceptances[case.name]))
-    speedups = {one.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
+    speedups = {one.predicted.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
     return Plan(
         setting=setting.described(questions),
         machine=machine(target),
@@ -148,7 +148,7 @@ def measure_acceptance(
                 answers.append(Answer(*place, len(asked.replies[row]), rounds, drafted_at, accepted_at))
     if not answers:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
-    return Acceptance(case.label, case.name, case.drafter.max_drafts, tuple(answers))
+    return Acceptance(case.name, case.drafter.max_drafts, tuple(answers))
 
 
 def check(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from jaxspec.bench.cases import Case
 from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.questions import Group
+from jaxspec.bench.records import group_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +57,11 @@ class Acceptance:
     """A drafter's answers to all questions.
 
     Attributes:
-      case: the label of the case that answered.
       name: the drafter's.
       k: the most drafts of a round.
       answers: one for each turn.
     """
 
-    case: str
     name: str
     k: int
     answers: tuple[Answer, ...]
@@ -126,25 +125,18 @@ def predict(acceptance: Acceptance, groups: Sequence[Group], case: Case, cost: R
     k = case.drafter.max_drafts
     if k > acceptance.k:
         raise ValueError(f"acceptance was measured with k={acceptance.k}, got k={k}; measure it with the largest k")
-    turns: dict[int, dict[int, Answer]] = {}
-    for one in acceptance.answers:
-        turns.setdefault(one.turn, {})[one.question] = one
+    turns = group_by(acceptance.answers, lambda one: one.turn)
     tokens = steps = rounds = time = 0.0
     for group in groups:
-        for answers in turns.values():
+        for several in turns.values():
+            answers = {one.question: one for one in several if one.question in group.members}
             rows = [answers[index] for index in group.members if index in answers]
             took = max((one.rounds_at(k) for one in rows), default=0.0)
             tokens += sum(one.tokens for one in rows)
             steps += max((one.tokens for one in rows), default=0)
             rounds += took
-            time += took * _round_cost(rows, cost)
+            # Drafts take time where any row drafts; the same question twice drafts twice at once.
+            silent = math.prod(1.0 - one.drafted_at[0] / one.rounds for one in answers.values())
+            idle = cost.round if cost.idle is None else cost.idle
+            time += took * (silent * idle + (1.0 - silent) * cost.round)
     return Prediction(len(groups[0].members), case.label, k, cost, (tokens / rounds) / (tokens / steps), time / rounds)
-
-
-def _round_cost(rows: Sequence[Answer], cost: RoundCost) -> float:
-    """Returns a round's cost: its drafts' time where any row drafts; the same question twice drafts twice at once."""
-    if cost.idle is None:
-        return cost.round
-    different = {one.question: one for one in rows}.values()
-    silent = math.prod(1.0 - one.drafted_at[0] / one.rounds for one in different)
-    return silent * cost.idle + (1.0 - silent) * cost.round

@@ -1,13 +1,12 @@
 """Recommends what to use at each batch and says why, and finds the batch from which on nothing pays."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
+from jaxspec.bench.advice import compared
 from jaxspec.bench.cases import Case
 from jaxspec.bench.plan.prediction import Acceptance, Prediction
-from jaxspec.bench.summary import Spread, Summary
-from jaxspec.decoding.arguments import default_verifier
+from jaxspec.bench.summary import Summary
 
 # Where fewer of the first drafts are accepted, it is the guesses that are bad.
 _FEW_ACCEPTED = 0.4
@@ -18,23 +17,17 @@ class Recommendation:
     """The recommendation for one batch.
 
     Attributes:
-      batch: rows.
       speculate: whether to use a drafter at all.
-      case: the best of those that were predicted, by its label.
       drafter: its name; "none" for plain decoding.
       k: drafts a round; 0 for plain decoding.
-      verifier: the class that decides; `None` for plain decoding.
-      predicted: the case's prediction.
+      predicted: the best prediction for this batch.
       measured: the figures of the run that checked it.
       text: says so, and why.
     """
 
-    batch: int
     speculate: bool
-    case: str
     drafter: str
     k: int
-    verifier: str | None
     predicted: Prediction
     measured: Summary
     text: str
@@ -52,21 +45,15 @@ def recommend(predicted: Prediction, measured: Summary, case: Case, acceptance: 
     assert measured.speedup is not None
     speculate = measured.speedup.median > 1
     if speculate:
-        text = f"use {case.label}. Whole answers were {_times(measured.speedup)} as fast as plain decoding."
+        text = f"use {case.label}. Whole answers were {compared(measured.speedup, 'plain decoding')}."
         if measured.speedup.low <= 1:
             text += " Not in every repeat: measure more questions before you rely on it."
-        chosen = (case.name, case.drafter.max_drafts, type(default_verifier(case.drafter)).__name__)
+        chosen = (case.name, predicted.k)
     else:
-        best = f"The best case, {case.label}, was {_times(measured.speedup)} as fast as plain decoding."
+        best = f"The best case, {case.label}, was {compared(measured.speedup, 'plain decoding')}."
         text = f"decode plainly. {best} {_why_not(predicted, measured, acceptance)}"
-        chosen = ("none", 0, None)
-    text = f"batch {predicted.batch}: {text}"
-    return Recommendation(predicted.batch, speculate, case.label, *chosen, predicted, measured, text)
-
-
-def _times(speedup: Spread) -> str:
-    repeats = f" (repeats {speedup.low:.2f} to {speedup.high:.2f})" if speedup.low < speedup.high else ""
-    return f"{speedup.median:.2f} times{repeats}"
+        chosen = ("none", 0)
+    return Recommendation(speculate, *chosen, predicted, measured, f"batch {predicted.batch}: {text}")
 
 
 def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance) -> str:
@@ -122,12 +109,9 @@ class Crossover:
 def crossover(speedups: Mapping[int, float]) -> Crossover:
     """Finds the crossover from the best speed-up at each batch, of at least one batch."""
     batches = sorted(speedups)
-    paying = [batch for batch in batches if speedups[batch] > 1]
-    if not paying:
-        return Crossover(None, batches[0], None)
-    last = paying[-1]
-    if last == batches[-1]:
-        return Crossover(last, None, None)
-    first = batches[batches.index(last) + 1]
-    share = (speedups[last] - 1) / (speedups[last] - speedups[first])
-    return Crossover(last, first, math.exp(math.log(last) + share * math.log(first / last)))
+    pays_at = max((batch for batch in batches if speedups[batch] > 1), default=None)
+    not_from = min((batch for batch in batches if pays_at is None or batch > pays_at), default=None)
+    if pays_at is None or not_from is None:
+        return Crossover(pays_at, not_from, None)
+    share = (speedups[pays_at] - 1) / (speedups[pays_at] - speedups[not_from])
+    return Crossover(pays_at, not_from, pays_at * (not_from / pays_at) ** share)

@@ -7,7 +7,7 @@ from typing import Any
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.recommendation import Recommendation
 from jaxspec.bench.plan.roofline import Roofline
-from jaxspec.bench.report import Table, number, spread
+from jaxspec.bench.report import Table, number, origin, spread
 
 
 def tables(plan: Plan) -> Iterator[Table]:
@@ -21,19 +21,13 @@ def tables(plan: Plan) -> Iterator[Table]:
 
 def notes(plan: Plan) -> list[str]:
     """Lists what a reader of the tables must know."""
-    machine, setting = plan.machine, plan.setting
+    setting = plan.setting
     temperature, repeats = setting["temperatures"][0], setting["repeats"]
-    verifiers = sorted({one.verifier for one in plan.recommendations if one.verifier is not None})
-    found = [
-        f"{machine['device']}, jaxspec {machine['jaxspec']}, JAX {machine['jax']}, Python {machine['python']}; "
-        f"{setting['model']}, {machine['dtype']}, {machine['kernels']} kernels",
+    return [
+        origin(setting, plan.machine),
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, temperature "
         f"{temperature:g}; {repeats} repeat{'s' if repeats > 1 else ''} of the check, in turn with plain decoding",
     ]
-    if verifiers:
-        why = "at temperature 0 all accept the same drafts" if temperature == 0 else "of those that fit it accepts most"
-        found.append(f"verifier: {', '.join(verifiers)}, the default; {why}")
-    return found
 
 
 def command(plan: Plan, one: Recommendation) -> str:
@@ -50,38 +44,26 @@ def as_record(plan: Plan, typed: str) -> dict[str, Any]:
     record["rooflines"] = [dataclasses.asdict(one) | {"share": one.share} for one in plan.rooflines]
     record["predictions"] = [dataclasses.asdict(one) | {"speedup": one.speedup} for one in plan.predictions]
     for row, one in zip(record["recommendations"], plan.recommendations, strict=True):
-        row["predicted"]["speedup"] = one.predicted.speedup
         row["command"] = command(plan, one)
     return record
 
 
 def _roofline(plan: Plan) -> Table:
-    columns = ("batch", "read, MB", "GFLOP", "at least, ms", "took, ms", "of the limit", "bound by")
-    rows = tuple(
-        (
-            str(one.batch),
-            f"{one.bytes / 1e6:.0f}",
-            f"{one.operations / 1e9:.2f}",
-            f"{one.least_seconds * 1e3:.2f}",
-            f"{one.seconds * 1e3:.2f}",
-            f"{one.share:.0%}",
-            "memory" if one.by_memory else "arithmetic",
-        )
-        for one in plan.rooflines
-    )
+    columns = {
+        "batch": lambda one: str(one.batch),
+        "read, MB": lambda one: f"{one.bytes / 1e6:.0f}",
+        "GFLOP": lambda one: f"{one.operations / 1e9:.2f}",
+        "at least, ms": lambda one: f"{one.least_seconds * 1e3:.2f}",
+        "took, ms": lambda one: f"{one.seconds * 1e3:.2f}",
+        "of the limit": lambda one: f"{one.share:.0%}",
+        "bound by": lambda one: "memory" if one.by_memory else "arithmetic",
+    }
     device = plan.device
     title = (
         f"a step of plain decoding after {plan.rooflines[0].text} tokens, on a device that reads "
-        f"{_rate(device.bandwidth, 'B')} and computes {_rate(device.peak, 'FLOP')}"
+        f"{device.bandwidth / 1e9:,.1f} GB/s and computes {device.peak / 1e9:,.1f} GFLOP/s"
     )
-    return Table(title, columns, rows)
-
-
-def _rate(value: float, unit: str) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "G")):
-        if value >= size:
-            return f"{value / size:.1f} {letter}{unit}/s"
-    return f"{value / 1e6:.1f} M{unit}/s"
+    return Table.of(title, columns, plan.rooflines)
 
 
 def _acceptance(plan: Plan) -> Table:
@@ -91,7 +73,7 @@ def _acceptance(plan: Plan) -> Table:
     for one in plan.acceptances:
         shares = [number(share, ".0%") for share in (*one.accepted_at, *[None] * (places - one.k))]
         length = sum(answer.tokens for answer in one.answers) / one.rounds
-        rows.append((one.case, str(one.rounds), f"{one.drafting:.0%}", *shares, f"{length:.2f}"))
+        rows.append((f"{one.name}, k={one.k}", str(one.rounds), f"{one.drafting:.0%}", *shares, f"{length:.2f}"))
     return Table("acceptance: the share of rounds that accept so many drafts or more", columns, tuple(rows))
 
 
@@ -117,5 +99,5 @@ def _checks(plan: Plan) -> Table:
         decoding = measured.decode_speedup and measured.decode_speedup.median
         pairs = ((predicted.round_gain, measured.round_gain), (predicted.round_cost, measured.round_cost))
         cells = (f"{first:.2f} / {number(second)}" for first, second in (*pairs, (predicted.speedup, decoding)))
-        rows.append((f"{one.case}, batch {one.batch}", *cells, spread(measured.speedup)))
+        rows.append((f"{predicted.case}, batch {predicted.batch}", *cells, spread(measured.speedup)))
     return Table("the best case of each batch, predicted / measured", columns, tuple(rows))
