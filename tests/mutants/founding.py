@@ -98,7 +98,7 @@ MUTANTS = (
         "classes are registered by JAX, to which they look alike",
         "core/pytree.py",
         "    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)",
-        "    jax.tree_util.register_dataclass(cls)",
+        "    jax.tree_util.register_dataclass(cls, data_fields=(*leaves, *either), meta_fields=static)",
         ("tests/core/test_pytree.py::test_each_class_has_a_structure_of_its_own",),
     ),
     Mutant(
