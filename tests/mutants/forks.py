@@ -103,7 +103,7 @@ def _in_child(folder: pathlib.Path, log: pathlib.Path, arguments: list[str]) -> 
 
     import pytest
 
-    status = int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=line", "-p", "no:warnings", *arguments]))
+    status = int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=line", "--disable-warnings", *arguments]))
     package = sys.modules.get("jaxspec")
     if package is not None and not pathlib.Path(package.__file__ or "").is_relative_to(folder):
         print(f"{package.__file__} was tested, not its copy in {folder}")
