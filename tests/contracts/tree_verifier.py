@@ -42,7 +42,6 @@ class TreeVerifierContract(VerifierContract):
     ways = tuple(DRAWN)
     # A verifier of trees meets chains in the enumerations below; here they run on the device, many rows at once.
     slow_tests = (
-        "test_the_distribution_through_the_real_draws",
         "test_accepts_a_prefix_of_what_was_submitted",
         "test_never_emits_what_the_target_excludes",
         "test_rows_at_temperature_zero_emit_the_argmax",

@@ -46,6 +46,13 @@ MUTANTS = (
         (f"{_TOKEN}::TestContract::test_the_distribution_through_the_real_draws",),
     ),
     Mutant(
+        "a new verifier's distribution is checked with the slow tests only",
+        "tests/contracts/verifier.py",
+        "slow_tests: tuple[str, ...] = ()",
+        "slow_tests: tuple[str, ...] = DISTRIBUTION",
+        ("tests/verifiers/test_contract.py::test_a_biased_verifier_fails_a_quick_test",),
+    ),
+    Mutant(
         "a tie accepts: u = 0 passes a token of probability 0",
         "verifiers/rejection.py",
         "passed = jnp.log(uniforms) < log_acceptance",

@@ -26,7 +26,6 @@ _log_thresholds, _next_probs = jax.jit(log_thresholds), jax.jit(next_log_probs)
 
 
 class TestContract(VerifierContract):
-    slow_tests = ()
     verifier = BlockVerifier()
 
 

@@ -14,6 +14,7 @@ from jaxspec.verifiers.k_seq import KSequence, log_factor
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
 from jaxspec.verifiers.tree import descend as sample_and_walk
 from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
+from tests.contracts.verifier import DISTRIBUTION
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import token_accepted
@@ -35,6 +36,7 @@ ENUMERATIONS = (
 
 class MergingContract(TreeVerifierContract):
     certain_rule = staticmethod(walk_rule(sample_and_walk))
+    slow_tests = (*TreeVerifierContract.slow_tests, *DISTRIBUTION)
 
 
 class TestRecursiveRejection(MergingContract):

@@ -9,6 +9,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import count_leading
 from jaxspec.verifiers.rejection import next_log_probs
 from tests.contracts import VerifierContract
+from tests.contracts.verifier import DISTRIBUTION
 
 
 @register_dataclass
@@ -27,7 +28,11 @@ class SampleAndMatch(jaxspec.Verifier):
 
 
 class TestSampleAndMatch(VerifierContract):
-    quick_tests = ("test_never_emits_what_the_target_excludes", "test_greedy_keeps_the_longest_matching_prefix")
+    quick_tests = (
+        *DISTRIBUTION,
+        "test_never_emits_what_the_target_excludes",
+        "test_greedy_keeps_the_longest_matching_prefix",
+    )
     verifier = SampleAndMatch()
 
 

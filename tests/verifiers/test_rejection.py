@@ -39,7 +39,6 @@ def always_two(place):
 
 
 class TestContract(VerifierContract):
-    slow_tests = ()
     verifier = TokenVerifier()
 
 

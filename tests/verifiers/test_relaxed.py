@@ -18,6 +18,7 @@ from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.relaxed import RelaxedVerifier, next_log_probs, relaxed_chain
 from jaxspec.verifiers.typical import Typical
 from tests.contracts import VerifierContract
+from tests.contracts.verifier import DISTRIBUTION
 from tests.oracle.drafting import chain, drawn, guessed
 from tests.oracle.rounds import deviation, emitted_probs, enumerate_round
 from tests.oracle.rules import chain_rule, evaluate, first_failure
@@ -98,10 +99,12 @@ class TestLenience(RelaxedContract):
 
 
 class TestTypical(RelaxedContract):
+    slow_tests = DISTRIBUTION
     rule_name = "typical"
 
 
 class TestNeighbourhood(RelaxedContract):
+    slow_tests = DISTRIBUTION
     rule_name = "neighbourhood 0.1"
 
 

@@ -6,6 +6,7 @@ from jaxspec.verifiers.multi_draft import RecursiveRejection
 from jaxspec.verifiers.traversal import TraversalVerifier, descend
 from jaxspec.verifiers.tree import descend as sample_and_walk
 from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
+from tests.contracts.verifier import DISTRIBUTION
 from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
 from tests.oracle.draws import Names, several_rounds
 from tests.oracle.formulas import block_accepted
@@ -20,6 +21,7 @@ class TestContract(TreeVerifierContract):
     verifier = TraversalVerifier()
     rule = staticmethod(TRAVERSAL)
     certain_rule = staticmethod(walk_rule(sample_and_walk))
+    slow_tests = (*TreeVerifierContract.slow_tests, *DISTRIBUTION)
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ import pytest
 from jaxspec.verifiers.tree import TreeVerifier, descend
 from jaxspec.verifiers.tree_walk import DraftTree
 from tests.contracts.tree_verifier import TreeVerifierContract
+from tests.contracts.verifier import DISTRIBUTION
 from tests.oracle.rules import walk_rule
 
 
 class TestContract(TreeVerifierContract):
     verifier = TreeVerifier()
     rule = certain_rule = staticmethod(walk_rule(descend))
+    slow_tests = (*TreeVerifierContract.slow_tests, *DISTRIBUTION)
 
 
 @pytest.mark.slow
