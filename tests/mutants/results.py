@@ -37,8 +37,8 @@ def mutant_key(root: pathlib.Path, mutant: Mutant) -> str:
 
 
 def tests_key(root: pathlib.Path, tests) -> str:
-    """Hashes tests as they run without a mutant: they depend on all of the package."""
-    package = sorted(path for path in (root / "jaxspec").rglob("*") if path.suffix in (".py", ".cc", ".h"))
+    """Hashes tests as they run without a mutant: they depend on all of the package, its C++ and data too."""
+    package = sorted(path for path in (root / "jaxspec").rglob("*") if path.is_file() and path.suffix != ".pyc")
     return _digest(repr(tuple(tests)), _contents(root, [*package, *test_files(root, tests)]))
 
 

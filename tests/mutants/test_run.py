@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+import jaxspec
+from tests.mutants import results
+
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--import-mode=importlib"\n'
@@ -87,3 +90,16 @@ def test_tests_that_cannot_run_kill_nothing(root, edit, test):
 @pytest.mark.parametrize("mutant", [[*KILLED[:-1], True], [*SLOW[:-1], False]])
 def test_what_a_mutant_says_of_slow_tests_is_checked(root, mutant):
     assert run(root, mutant)[1] == 1
+
+
+def test_the_key_of_tests_depends_on_every_file_of_the_package(root):
+    """Of every kind that the package has: an edit of a native kernel makes earlier results void, too."""
+    suffixes = {path.suffix for path in pathlib.Path(jaxspec.__file__).parent.rglob("*") if path.is_file()} - {".pyc"}
+    assert suffixes >= {".py", ".cpp", ".h"}
+    for suffix in sorted(suffixes):
+        source = root / "jaxspec" / "native" / f"kernel{suffix}"
+        source.parent.mkdir(exist_ok=True)
+        source.write_text("before")
+        before = results.tests_key(root, [ONE])
+        source.write_text("after")
+        assert results.tests_key(root, [ONE]) != before, suffix
