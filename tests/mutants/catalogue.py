@@ -5,8 +5,9 @@ import pathlib
 
 from tests.mutants.mutant import Mutant
 
-_MACHINERY = {"catalogue", "choose", "forks", "mutant", "results", "run", "test_mutants", "test_run"}
-_NAMES = sorted({path.stem for path in pathlib.Path(__file__).parent.glob("*.py")} - _MACHINERY)
+_MACHINERY = {"catalogue", "choose", "forks", "mutant", "results", "run"}
+_FILES = {path.stem for path in pathlib.Path(__file__).parent.glob("*.py")}
+_NAMES = sorted(name for name in _FILES - _MACHINERY if not name.startswith("test_"))
 
 TOPICS: dict[str, tuple[Mutant, ...]] = {
     name: tuple(importlib.import_module(f"tests.mutants.{name}").MUTANTS) for name in _NAMES
