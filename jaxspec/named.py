@@ -12,7 +12,7 @@ from typing import Any, cast
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import zoo
-from jaxspec.checkpoints.load import load
+from jaxspec.checkpoints.load import load, parse_dtype
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.contrib import exit_head
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
@@ -187,13 +187,12 @@ def load_drafter(
     """Loads a drafter by its name, ready for `jaxspec.generate`.
 
     Args:
-      name_or_path: "ngram" or "suffix" (they copy from the text itself), "none"; "early-exit" (a quarter of the
-        target's layers) or "early-exit:5" (five of them); "sparse-cache" (the target over a part of the text); "auto",
-        what the target's manifest names, else "ngram" (of "ngram+eagle" n-grams alone where the head would save little
-        in a batch of so many rows); a drafter that ships with the target, such as "eagle" or
+      name_or_path: "none", or a name of `DRAFTERS`, such as "ngram" or "early-exit:5" (five of the target's layers);
+        "auto", what the target's manifest names, else "ngram" (the lookup half of a hybrid where the other would save
+        little in a batch of so many rows); a drafter that ships with the target, such as "eagle" or
         "smollm2-135m-instruct/eagle"; or a head or a draft model as for `jaxspec.load_head` and `jaxspec.load`. A draft
-        model of another tokenizer drafts the tokens that both have (`CrossVocabularyDrafter`). "ngram+" or "suffix+"
-        before one of these copies where that promises more (`HybridDrafter`).
+        model of another tokenizer drafts the tokens that both have (`CrossVocabularyDrafter`). "ngram+eagle" copies
+        where that promises more (`HybridDrafter`).
       target: the model to draft for. Beside one of `native_kernels` a float32 head or draft model is one too, of
         bfloat16 weights.
       target_name: what it was loaded by, for the names of its own drafters.
@@ -202,7 +201,7 @@ def load_drafter(
         drafts compete.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
-      dtype: of weights and activations; `None` is what `load` chooses.
+      dtype: of weights and activations, for drafters that have weights of their own; `None` is what `load` chooses.
       mesh: splits models and heads over devices.
       rules: how.
       batch: how many rows the costs of "adaptive" are for. With fewer it drafts less than would pay, with more it may
@@ -219,7 +218,11 @@ def load_drafter(
     """
     name = zoo.draft_name(name_or_path, target_name)
     option = LengthOption.parse("adaptive" if k is None and num_drafts == 1 and name != NoDrafter.name else k)
-    loader = _Loader(target, target_name, tokenizer, dtype, mesh, rules)
+    placed = {key: value for key, value in (("dtype", dtype), ("mesh", mesh), ("rules", rules)) if value is not None}
+    if placed and name_or_path != "auto" and not has_weights(name):
+        asked = ", ".join(f"{key}={value!r}" for key, value in placed.items())
+        raise ValueError(f"{name} has no weights of its own, got {asked}; leave {' and '.join(placed)} out")
+    loader = _Loader(target, target_name, tokenizer, None if dtype is None else parse_dtype(dtype), mesh, rules)
     if not option.adaptive:
         return loader.load(name, option.k, num_drafts)
     if name == NoDrafter.name:
@@ -229,6 +232,13 @@ def load_drafter(
     if name_or_path == "auto":
         drafter = spare(drafter, target, option.longest, batch=batch)
     return adapt(drafter, target, option.longest, batch=batch)
+
+
+def has_weights(name: str | os.PathLike[str]) -> bool:
+    """Returns whether a drafter of that name has weights of its own, which `dtype` and `mesh` are about."""
+    if (hybrid := split_hybrid(name)) is not None:
+        return has_weights(hybrid[1])
+    return not isinstance(name, str) or name.partition(":")[0] not in (NoDrafter.name, *DRAFTERS)
 
 
 def split_hybrid(name: str | os.PathLike[str]) -> tuple[type[LookupDrafter], str] | None:
@@ -270,7 +280,11 @@ class _Loader:
         if kind_in(name, HEADS) is not None:
             network = load_head(name, cast(LanguageModel, self.target), **placed)  # which refuses others
         else:
-            network = load(name, **placed)
+            try:
+                network = load(name, **placed)
+            except zoo.UnknownNameError:
+                known = ("auto", NoDrafter.name, *DRAFTERS)
+                raise ValueError(zoo.unknown_drafter(os.fspath(name), known, model=self.target_name)) from None
         return _of_network(native_like(self.target, network), k, num_drafts, self.target, self.tokenizer)
 
 

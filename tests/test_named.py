@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -15,6 +16,9 @@ from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError
 from tests._fixtures import text_models, tiny
 from tests.heads.eagle.test_drafter import HEAD, TARGET
+
+
+MESH, RULES = jax.make_mesh((2,), ("model",)), jaxspec.sharding.TENSOR_PARALLEL
 
 
 @pytest.fixture
@@ -130,12 +134,34 @@ def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
         ("ngram", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("suffix", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("eagle", {"num_drafts": 2}, "only a draft model draws several drafts"),
-        ("eagel", {}, "unknown model 'eagel'"),
+        ("ngram", {"dtype": "float13", "mesh": MESH}, "no weights of its own, got dtype='float13', mesh=Mesh.*; leave"),
+        ("ngram", {"rules": RULES}, "no weights of its own, got rules="),
+        ("early-exit:1", {"dtype": "bfloat16"}, "early-exit:1 has no weights of its own, got dtype='bfloat16'"),
+        ("suffix+none", {"dtype": "bfloat16"}, "has no weights of its own"),
+        ("auto", {"dtype": "float13"}, "dtype must be one of"),
+        ("eagel", {}, "unknown drafter 'eagel'. Did you mean eagle.*: auto, none, ngram, suffix, .*, distilled, eagle"),
+        (
+            "ngramm",
+            {},
+            r"unknown drafter 'ngramm'. Did you mean ngram.*Also accepted: a lookup drafter, '\+' and another",
+        ),
+        ("ngram+sufix", {}, "unknown drafter 'sufix'. Did you mean suffix"),
     ],
 )
 def test_names_that_do_not_fit(shipped, name, options, message):
     with pytest.raises(ValueError, match=message):
         load(name, **options)
+
+
+def test_a_decoder_names_the_drafters_that_there_are():
+    with pytest.raises(ValueError, match="unknown drafter 'sufix'. Did you mean suffix"):
+        jaxspec.SpeculativeDecoder(TARGET, "sufix")
+
+
+def test_what_is_about_weights_goes_to_the_part_that_has_them(shipped):
+    drafter = load("ngram+eagle", dtype="bfloat16")
+    assert drafter.model.head.dtype == jnp.bfloat16
+    assert isinstance(load("auto", target_name=None, dtype="bfloat16"), jaxspec.NGramDrafter)
 
 
 def test_what_is_no_draft():

@@ -9,7 +9,7 @@ from jaxspec.checkpoints import zoo
 from jaxspec.decoding.arguments import default_verifier
 from jaxspec.drafters.adapt import LengthOption, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
-from jaxspec.named import VERIFIERS, load_drafter, split_hybrid
+from jaxspec.named import VERIFIERS, has_weights, load_drafter, split_hybrid
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.coupled import CoupledVerifier
@@ -67,7 +67,8 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
         given, found = ", ".join(setting.drafters), ", ".join(names)
         raise ValueError(f"the drafters {given} are {found} for {setting.model}; name each once")
     for name in names:
-        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="fixed")
+        dtype = setting.dtype if has_weights(name) else None
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype, k="fixed")
         half = loaded.max_drafts // 2
         for k in setting.lengths or ([half, "fixed"] if halves and half > 0 else ["fixed"]):
             option, drafter = LengthOption.parse(k), loaded

@@ -24,7 +24,7 @@ from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
-from jaxspec.named import load_drafter
+from jaxspec.named import has_weights, load_drafter
 from jaxspec.verifiers.base import Verifier
 
 LENGTHS = (0, 2, 4, 8)
@@ -220,7 +220,8 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
     _, target = load_target(setting)
     policy = policy_at(setting.temperatures[0])
     for name in setting.drafters:
-        loaded = load_drafter(name, target, target_name=setting.model, dtype=setting.dtype, k="adaptive")
+        dtype = setting.dtype if has_weights(name) else None
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype, k="adaptive")
         for drafter, batch in itertools.product((loaded.lookup_part, loaded.model_part), setting.batches):
             if drafter is not None and (length := drafter.draft_length) is not None:
                 tell(f"what rounds of {name} cost at {length.lengths}, batch {batch}")

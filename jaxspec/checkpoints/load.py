@@ -90,7 +90,7 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
         return download_from_hub(name)
     if isinstance(name_or_path, os.PathLike) or path.suffix in _FILES or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no file or folder {name!r}")
-    raise ValueError(zoo.unknown_name(name))
+    raise zoo.UnknownNameError(zoo.unknown_name(name))
 
 
 def _checked(path: Path) -> Path:

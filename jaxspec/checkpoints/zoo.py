@@ -5,10 +5,15 @@ import difflib
 import functools
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+
+class UnknownNameError(ValueError):
+    """Says that nothing is known by a name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +127,17 @@ def find(name: str) -> ZooEntry | None:
 def unknown_name(name: str) -> str:
     """Returns what to tell a user who asked for a model that does not exist."""
     names = sorted(_entries())
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    guess = f" Did you mean {' or '.join(near)}?" if near else ""
     return (
-        f"unknown model {name!r}.{guess} Known models: {', '.join(names)}. Also accepted: a model hub id "
-        "('organization/name'), a local Hugging Face folder, a .gguf file, or a folder that "
-        "jaxspec.save wrote"
+        f"unknown model {name!r}.{did_you_mean(name, names)} Known models: {', '.join(names)}. Also accepted: a "
+        "model hub id ('organization/name'), a local Hugging Face folder, a .gguf file, or a folder that jaxspec.save "
+        "wrote"
     )
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns a sentence that names those most like `name`; empty if none is."""
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def find_drafter(name: str) -> Path | None:
@@ -180,9 +189,21 @@ def drafter_names() -> list[str]:
     return sorted(_drafters())
 
 
-def unknown_drafter(name: str) -> str:
-    """Returns what to tell a user who asked for a drafter that does not exist."""
-    return f"unknown drafter {name!r}; known ones: {', '.join(drafter_names()) or 'none'}. Also accepted: a folder"
+def unknown_drafter(name: str, known: Iterable[str] | None = None, *, model: str | None = None) -> str:
+    """Returns what to tell a user who asked for a drafter that does not exist.
+
+    Args:
+      name: what was asked for.
+      known: names of drafters beside those of the zoo's model `model`; `None` is those of every model.
+      model: the target's name.
+    """
+    own = [each.removeprefix(f"{model}/") for each in drafter_names() if each.startswith(f"{model}/")]
+    names = drafter_names() if known is None else [*known, *own]
+    return (
+        f"unknown drafter {name!r}.{did_you_mean(name, names)} Known drafters: {', '.join(names) or 'none'}. Also "
+        "accepted: a lookup drafter, '+' and another; a head's or a model's folder, a model of jaxspec.list_models(), "
+        "or a model hub id ('organization/name')"
+    )
 
 
 def cache_folder() -> Path:

@@ -122,15 +122,15 @@ class Options:
         if self.compare and self.draft == "none":
             raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
         if self.num_drafts != 1:
-            from jaxspec.named import DRAFTERS  # which loads JAX: only for who asks for several
+            from jaxspec.named import has_weights  # which loads JAX: only for who asks for several
 
-            if self.draft.partition(":")[0] in (*DRAFTERS, "none"):
+            if not has_weights(self.draft):
                 raise ValueError(f"--num-drafts {self.num_drafts} needs a draft model; pass --draft too")
 
     def decoder(self, mesh: "Mesh | None", *, batch: int) -> "SpeculativeDecoder":
         """Loads the models for so many prompts, split over the mesh if there is one."""
         from jaxspec.checkpoints.load import load
-        from jaxspec.named import VERIFIERS, load_drafter
+        from jaxspec.named import VERIFIERS, has_weights, load_drafter
         from jaxspec.nn.convert import KERNELS, quantize_cache, quantize_weights
         from jaxspec.text.decoder import SpeculativeDecoder
 
@@ -144,9 +144,8 @@ class Options:
             target_name=self.model,
             k=self.k,
             num_drafts=self.num_drafts,
-            dtype=self.dtype,
-            mesh=mesh,
             batch=batch,
+            **({"dtype": self.dtype, "mesh": mesh} if has_weights(self.draft) else {}),
         )
         return SpeculativeDecoder(target, draft, verifier=None if self.verifier is None else VERIFIERS[self.verifier]())
 

@@ -34,6 +34,11 @@ StopTokens: TypeAlias = Array | np.ndarray | Sequence[int] | Sequence[Array | in
 
 _SMALLEST_BUCKET = 16
 # What the parts of a row are called where processes disagree.
+_ADVICE = {
+    Model: "what jaxspec.load, jaxspec.from_function or jaxspec.from_nnx returns",
+    Drafter: "what jaxspec.load_drafter returns for a name, a drafter such as jaxspec.NGramDrafter(), or None",
+    Verifier: "an instance such as jaxspec.BlockVerifier(), or None for the drafter's default",
+}
 _ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 
 
@@ -192,10 +197,7 @@ def check_kinds(target: Any, drafter: Any, verifier: Any, sampling: Any) -> None
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
     for value, kind, name in kinds[: 2 if verifier is None else 3]:
         if isinstance(value, type) or not isinstance(value, kind):
-            raise TypeError(
-                f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; "
-                "jaxspec.load, jaxspec.NGramDrafter, jaxspec.TokenVerifier and their kin make one"
-            )
+            raise TypeError(f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; pass {_ADVICE[kind]}")
     if isinstance(sampling, type) or not isinstance(sampling, Policy):
         raise TypeError(f"sampling must be a policy, got {_kind(sampling)}; pass Greedy() or Sampling(temperature=...)")
 

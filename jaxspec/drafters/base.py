@@ -104,9 +104,9 @@ class Drafter(abc.ABC):
           lookup: that of `lookup_part`, if there is one; `None` is `k`.
 
         Raises:
-          TypeError: it takes none.
+          TypeError: it takes none, or none for a lookup half.
         """
-        del k, lookup
+        _check_no_lookup(self, lookup)
         raise TypeError(
             f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength as k"
         )
@@ -202,6 +202,7 @@ class AdjustableDrafter(Drafter):
         return self.draft_length.lengths
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
+        _check_no_lookup(self, lookup)
         return dataclasses.replace(cast(Any, self), k=k)
 
     @classmethod
@@ -249,3 +250,9 @@ class NoDrafter(Drafter):
     def propose(self, rng: Rng, state: tuple[()], context: Context) -> tuple[Proposal, tuple[()]]:
         empty = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
         return Proposal(empty, empty.astype(bool)), state
+
+
+def _check_no_lookup(drafter: Drafter, lookup: int | DraftLength | None) -> None:
+    """Raises if a `k` is meant for the lookup half of a drafter that has none."""
+    if lookup is not None:
+        raise TypeError(f"{type(drafter).__name__} has no lookup half, got lookup={lookup!r}; pass k alone")

@@ -13,7 +13,7 @@ from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.heads.medusa.drafter import MedusaDrafter
-from jaxspec.named import drafter_of, load_drafter, load_head
+from jaxspec.named import drafter_of, has_weights, load_drafter, load_head
 from jaxspec.nn.convert import native_like
 from jaxspec.nn.language_model import LanguageModel
 
@@ -37,7 +37,8 @@ def choose_cases(
     for name in drafts:
         if name in found:
             raise ValueError(f"the drafter {name!r} is measured already; name it once")
-        found[name] = lambda name=name: load_drafter(name, target, target_name=model_name, k=K, dtype=dtype)
+        own = dtype if has_weights(name) else None
+        found[name] = lambda name=name, own=own: load_drafter(name, target, target_name=model_name, k=K, dtype=own)
     return found
 
 

@@ -126,13 +126,17 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
         ),
         pytest.param({"verifier": Lossy()}, ValueError, "Lossy does not keep", "lossy=True", id="lossy"),
         pytest.param(
-            {"verifier": jaxspec.TokenVerifier}, TypeError, "verifier must be", "TokenVerifier", id="verifier class"
+            {"verifier": jaxspec.TokenVerifier},
+            TypeError,
+            "verifier must be",
+            r"pass an instance such as jaxspec.BlockVerifier\(\), or None",
+            id="verifier class",
         ),
         pytest.param(
             {"drafter": "ngram"},
             TypeError,
             "drafter must be a jaxspec Drafter, got str",
-            "NGramDrafter",
+            r"; pass what jaxspec\.load_drafter returns for a name, .* or None",
             id="drafter name",
         ),
         pytest.param({"drafter": TARGET}, TypeError, "got HistoryModel", "Drafter", id="model as drafter"),
@@ -140,7 +144,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             {"target": lambda x: x},
             TypeError,
             "target must be a jaxspec Model, got function",
-            r"jaxspec\.load",
+            r"; pass what jaxspec\.load, jaxspec\.from_function or jaxspec\.from_nnx returns$",
             id="function",
         ),
         pytest.param({"target": "smollm2"}, TypeError, "target must be .* got str", r"jaxspec\.load", id="model name"),

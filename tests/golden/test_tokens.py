@@ -35,7 +35,7 @@ def spread() -> tuple[str, ...]:
     return tuple(chosen)
 
 
-# CI always runs QUICK and FIXED, a fifth of all; the rest where the loop was touched. All take 500 seconds of one core.
+# CI always runs QUICK and FIXED, a fifth of all; the rest where the loop was touched: all take ten minutes of one core.
 FIXED = tuple(name for name in spread() if name not in QUICK)
 REST = tuple(name for name in CASES if name not in QUICK + FIXED)
 
