@@ -1,7 +1,10 @@
 """Drafters by name, and of what they are handed."""
 
+import ast
 import dataclasses
 import json
+import pathlib
+import re
 import shutil
 
 import jax
@@ -16,7 +19,6 @@ from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError
 from tests._fixtures import text_models, tiny
 from tests.heads.eagle.test_drafter import HEAD, TARGET
-
 
 MESH, RULES = jax.make_mesh((2,), ("model",)), jaxspec.sharding.TENSOR_PARALLEL
 
@@ -169,6 +171,17 @@ def test_what_is_no_draft():
         drafter_of(3)
     found = jaxspec.generate(TARGET, drafter_of(HEAD), jnp.asarray([[1, 2, 3]]), max_new_tokens=4)
     assert found.length.tolist() == [4]
+
+
+def test_commands_and_benchmarks_ask_nothing_for_its_class():
+    """A drafter and a verifier say what is asked of them: a new one needs no edit there."""
+    kinds = set(dir(jaxspec.drafters)) | set(dir(jaxspec.verifiers))
+    assert kinds > {"CrossVocabularyDrafter", "CoupledVerifier"}
+    root = pathlib.Path(jaxspec.__file__).parent
+    for path in [*(root / "cli").rglob("*.py"), *(root / "bench").rglob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("isinstance", "issubclass"):
+                assert not kinds & set(re.findall(r"\w+", ast.unparse(call.args[1]))), f"{path}: {ast.unparse(call)}"
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.checkpoints.params import abstract_model
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
-from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.families.shapes import shape
+from jaxspec.named import DRAFTERS
 from jaxspec.nn.cache import BLOCK
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
@@ -78,7 +78,7 @@ class Case:
 
     Attributes:
       model: the target, a name of `SHAPES` or a `config.json`.
-      draft: the same, `ngram`, or `none` for plain decoding.
+      draft: the same, the name of a drafter without weights, or `none` for plain decoding.
       topology: as the TPU compiler names it, such as `v5e:2x2`.
       k: drafted tokens a round.
       batch: rows.
@@ -95,7 +95,7 @@ class Case:
     devices: int | None = None
 
     def __post_init__(self):
-        least = {"k": 0 if self.draft == "none" else 1, "batch": 1, "context": BLOCK}
+        least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": BLOCK}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
@@ -131,7 +131,8 @@ def compile_case(case: Case) -> Compiled:
     """
     devices, chip = _devices(case)
     mesh = _mesh(devices)
-    target, drafter = _placed(case.model, mesh), _drafter(case, mesh)
+    target = _placed(case.model, mesh)
+    drafter = _drafter(case, target, mesh)
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
     k = 0 if drafter is None else drafter.max_drafts
@@ -201,7 +202,10 @@ def _placed(name: str, mesh: Mesh) -> LanguageModel:
         return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
 
 
-def _drafter(case: Case, mesh: Mesh) -> Drafter | None:
-    if case.draft == "none":
+def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
+    if case.draft == NoDrafter.name:
         return None
-    return NGramDrafter(k=case.k) if case.draft == "ngram" else ModelDrafter(_placed(case.draft, mesh), k=case.k)
+    word, colon, argument = case.draft.partition(":")
+    if word in DRAFTERS:
+        return DRAFTERS[word].by_name(target, argument if colon else None, case.k)
+    return ModelDrafter(_placed(case.draft, mesh), k=case.k)

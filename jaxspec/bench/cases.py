@@ -6,13 +6,11 @@ from pathlib import Path
 
 from jaxspec.bench.setting import Setting
 from jaxspec.checkpoints import zoo
-from jaxspec.decoding.arguments import default_verifier
 from jaxspec.drafters.adapt import LengthOption, adapt
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.named import VERIFIERS, has_weights, load_drafter, split_hybrid
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.coupled import CoupledVerifier
 
 PLAIN = "plain"
 
@@ -37,8 +35,8 @@ class Case:
 
     def is_exact(self, temperature: float) -> bool:
         """Returns whether it must write the tokens of plain decoding with the same key."""
-        verifier = self.verifier or default_verifier(self.drafter)
-        return verifier.lossless and (temperature == 0 or isinstance(verifier, CoupledVerifier))
+        verifier = self.verifier or self.drafter.default_verifier
+        return verifier.lossless and (temperature == 0 or verifier.same_tokens)
 
     def for_rows(self, target: LanguageModel, rows: int) -> "Case":
         """Returns the case for batches of so many rows: one that adapts counts with the costs of these."""

@@ -20,7 +20,6 @@ from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, GenerationState
-from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
@@ -194,7 +193,7 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
 def _draft(target, drafter, state):
     """Drafts alone: the drafter's new state is left out."""
     context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
-    rng = default_verifier(drafter).rng(state.keys, state.length)
+    rng = drafter.default_verifier.rng(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     return drafter.propose(rng, state.drafter_state, context)[0].tokens

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxspec.cli.options import DRAFTERS
+
 if TYPE_CHECKING:
     from jaxspec.bench.tpu import Report
 
@@ -14,9 +16,9 @@ class Options:
     """The options of `jaxspec compile-report`."""
 
     model: Annotated[str, typer.Option("--model", "-m", help="A known shape, or a config.json.")] = "llama-3.1-8b"
-    draft: Annotated[str, typer.Option("--draft", "-d", help="The same, or 'ngram', or 'none' for plain decoding.")] = (
-        "llama-3.2-1b"
-    )
+    draft: Annotated[
+        str, DRAFTERS, typer.Option("--draft", "-d", help="The same, {names}, or 'none' for plain decoding.")
+    ] = "llama-3.2-1b"
     topology: Annotated[str, typer.Option(help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...")] = "v5e:2x2"
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: 4]", show_default=False)] = (
         None

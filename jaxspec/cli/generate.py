@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxspec.cli.options import DEFAULT_MODEL, KERNELS, VERIFIERS, DtypeOption, ModelOption, OneOf
+from jaxspec.cli.options import DEFAULT_MODEL, DRAFTERS, KERNELS, VERIFIERS, DtypeOption, ModelOption, OneOf
 from jaxspec.cli.processes import Processes
 from jaxspec.cli.prompts import read_prompts
 
@@ -62,11 +62,11 @@ class Options:
     model: ModelOption = DEFAULT_MODEL
     draft: Annotated[
         str,
+        DRAFTERS,
         typer.Option(
             "--draft",
             "-d",
-            help="'ngram', 'suffix', 'early-exit' (or 'early-exit:LAYERS'), "
-            "'sparse-cache', 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
+            help="{names}, 'none', a drafter that ships with the model, such as 'eagle', a folder, or a model as for "
             "--model, with the same tokenizer or another. 'auto' is what the model's manifest names, else 'ngram'.",
         ),
     ] = "auto"
@@ -201,7 +201,7 @@ def _run(options: Options, texts: list[str]) -> None:
     drafted = drafts if decoder.drafter.max_drafts > 0 else None
     console.print(report.summary_line(results, drafts=drafted), soft_wrap=True)
     if comparison is not None:
-        for line in report.comparison_lines(comparison, coupled=options.verifier == "coupled"):
+        for line in report.comparison_lines(comparison, same_tokens=decoder.verifier.same_tokens):
             console.print(line, soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ class ModelsOptions:
 models = command(run, ModelsOptions)    # calls `run(ModelsOptions(as_json=True))`
 """
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -32,6 +33,23 @@ class OneOf:
     names: Callable[[], Iterable[str]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Marks an option whose help lists some names, in place of `{names}`.
+
+    Attributes:
+      names: returns them; called as that of `OneOf` is.
+    """
+
+    names: Callable[[], Iterable[str]]
+
+    def fill(self, option: Any) -> Any:
+        """Returns typer's option with the names in its help."""
+        option = copy.copy(option)
+        option.help = option.help.format(names=", ".join(f"'{name}'" for name in self.names()))
+        return option
+
+
 def _dtypes() -> Iterable[str]:
     return ("float32", "bfloat16", "float16")
 
@@ -40,6 +58,12 @@ def _verifiers() -> Iterable[str]:
     from jaxspec.named import VERIFIERS
 
     return VERIFIERS
+
+
+def _drafters() -> Iterable[str]:
+    from jaxspec.named import DRAFTERS
+
+    return (f"{name}[:{kind.argument}]" if kind.argument else name for name, kind in DRAFTERS.items())
 
 
 def _kernels() -> Iterable[str]:
@@ -55,6 +79,7 @@ def _peers() -> Iterable[str]:
 
 
 DTYPES, VERIFIERS, KERNELS, PEERS = OneOf(_dtypes), OneOf(_verifiers), OneOf(_kernels), OneOf(_peers)
+DRAFTERS = Listed(_drafters)
 
 # Options that several commands have.
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")]
@@ -118,6 +143,9 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
             of_kind = {str: choice, str | None: choice | None, list[str] | None: list[choice] | None}
             hint = Annotated[of_kind[typing.get_args(hint)[0]], *(other for other in marks if other is not mark)]
             default = choice(default) if isinstance(default, str) else default
+        elif isinstance(mark, Listed):
+            filled = (mark.fill(other) for other in marks if other is not mark)
+            hint = Annotated[typing.get_args(hint)[0], *filled]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 

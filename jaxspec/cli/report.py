@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
+from jaxspec.named import VERIFIERS
 from jaxspec.text.comparison import Comparison, Difference
 from jaxspec.text.result import TextResult
 
@@ -26,9 +26,9 @@ def header(row: int, prompt: str) -> str:
 
 def vocabulary_line(drafter: Drafter) -> Text | None:
     """Returns a line about what a draft of another tokenizer can guess; `None` for other drafters."""
-    if not isinstance(drafter, CrossVocabularyDrafter):
+    if (found := drafter.model_part.shared_tokens) is None:
         return None
-    shared, size = drafter.token_map.shared(), drafter.token_map.target_vocab_size
+    shared, size = found
     line = f"the draft has another tokenizer: it guesses the {shared:,} of {size:,} tokens that both have"
     return Text(f"{line} ({shared / size:.0%})", style="dim")
 
@@ -54,14 +54,19 @@ def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
     return Text(_SEPARATOR.join(parts), style="dim")
 
 
-def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]:
-    """Yields both speeds, their ratio, and whether the tokens are the same."""
+def comparison_lines(comparison: Comparison, *, same_tokens: bool) -> Iterator[Text]:
+    """Yields both speeds, their ratio, and whether the tokens are the same.
+
+    Args:
+      comparison: of speculative with plain decoding.
+      same_tokens: whether the verifier promises the tokens of plain decoding.
+    """
     faster = comparison.ratio >= 1
     yield Text("compared in one process, compilation not counted", style="dim")
     yield Text(f"  speculative {comparison.speculative:9.1f} tokens/s")
     yield Text(f"  plain       {comparison.plain:9.1f} tokens/s")
-    verdict = "" if faster else "   speculation does not pay here"
-    yield Text(f"  ratio       {comparison.ratio:9.2f}{verdict}", style="bold green" if faster else "bold yellow")
+    advice = "" if faster else "   speculation does not pay here"
+    yield Text(f"  ratio       {comparison.ratio:9.2f}{advice}", style="bold green" if faster else "bold yellow")
     differences = [difference for difference in comparison.differences if difference is not None]
     if not differences:
         yield Text("tokens: identical", style="bold green")
@@ -69,10 +74,11 @@ def comparison_lines(comparison: Comparison, *, coupled: bool) -> Iterator[Text]
     yield Text("tokens: differ", style="bold yellow")
     for difference in differences:
         yield Text("  " + _describe(difference))
-    if comparison.sampled and not coupled:
+    if comparison.sampled and not same_tokens:
         yield Text(
             "  Sampled tokens differ from plain ones by design; their distribution is the same. "
-            "With --verifier coupled the tokens are the same too."
+            f"With --verifier {' or '.join(name for name, kind in VERIFIERS.items() if kind.same_tokens)} the tokens "
+            "are the same too."
         )
 
 

@@ -32,7 +32,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng, RoundKeys
 from jaxspec.core.sampling import Greedy
 from jaxspec.core.state import Context, Generation, Proposal
-from jaxspec.decoding.arguments import bucket, default_verifier
+from jaxspec.decoding.arguments import bucket
 from jaxspec.decoding.steps import finish, init, jit_step
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter
@@ -102,7 +102,7 @@ class StringMatch:
           TypeError, ValueError: as `jaxspec.generate` does.
         """
         drafter = GivenDrafter(self.k)
-        verifier = default_verifier(drafter) if verifier is None else verifier
+        verifier = drafter.default_verifier if verifier is None else verifier
         state = init(self.target, drafter, prompt, **options)
         tokens, lengths, limits = jax.device_get((state.tokens, state.length, state.limit))
         texts = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]

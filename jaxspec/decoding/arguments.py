@@ -21,11 +21,6 @@ from jaxspec.sharding.params import check_devices, shard_models
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DRAFTS_BESIDE
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.block import BlockVerifier
-from jaxspec.verifiers.coupled import CoupledVerifier
-from jaxspec.verifiers.multi_draft import MultiDraftVerifier
-from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.tree import TreeVerifier
 
 # What a caller may pass, traced or not.
 TokenIds: TypeAlias = Array | np.ndarray | Sequence[Sequence[int]]
@@ -112,7 +107,7 @@ class Arguments:
         """
         drafter = NoDrafter() if drafter is None else drafter
         check_kinds(target, drafter, verifier, sampling)
-        verifier = default_verifier(drafter) if verifier is None else verifier
+        verifier = drafter.default_verifier if verifier is None else verifier
         verifier.check(drafter)
         ids = _as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
@@ -177,19 +172,6 @@ def bucket(size: int) -> int:
             return power + power // 2
         power *= 2
     return power
-
-
-def default_verifier(drafter: Drafter) -> Verifier:
-    """Returns the verifier that accepts most for what it costs, for where none is named.
-
-    Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that
-    coupled speculation gives the tokens of plain decoding with the same key.
-    """
-    if drafter.max_drafts == 0:
-        return CoupledVerifier()
-    if drafter.tree:
-        return TreeVerifier() if drafter.deterministic else MultiDraftVerifier()
-    return TokenVerifier() if drafter.deterministic else BlockVerifier()
 
 
 def check_kinds(target: Any, drafter: Any, verifier: Any, sampling: Any) -> None:

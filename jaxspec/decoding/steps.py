@@ -12,7 +12,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Generation, GenerationState, RoundInfo
-from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, check_kinds, default_verifier
+from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, check_kinds
 from jaxspec.decoding.generate import collect, cut, initial_state
 from jaxspec.decoding.round import run_round
 from jaxspec.drafters.base import Drafter, NoDrafter
@@ -96,7 +96,7 @@ def step(
     """
     drafter = NoDrafter() if drafter is None else drafter
     check_kinds(target, drafter, verifier, state.sampling)
-    verifier = default_verifier(drafter) if verifier is None else verifier
+    verifier = drafter.default_verifier if verifier is None else verifier
     verifier.check(drafter)
     validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
     validate.same_draft_length(drafter.max_drafts, state.stats.drafted_at.shape[1])

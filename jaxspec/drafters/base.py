@@ -14,6 +14,12 @@ from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.block import BlockVerifier
+from jaxspec.verifiers.coupled import CoupledVerifier
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier
+from jaxspec.verifiers.rejection import TokenVerifier
+from jaxspec.verifiers.tree import TreeVerifier
 
 
 class Drafter(abc.ABC):
@@ -85,6 +91,24 @@ class Drafter(abc.ABC):
     def identically_distributed(self) -> bool:
         """Whether it drafts several chains, independently and from one distribution."""
         return False
+
+    @property
+    def default_verifier(self) -> Verifier:
+        """The verifier that accepts most for what it costs, for where none is named.
+
+        Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that coupled
+        speculation gives the tokens of plain decoding with the same key.
+        """
+        if self.max_drafts == 0:
+            return CoupledVerifier()
+        if self.tree:
+            return TreeVerifier() if self.deterministic else MultiDraftVerifier()
+        return TokenVerifier() if self.deterministic else BlockVerifier()
+
+    @property
+    def shared_tokens(self) -> tuple[int, int] | None:
+        """How many of the target's tokens a draft model of another tokenizer has, and of how many; else `None`."""
+        return None
 
     @property
     def context_length(self) -> int | None:
@@ -186,7 +210,13 @@ class Drafter(abc.ABC):
 
 
 class AdjustableDrafter(Drafter):
-    """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses."""
+    """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses.
+
+    Attributes:
+      argument: what may follow its name and a colon on the command line, such as "LAYERS"; empty if nothing may.
+    """
+
+    argument: ClassVar[str] = ""
 
     @property
     @abc.abstractmethod

@@ -172,6 +172,10 @@ class CrossVocabularyDrafter(ChainDrafter):
         validate.in_range("CrossVocabularyDrafter", room=(self.room, 1, math.inf))
 
     @property
+    def shared_tokens(self) -> tuple[int, int]:
+        return self.token_map.shared(), self.token_map.target_vocab_size
+
+    @property
     def network(self) -> Model:
         return self.model
 

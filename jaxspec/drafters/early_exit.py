@@ -175,6 +175,7 @@ class EarlyExitDrafter(ChainDrafter):
     """
 
     name: ClassVar[str] = "early-exit"
+    argument: ClassVar[str] = "LAYERS"
     layers: int = dataclasses.field(metadata={"static": True})
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None

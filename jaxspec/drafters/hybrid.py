@@ -276,13 +276,13 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
 def _check_kinds(lookup: Any, model: Any) -> None:
     if not isinstance(lookup, LookupDrafter):
         raise TypeError(
-            f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass SuffixDrafter() or "
-            "NGramDrafter()"
+            f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass a LookupDrafter, such "
+            "as NGramDrafter()"
         )
     if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
         raise TypeError(
             f"HybridDrafter needs a drafter of one chain, with a draft length, second, got {_kind(model)}; pass "
-            "ModelDrafter(model), EagleDrafter(head), DFlashDrafter(head), MedusaDrafter(head) or TandemDrafter(head)"
+            "ModelDrafter(model), or the chain drafter of a head"
         )
     for drafter in (lookup, model):
         if drafter.max_drafts == 0:

@@ -50,8 +50,8 @@ def read_head(
     kind = _recognize(folder, config, kinds)
     if kind is None:
         raise ValueError(
-            f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one of "
-            "EAGLE's, DFlash's, DSpark's, Medusa's or an MTP module. A draft model of its own is loaded with "
+            f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one "
+            f"of the kinds {', '.join(kind.name for kind in kinds)}. A draft model of its own is loaded with "
             "jaxspec.load"
         )
     dtype = target.dtype if dtype is None else parse_dtype(dtype)

@@ -11,7 +11,6 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
-from jaxspec.decoding.arguments import default_verifier
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
@@ -84,7 +83,7 @@ class SpeculativeDecoder:
         self.target = _as_model(target, "target")
         self.drafter = _as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
         self.drafter.check(self.target)
-        self.verifier = default_verifier(self.drafter) if verifier is None else verifier
+        self.verifier = self.drafter.default_verifier if verifier is None else verifier
         if not isinstance(self.verifier, Verifier):
             raise TypeError(
                 f"verifier must be a jaxspec Verifier, got {type(verifier).__name__}; "

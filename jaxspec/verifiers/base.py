@@ -54,6 +54,7 @@ class Verifier(abc.ABC):
       lossless: whether emitted tokens follow the target's distribution exactly. A verifier that is not
         runs only if the caller passes `lossy=True`.
       trees: whether it takes proposals that branch.
+      same_tokens: whether it emits the tokens of plain decoding with the same key, at any temperature.
 
     Example:
         >>> import dataclasses
@@ -74,13 +75,14 @@ class Verifier(abc.ABC):
 
     lossless: ClassVar[bool] = True
     trees: ClassVar[bool] = False
+    same_tokens: ClassVar[bool] = False
 
     def check(self, drafter: DraftKind) -> None:
         """Raises `ValueError` if this verifier cannot verify what `drafter` proposes."""
         if drafter.tree and not self.trees:
             raise ValueError(
                 f"{type(self).__name__} verifies one chain of drafts, got {type(drafter).__name__}, which drafts a "
-                "tree or several chains; pass TreeVerifier(), MultiDraftVerifier() or CoupledVerifier()"
+                "tree or several chains; pass a verifier whose `trees` is True, such as TreeVerifier()"
             )
 
     def rng(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Rng:

@@ -36,6 +36,7 @@ class CoupledVerifier(Verifier):
     """
 
     trees: ClassVar[bool] = True
+    same_tokens: ClassVar[bool] = True
 
     def rng(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> PositionNoise:
         return PositionNoise(keys, length)

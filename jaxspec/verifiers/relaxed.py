@@ -164,8 +164,7 @@ class RelaxedVerifier(Verifier):
     def __post_init__(self):
         if not isinstance(self.rule, RelaxedRule):
             raise TypeError(
-                f"RelaxedVerifier needs a rule, got {self.rule!r}; "
-                "pass Lenience(factor), Typical() or Neighbourhood(neighbours, bound)"
+                f"RelaxedVerifier needs a rule, got {self.rule!r}; pass a RelaxedRule, such as Lenience(factor)"
             )
 
     def check(self, drafter: DraftKind) -> None:

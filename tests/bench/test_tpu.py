@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from jaxspec.bench.ahead_of_time import CHIPS, Case, compile_case
 from jaxspec.bench.tpu import as_json, least_bytes, lines, report
 from jaxspec.cli.app import app
 from jaxspec.families.shapes import SHAPES, shape
+from jaxspec.named import DRAFTERS
 from tests.benchmarks.tpu import CASES, markdown
 
 needs_compiler = pytest.mark.skipif(
@@ -42,6 +44,14 @@ def test_the_compiled_loop_wastes_nothing(case, bandwidth, most):
     heading, rule, row = markdown([found])
     assert heading.count("|") == rule.count("|") == row.count("|") and "2 all-reduce" in row
     assert dict(lines(found))["target, draft"].startswith("llama-3.2-1b")
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name.partition(":")[0], name) for name in (*DRAFTERS, "early-exit:5")])
+def test_any_drafter_without_weights_can_be_compiled(name, kind):
+    mesh = jax.make_mesh((2,), ("model_0",))
+    target = ahead_of_time._placed("llama-3.2-1b", mesh)
+    drafter = ahead_of_time._drafter(Case("llama-3.2-1b", kind, k=3), target, mesh)
+    assert drafter.name == name and drafter.max_drafts == 3
 
 
 @needs_compiler

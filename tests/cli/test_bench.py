@@ -189,7 +189,7 @@ def test_without_matplotlib(folder, finished, tmp_path, monkeypatch):
         (("-t", "-1"), "temperature must be at least 0, got -1"),
         (("-t", "1", "-t", "1"), "temperatures must differ from each other"),
         (("--count", "0"), "the number of questions must be at least 1, got 0"),
-        (("-d", "smollm"), "unknown model 'smollm'"),
+        (("-d", "smollm"), "unknown drafter 'smollm'"),
         (("--questions", "no-such-file.jsonl"), "no-such-file.jsonl"),
         (("-n", "600"), "no question fits the model's context"),
     ],

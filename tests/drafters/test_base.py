@@ -5,9 +5,16 @@ import inspect
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import jaxspec
-from tests._fixtures import examples
+from jaxspec.cli.app import app
+from jaxspec.core.tree import Tree
+from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.named import DRAFTERS
+from tests._fixtures import examples, tiny
+
+MODEL = tiny.history_model(0, vocab=4)
 
 
 @pytest.mark.slow
@@ -25,3 +32,26 @@ def test_the_drafter_in_the_docstring_gives_the_tokens_of_plain_decoding(tmp_pat
 def test_a_drafter_without_a_lookup_half_takes_no_length_for_it(drafter):
     with pytest.raises(TypeError, match="has no lookup half, got lookup=7; pass k alone"):
         drafter.with_length(3, lookup=7)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier"),
+    [
+        (jaxspec.drafters.NoDrafter(), jaxspec.CoupledVerifier),
+        (jaxspec.NGramDrafter(k=0), jaxspec.CoupledVerifier),
+        (jaxspec.NGramDrafter(k=2), jaxspec.TokenVerifier),
+        (jaxspec.ModelDrafter(MODEL, k=2), jaxspec.BlockVerifier),
+        (jaxspec.ModelDrafter(MODEL, k=2, num_drafts=2), jaxspec.MultiDraftVerifier),
+        (TreeDrafter(MODEL, Tree((-1, -1))), jaxspec.TreeVerifier),
+    ],
+)
+def test_a_drafter_says_its_default_verifier(drafter, verifier):
+    assert type(drafter.default_verifier) is verifier
+    drafter.default_verifier.check(drafter)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_help_names_every_drafter_without_weights(name):
+    text = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200"}).stdout
+    argument = f"[:{DRAFTERS[name].argument}]" if DRAFTERS[name].argument else ""
+    assert f"'{name}{argument}'" in text

@@ -300,7 +300,7 @@ def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
         (lambda: Neighbourhood(NEIGHBOURS - 1, 0.1), ValueError, "got -2"),
         (lambda: Neighbourhood(jnp.array([[1], [1]], jnp.int32), 0.1), ValueError, "token 1 is its own"),
         (lambda: Neighbourhood(jnp.array([[1, 1], [0, -1]], jnp.int32), 0.1), ValueError, "token 0 has a neighbour"),
-        (lambda: RelaxedVerifier(0.5), TypeError, "got 0.5; pass Lenience"),
+        (lambda: RelaxedVerifier(0.5), TypeError, "got 0.5; pass a RelaxedRule, such as Lenience"),
         (lambda: RelaxedVerifier(Typical), TypeError, "needs a rule"),
     ],
 )
