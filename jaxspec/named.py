@@ -19,7 +19,7 @@ from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption, adapt, spare
-from jaxspec.drafters.base import AdjustableDrafter, Drafter, NoDrafter
+from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
@@ -44,7 +44,7 @@ from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 
 # Drafters that need no weights of their own; each states its name.
-DRAFTERS: Mapping[str, type[AdjustableDrafter]] = MappingProxyType(
+DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
     {kind.name: kind for kind in (NGramDrafter, SuffixDrafter, EarlyExitDrafter, SparseCacheDrafter)}
 )
 # Kinds of trained heads, in the order in which a folder is tried.
@@ -199,7 +199,7 @@ def load_drafter(
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a `DraftLength`, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
         "adaptive:16" at most as many; "fixed", the number of the drafter. `None` is "adaptive", and "fixed" where
-        drafts compete.
+        drafts compete or the drafter takes no `k`.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations; `None` is what `load` chooses.
@@ -226,6 +226,8 @@ def load_drafter(
         raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
     _check_one_draft(k, num_drafts)
     drafter = loader.load(name, None, 1)
+    if k is None and drafter.model_part.draft_length is None:
+        return drafter  # one that takes no `k`
     if name_or_path == "auto":
         drafter = spare(drafter, target, option.longest, batch=batch)
     return adapt(drafter, target, option.longest, batch=batch)

@@ -96,7 +96,7 @@ class Drafter(abc.ABC):
         """The `DraftLength` that decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
         return None
 
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "Drafter":
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         """Returns the same drafter with another `k`.
 
         Args:
@@ -108,8 +108,27 @@ class Drafter(abc.ABC):
         """
         del k, lookup
         raise TypeError(
-            f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength as k"
+            f"{type(self).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"
         )
+
+    @classmethod
+    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
+        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
+
+        Args:
+          target: the model to draft for.
+          argument: what follows the colon; `None` without one.
+          k: its `k`; `None` is the default.
+
+        Raises:
+          TypeError: it takes no `k`, but one was given.
+          ValueError: the argument, or `k`, does not fit.
+        """
+        del target
+        if argument is not None:
+            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
+        drafter = cls()
+        return drafter if k is None else drafter.with_length(k)
 
     @property
     def model_part(self) -> "Drafter":
@@ -203,23 +222,6 @@ class AdjustableDrafter(Drafter):
 
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         return dataclasses.replace(cast(Any, self), k=k)
-
-    @classmethod
-    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
-        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
-
-        Args:
-          target: the model to draft for.
-          argument: what follows the colon; `None` without one.
-          k: its `k`; `None` is the default.
-
-        Raises:
-          ValueError: the argument, or `k`, does not fit.
-        """
-        if argument is not None:
-            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
-        make = cast(Any, cls)
-        return make() if k is None else make(k=k)
 
 
 @register_dataclass
