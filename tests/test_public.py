@@ -91,3 +91,12 @@ def test_the_public_names_are_few():
     rooms = {name for name in names if inspect.ismodule(getattr(jaxspec, name))}
     assert rooms == {room.partition(".")[0] for room in ROOMS if room}
     assert len(names - rooms) <= 49
+
+
+def test_what_contributing_names_exists():
+    named = set(re.findall(r"`([\w/.]+/|[\w/]+/[\w/.]+|\w+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    named = {path for path in named if not re.search("NAME|TOPIC", path)}
+    assert {"drafters/ngram.py", "tests/oracle/rules.py", "named.py"} <= named
+    beside = {"network.py", "head.py", "drafter.py", "checkpoint.py", "training.py", "drafters_table.py", "trees.py"}
+    beside |= {"test_drafter.py", "test_checkpoint.py", "test_training.py", "test_rejection.py"}
+    assert not {path for path in named - beside if not ((ROOT / path).exists() or (ROOT / "jaxspec" / path).exists())}
