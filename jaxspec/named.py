@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
@@ -65,7 +66,7 @@ def load_head(
     name_or_path: str | os.PathLike[str],
     target: LanguageModel,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
 ) -> Network:
@@ -103,11 +104,11 @@ def load_head(
 
 
 def drafter_of(
-    draft: Any,
+    draft: Model | Network,
     k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     *,
-    target: Any = None,
+    target: Model | None = None,
     tokenizer: Tokenizer | None = None,
     batch: int = 1,
 ) -> Drafter:
@@ -136,7 +137,7 @@ def drafter_of(
 
 
 def _of_network(
-    draft: Any, k: int | DraftLength | None, num_drafts: int, target: Any, tokenizer: Tokenizer | None
+    draft: Any, k: int | DraftLength | None, num_drafts: int, target: Model | None, tokenizer: Tokenizer | None
 ) -> Drafter:
     """Makes the drafter of a model or a head; `k=None` is its default."""
     options: dict[str, Any] = {} if k is None else {"k": k}
@@ -160,10 +161,10 @@ def _of_network(
     return CrossVocabularyDrafter(draft, token_map, **options)
 
 
-def _token_map(draft: Any, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
+def _token_map(draft: Model, target: Model | None, tokenizer: Tokenizer | None) -> TokenMap | None:
     """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell."""
     other = getattr(draft, "tokenizer", None)
-    if tokenizer is None or other is None:
+    if target is None or tokenizer is None or other is None:
         return None
     if target.vocab_size == draft.vocab_size and tokenizer.has_tokens_of(other):
         return None
@@ -179,7 +180,7 @@ def load_drafter(
     k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     tokenizer: Tokenizer | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     batch: int = 1,
@@ -247,7 +248,7 @@ class _Loader:
     target: Model
     target_name: str | None
     tokenizer: Tokenizer | None
-    dtype: Any
+    dtype: DTypeLike | None
     mesh: Mesh | None
     rules: Rules | None
 
