@@ -1,7 +1,8 @@
 """Decodes language models speculatively in JAX, losslessly and inside your own `jit`.
 
-The names here are those of most programs. Other strategies, and the protocols of your own, stand in the namespaces
-`drafters`, `verifiers`, `draft_length`, `heads`, `contrib`, `sharding`, `training`, `nn` and `core`.
+The names here are those of most programs. Other strategies, and what one of your own is made of, stand in the
+namespaces `drafters`, `verifiers`, `draft_length`, `heads`, `contrib`, `training`, `checkpoints`, `sharding`,
+`families`, `nn`, `ops` and `core`.
 """
 
 from typing import TYPE_CHECKING
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec import checkpoints as checkpoints
     from jaxspec import contrib as contrib
     from jaxspec import core as core
     from jaxspec import draft_length as draft_length
     from jaxspec import drafters as drafters
+    from jaxspec import families as families
     from jaxspec import heads as heads
     from jaxspec import nn as nn
+    from jaxspec import ops as ops
     from jaxspec import sharding as sharding
     from jaxspec import training as training
     from jaxspec import verifiers as verifiers
@@ -72,7 +76,20 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "": ("contrib", "core", "draft_length", "drafters", "heads", "nn", "sharding", "training", "verifiers"),
+        "": (
+            "checkpoints",
+            "contrib",
+            "core",
+            "draft_length",
+            "drafters",
+            "families",
+            "heads",
+            "nn",
+            "ops",
+            "sharding",
+            "training",
+            "verifiers",
+        ),
         "_version": ("__version__",),
         "core.model": ("Model",),
         "core.sampling": ("Greedy", "Policy", "Sampling"),

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load, parse_dtype
@@ -19,7 +20,7 @@ from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption, adapt, spare
-from jaxspec.drafters.base import AdjustableDrafter, Drafter, NoDrafter
+from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
@@ -44,7 +45,7 @@ from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 
 # Drafters that need no weights of their own; each states its name.
-DRAFTERS: Mapping[str, type[AdjustableDrafter]] = MappingProxyType(
+DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
     {kind.name: kind for kind in (NGramDrafter, SuffixDrafter, EarlyExitDrafter, SparseCacheDrafter)}
 )
 # Kinds of trained heads, in the order in which a folder is tried.
@@ -65,7 +66,7 @@ def load_head(
     name_or_path: str | os.PathLike[str],
     target: LanguageModel,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
 ) -> Network:
@@ -103,11 +104,11 @@ def load_head(
 
 
 def drafter_of(
-    draft: Any,
+    draft: Model | Network,
     k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     *,
-    target: Any = None,
+    target: Model | None = None,
     tokenizer: Tokenizer | None = None,
     batch: int = 1,
 ) -> Drafter:
@@ -136,7 +137,7 @@ def drafter_of(
 
 
 def _of_network(
-    draft: Any, k: int | DraftLength | None, num_drafts: int, target: Any, tokenizer: Tokenizer | None
+    draft: Any, k: int | DraftLength | None, num_drafts: int, target: Model | None, tokenizer: Tokenizer | None
 ) -> Drafter:
     """Makes the drafter of a model or a head; `k=None` is its default."""
     options: dict[str, Any] = {} if k is None else {"k": k}
@@ -160,10 +161,10 @@ def _of_network(
     return CrossVocabularyDrafter(draft, token_map, **options)
 
 
-def _token_map(draft: Any, target: Any, tokenizer: Tokenizer | None) -> TokenMap | None:
+def _token_map(draft: Model, target: Model | None, tokenizer: Tokenizer | None) -> TokenMap | None:
     """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell."""
     other = getattr(draft, "tokenizer", None)
-    if tokenizer is None or other is None:
+    if target is None or tokenizer is None or other is None:
         return None
     if target.vocab_size == draft.vocab_size and tokenizer.has_tokens_of(other):
         return None
@@ -179,7 +180,7 @@ def load_drafter(
     k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
     tokenizer: Tokenizer | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     batch: int = 1,
@@ -198,7 +199,7 @@ def load_drafter(
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a `DraftLength`, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
         "adaptive:16" at most as many; "fixed", the number of the drafter. `None` is "adaptive", and "fixed" where
-        drafts compete.
+        drafts compete or the drafter takes no `k`.
       num_drafts: how many chains of a draft model compete in each round.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations, for drafters that have weights of their own; `None` is what `load` chooses.
@@ -229,6 +230,8 @@ def load_drafter(
         raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
     _check_one_draft(k, num_drafts)
     drafter = loader.load(name, None, 1)
+    if k is None and drafter.model_part.draft_length is None:
+        return drafter  # one that takes no `k`
     if name_or_path == "auto":
         drafter = spare(drafter, target, option.longest, batch=batch)
     return adapt(drafter, target, option.longest, batch=batch)
@@ -255,7 +258,7 @@ class _Loader:
     target: Model
     target_name: str | None
     tokenizer: Tokenizer | None
-    dtype: Any
+    dtype: DTypeLike | None
     mesh: Mesh | None
     rules: Rules | None
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
+from jaxspec import named
 from jaxspec.checkpoints import zoo
 from jaxspec.heads.eagle.checkpoint import write_eagle
 from jaxspec.named import drafter_of
@@ -164,6 +165,34 @@ def test_what_is_about_weights_goes_to_the_part_that_has_them(shipped):
     drafter = load("ngram+eagle", dtype="bfloat16")
     assert drafter.model.head.dtype == jnp.bfloat16
     assert isinstance(load("auto", target_name=None, dtype="bfloat16"), jaxspec.NGramDrafter)
+
+
+@jaxspec.core.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EchoDrafter(jaxspec.Drafter):
+    """Guesses that the last token comes again: a drafter of one's own that takes no `k`."""
+
+    name = "echo"
+    max_drafts = property(lambda self: 2)
+    deterministic = property(lambda self: True)
+
+    def init(self, context, prefilled, slots):
+        return ()
+
+    def propose(self, rng, state, context):
+        tokens = jnp.repeat(context.last, 2, axis=1)
+        return jaxspec.core.Proposal(tokens, ~context.done[:, None] & (tokens >= 0)), state
+
+
+def test_a_drafter_of_ones_own_by_its_name(monkeypatch):
+    monkeypatch.setattr(named, "DRAFTERS", {EchoDrafter.name: EchoDrafter, **named.DRAFTERS})
+    for options in ({}, {"k": "fixed"}):
+        assert jaxspec.load_drafter("echo", TARGET, **options) == EchoDrafter()
+    for k in (3, "adaptive", "adaptive:4"):
+        with pytest.raises(TypeError, match="EchoDrafter drafts a fixed number of tokens; leave k out"):
+            jaxspec.load_drafter("echo", TARGET, k=k)
+    with pytest.raises(ValueError, match="echo takes no argument, got echo:5"):
+        jaxspec.load_drafter("echo:5", TARGET)
 
 
 def test_what_is_no_draft():

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxspec.checkpoints.load import load as load
     from jaxspec.checkpoints.orbax import save as save
     from jaxspec.checkpoints.tokenizer import Tokenizer as Tokenizer
     from jaxspec.checkpoints.zoo import ZooEntry as ZooEntry
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "load": ("load",),
         "orbax": ("save",),
         "zoo": ("ZooEntry", "list_models"),
         "tokenizer": ("Tokenizer",),

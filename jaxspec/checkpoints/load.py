@@ -3,11 +3,11 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.download import fetch
@@ -26,7 +26,11 @@ _FILES = {".gguf": read_gguf_checkpoint}
 
 
 def load(
-    name_or_path: str | os.PathLike[str], *, dtype: Any = None, mesh: Mesh | None = None, rules: Rules | None = None
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
 ) -> LanguageModel:
     """Loads a language model with its tokenizer.
 
@@ -107,7 +111,7 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def parse_dtype(dtype: Any) -> jnp.dtype:
+def parse_dtype(dtype: DTypeLike | None) -> jnp.dtype:
     """Returns the dtype of a name; `None` is what suits the platform.
 
     Raises:

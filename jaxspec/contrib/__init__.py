@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.contrib import exit_head as exit_head
     from jaxspec.contrib.cascade import CascadeDrafter as CascadeDrafter
     from jaxspec.contrib.exit_head.head import EarlyExitHead as EarlyExitHead
     from jaxspec.contrib.lantern import Neighbourhood as Neighbourhood
@@ -24,5 +25,6 @@ __getattr__, __dir__ = lazy(
         "string_match": ("StringMatch",),
         "lantern": ("Neighbourhood", "nearest_neighbours"),
         "exit_head.head": ("EarlyExitHead",),
+        "": ("exit_head",),
     },
 )

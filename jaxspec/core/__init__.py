@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from jaxspec.core.model import ModelOutput as ModelOutput
     from jaxspec.core.model import ResumableModel as ResumableModel
     from jaxspec.core.model import Unsharded as Unsharded
+    from jaxspec.core.model import placement_of as placement_of
+    from jaxspec.core.prefill import Prefilled as Prefilled
     from jaxspec.core.pytree import register_dataclass as register_dataclass
     from jaxspec.core.random import PositionNoise as PositionNoise
     from jaxspec.core.random import Rng as Rng
     from jaxspec.core.random import RoundKeys as RoundKeys
+    from jaxspec.core.random import row_keys as row_keys
     from jaxspec.core.rows import count_leading as count_leading
     from jaxspec.core.rows import first_true as first_true
     from jaxspec.core.rows import take_row as take_row
@@ -41,21 +44,15 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "model": ("Cache", "Entries", "Layout", "Model", "ModelOutput", "ResumableModel", "Unsharded"),
+        "model": ("Cache", "Entries", "Layout", "Model", "ModelOutput", "ResumableModel", "Unsharded", "placement_of"),
         "pytree": ("register_dataclass",),
-        "random": ("PositionNoise", "Rng", "RoundKeys"),
+        "random": ("PositionNoise", "Rng", "RoundKeys", "row_keys"),
         "rows": ("count_leading", "first_true", "take_row"),
         "sampling": ("Greedy", "Policy", "Sampling", "one_hot_log"),
-        "state": (
-            "Context",
-            "Generation",
-            "GenerationState",
-            "Proposal",
-            "RoundInfo",
-            "Verdict",
-        ),
+        "state": ("Context", "Generation", "GenerationState", "Proposal", "RoundInfo", "Verdict"),
         "stats": ("Stats",),
         "status": ("Status", "StopReason"),
         "tree": ("Tree", "best_tree"),
+        "prefill": ("Prefilled",),
     },
 )

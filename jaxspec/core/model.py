@@ -250,5 +250,10 @@ class Unsharded:
 
 
 def placement_of(model: Any) -> Layout:
-    """Returns a model's `placement`; `Unsharded()` where it has none."""
+    """Returns a model's `placement`; `Unsharded()` where it has none.
+
+    Example:
+        >>> jaxspec.core.placement_of(target)
+        Unsharded()
+    """
     return getattr(model, "placement", Unsharded())

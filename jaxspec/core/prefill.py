@@ -23,6 +23,11 @@ class Prefilled:
     Attributes:
       cache: holds the first `length - 1` tokens of each row.
       hidden: the captured states of those tokens, in the order of `capture`; undefined beyond them.
+
+    Example:
+        >>> prefilled = jaxspec.core.Prefilled(target.init_cache(batch=2, capacity=8), hidden=())
+        >>> prefilled.cache.length.tolist()
+        [0, 0]
     """
 
     cache: Cache

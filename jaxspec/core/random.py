@@ -71,6 +71,10 @@ def row_keys(key: Array, batch: int) -> Key[Array, "b"]:
     Raises:
       TypeError: if `key` is not a PRNG key.
       ValueError: if there is neither one key nor one a row.
+
+    Example:
+        >>> jaxspec.core.row_keys(key, batch=2).shape
+        (2,)
     """
     keys = as_threefry(key)
     if keys.shape == ():
@@ -91,8 +95,8 @@ class RoundKeys:
       draft: the indices folded in by `of_draft`.
 
     Example:
-        >>> from jaxspec.core.random import RoundKeys, row_keys
-        >>> rng = RoundKeys(row_keys(key, batch=2), length=jnp.asarray([5, 4], jnp.int32))
+        >>> keys = jaxspec.core.row_keys(key, batch=2)
+        >>> rng = jaxspec.core.RoundKeys(keys, length=jnp.asarray([5, 4], jnp.int32))
         >>> rng.draft_noise(0, vocab_size=310).shape, rng.uniforms(4).shape
         ((2, 310), (2, 4))
         >>> bool((rng.draft_noise(0, 310) == rng.of_draft(1).draft_noise(0, 310)).any())
@@ -168,10 +172,9 @@ class PositionNoise:
       stored: the noise of the next `n` positions, where both a drafter and the verifier read it (`shared`).
 
     Example:
-        >>> from jaxspec.core.random import PositionNoise, row_keys
-        >>> keys = row_keys(key, batch=2)
-        >>> rng = PositionNoise(keys, length=jnp.asarray([5, 4], jnp.int32))
-        >>> later = PositionNoise(keys, length=jnp.asarray([6, 5], jnp.int32))
+        >>> keys = jaxspec.core.row_keys(key, batch=2)
+        >>> rng = jaxspec.core.PositionNoise(keys, length=jnp.asarray([5, 4], jnp.int32))
+        >>> later = jaxspec.core.PositionNoise(keys, length=jnp.asarray([6, 5], jnp.int32))
         >>> bool((rng.draft_noise(1, 310) == later.draft_noise(0, 310)).all())
         True
     """

@@ -153,7 +153,7 @@ def _rows(
     )
 
 
-def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Any]:
+def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Layout]:
     """Returns both models, placed on the mesh if there is one, and the placement of the call's rows."""
     if mesh is not None:
         target, drafter = shard_models((target, drafter), mesh)

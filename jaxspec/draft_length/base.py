@@ -146,6 +146,10 @@ def as_draft_length(k: int | DraftLength, *, has_confidence: bool = False) -> Dr
 
     Raises:
       TypeError, ValueError: `k` is neither, or it reads a confidence that the drafter does not have.
+
+    Example:
+      >>> jaxspec.draft_length.as_draft_length(4).lengths
+      (4,)
     """
     if not isinstance(k, DraftLength):
         return Fixed(k)

@@ -34,6 +34,10 @@ class DraftCosts(NamedTuple):
       first: once in a round that drafts.
       each: for each draft.
       missed: for each token of the text that the drafter missed while it drafted nothing.
+
+    Example:
+      >>> jaxspec.draft_length.DraftCosts(first=0.01, each=0.2).missed
+      0.0
     """
 
     first: float
@@ -50,6 +54,12 @@ class CostModel:
     Attributes:
       target: the target.
       batch: how many rows are decoded together.
+
+    Example:
+      >>> model = jaxspec.draft_length.CostModel(target, batch=2)
+      >>> costs = model.rounds(model.draft_model(draft), lengths=(0, 2, 4))
+      >>> costs[0], costs[1] < costs[2]
+      (1.0, True)
     """
 
     target: Model

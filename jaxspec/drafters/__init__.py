@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.drafters.base import AdjustableDrafter as AdjustableDrafter
     from jaxspec.drafters.base import Drafter as Drafter
     from jaxspec.drafters.base import NoDrafter as NoDrafter
     from jaxspec.drafters.children import MostLikely as MostLikely
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter as DynamicTreeDrafter
     from jaxspec.drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
     from jaxspec.drafters.hybrid import HybridDrafter as HybridDrafter
+    from jaxspec.drafters.lookup import Guess as Guess
+    from jaxspec.drafters.lookup import LookupDrafter as LookupDrafter
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "base": ("Drafter", "NoDrafter"),
+        "base": ("AdjustableDrafter", "Drafter", "NoDrafter"),
         "ngram": ("NGramDrafter",),
         "suffix": ("SuffixDrafter", "TextStore"),
         "model": ("ModelDrafter",),
@@ -35,5 +38,6 @@ __getattr__, __dir__ = lazy(
         "cross_vocabulary": ("CrossVocabularyDrafter",),
         "token_map": ("TokenMap",),
         "early_exit": ("EarlyExitDrafter",),
+        "lookup": ("Guess", "LookupDrafter"),
     },
 )

@@ -36,6 +36,7 @@ class Drafter(abc.ABC):
 
     Attributes:
       name: what the command line calls it; empty if it cannot be made by name.
+      argument: what may follow its name and a colon there, such as "LAYERS"; empty if nothing may.
       bounded_by_heads: whether it has a head for each draft, and so drafts no more than by default.
 
     Example:
@@ -56,6 +57,7 @@ class Drafter(abc.ABC):
     """
 
     name: ClassVar[str] = ""
+    argument: ClassVar[str] = ""
     bounded_by_heads: ClassVar[bool] = False
 
     @property
@@ -120,7 +122,7 @@ class Drafter(abc.ABC):
         """The `DraftLength` that decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
         return None
 
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "Drafter":
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         """Returns the same drafter with another `k`.
 
         Args:
@@ -132,8 +134,27 @@ class Drafter(abc.ABC):
         """
         _check_no_lookup(self, lookup)
         raise TypeError(
-            f"{type(self).__name__} drafts a fixed number of tokens; pass a drafter that takes a DraftLength as k"
+            f"{type(self).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"
         )
+
+    @classmethod
+    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
+        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
+
+        Args:
+          target: the model to draft for.
+          argument: what follows the colon; `None` without one.
+          k: its `k`; `None` is the default.
+
+        Raises:
+          TypeError: it takes no `k`, but one was given.
+          ValueError: the argument, or `k`, does not fit.
+        """
+        del target
+        if argument is not None:
+            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
+        drafter = cls()
+        return drafter if k is None else drafter.with_length(k)
 
     @property
     def model_part(self) -> "Drafter":
@@ -212,11 +233,28 @@ class Drafter(abc.ABC):
 class AdjustableDrafter(Drafter):
     """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses.
 
-    Attributes:
-      argument: what may follow its name and a colon on the command line, such as "LAYERS"; empty if nothing may.
-    """
+    A subclass gives `draft_length`, and in `propose` and `observe` asks it how far each row drafts. One that copies
+    from the text need not: `LookupDrafter` does that.
 
-    argument: ClassVar[str] = ""
+    Example:
+      >>> import dataclasses
+      >>> from jaxspec.draft_length import NUMBER_IS_STATIC, as_draft_length
+      >>> @jaxspec.core.register_dataclass
+      ... @dataclasses.dataclass(frozen=True)
+      ... class RepeatDrafter(jaxspec.drafters.AdjustableDrafter):
+      ...     k: int | jaxspec.DraftLength = dataclasses.field(default=3, metadata=NUMBER_IS_STATIC)
+      ...     draft_length = property(lambda self: as_draft_length(self.k))
+      ...     deterministic = property(lambda self: True)
+      ...     def init(self, context, prefilled, slots):
+      ...         return self.draft_length.init(context.tokens.shape[0])
+      ...     def propose(self, rng, state, context):
+      ...         longest = self.draft_length.longest(state, ~context.done)
+      ...         tokens = jnp.repeat(context.last, self.max_drafts, axis=1)
+      ...         valid = jnp.arange(self.max_drafts)[None] < longest[:, None]
+      ...         return jaxspec.core.Proposal(tokens, valid & ~context.done[:, None]), state
+      >>> RepeatDrafter().max_drafts, RepeatDrafter().with_length(2).lengths
+      (3, (2,))
+    """
 
     @property
     @abc.abstractmethod
@@ -234,23 +272,6 @@ class AdjustableDrafter(Drafter):
     def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         _check_no_lookup(self, lookup)
         return dataclasses.replace(cast(Any, self), k=k)
-
-    @classmethod
-    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
-        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
-
-        Args:
-          target: the model to draft for.
-          argument: what follows the colon; `None` without one.
-          k: its `k`; `None` is the default.
-
-        Raises:
-          ValueError: the argument, or `k`, does not fit.
-        """
-        if argument is not None:
-            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
-        make = cast(Any, cls)
-        return make() if k is None else make(k=k)
 
 
 @register_dataclass

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -157,7 +157,7 @@ class HybridDrafter(Drafter):
     def network(self) -> Any:
         return self.model.network
 
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> "HybridDrafter":
+    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
         lookup_half = self.lookup.with_length(k if lookup is None else lookup)
         return dataclasses.replace(self, lookup=lookup_half, model=self.model.with_length(k))
 

@@ -29,6 +29,12 @@ class Guess:
       count: how many of them are meant, from the first.
       cum_accept_prob: the probability, as the drafter estimates it, that draft `i` and all before it are
         accepted. Falling; of no meaning beyond `count`.
+
+    Example:
+      >>> tokens, chances = jnp.asarray([[5, 6, 7]], jnp.int32), jnp.asarray([[0.5, 0.25, 0.125]])
+      >>> guess = jaxspec.drafters.Guess(tokens, jnp.asarray([2], jnp.int32), chances)
+      >>> guess.expected(jnp.asarray([3], jnp.int32)).tolist()  # of the two that are meant
+      [0.75]
     """
 
     tokens: Int[Array, "b k"]
@@ -64,6 +70,20 @@ class LookupDrafter(AdjustableDrafter):
 
     Attributes:
       k: the most drafted tokens a round, or a `DraftLength`.
+
+    Example:
+      >>> import dataclasses
+      >>> @jaxspec.core.register_dataclass
+      ... @dataclasses.dataclass(frozen=True)
+      ... class RepeatDrafter(jaxspec.drafters.LookupDrafter):
+      ...     k: int = dataclasses.field(default=3, metadata={"static": True})
+      ...     def guess(self, tokens, length):
+      ...         last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+      ...         guessed = jnp.repeat(last, self.k, axis=1)
+      ...         count = jnp.full_like(length, self.k)
+      ...         return jaxspec.drafters.Guess(guessed, count, jnp.full(guessed.shape, 0.5))
+      >>> RepeatDrafter().guess(prompt, jnp.asarray([5, 3], jnp.int32)).tokens.tolist()
+      [[6, 6, 6], [7, 7, 7]]
     """
 
     k: int | DraftLength

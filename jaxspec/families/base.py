@@ -18,6 +18,10 @@ class LazyTensor:
     Attributes:
       shape: its shape, known without reading it.
       read: reads it; any float dtype, possibly a read-only view of the file.
+
+    Example:
+      >>> jaxspec.families.LazyTensor((2, 3), lambda: np.zeros((2, 3))).read().shape
+      (2, 3)
     """
 
     shape: Shape
@@ -35,6 +39,13 @@ class ParamMapping:
       build: returns the parameter, given those tensors.
       is_norm: whether it belongs to a normalization, which stays in float32.
       axis: the axis along which `build` puts several tensors side by side.
+
+    Example:
+      >>> gate_and_up = jaxspec.families.ParamMapping(
+      ...     ("mlp", "gate_up"), (("gate.weight", (2, 3)), ("up.weight", (2, 3))), lambda *parts: np.concatenate(parts)
+      ... )
+      >>> sorted(gate_and_up.to_tensors({"mlp": {"gate_up": np.zeros((4, 3))}}))
+      ['gate.weight', 'up.weight']
     """
 
     path: tuple[str, ...]
@@ -86,6 +97,11 @@ class GGUFLayout:
       store: does the same to an array, given its Hugging Face name; only of families that are written.
       merges_by_id: whether a SentencePiece vocabulary is merged in the order of its ids, not of its scores, and
         writes runs of spaces as spaces.
+
+    Example:
+      >>> layout = jaxspec.families.find_family({"model_type": "llama"}).gguf
+      >>> isinstance(layout, jaxspec.families.GGUFLayout), layout.architecture
+      (True, 'llama')
     """
 
     architecture: str
@@ -115,6 +131,11 @@ class Family:
       write_config: returns the contents of `config.json`, given hyperparameters; raises `ValueError` if it cannot. It
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
       gguf: its layout in GGUF files. `None`: it has none of its own.
+
+    Example:
+      >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
+      >>> isinstance(family, jaxspec.families.Family), family.full_name("norm.weight")
+      (True, 'model.norm.weight')
     """
 
     model_type: str

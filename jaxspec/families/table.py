@@ -21,6 +21,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
     Raises:
       ValueError: the architecture is not supported.
+
+    Example:
+      >>> jaxspec.families.find_family({"model_type": "gpt2"}).model_type
+      'gpt2'
     """
     kind = config.get("model_type")
     for family in FAMILIES:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_json, read_tensors
@@ -23,7 +24,7 @@ def read_head(
     target: LanguageModel,
     kinds: Sequence[HeadKind],
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
 ) -> Network:

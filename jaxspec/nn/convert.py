@@ -37,14 +37,13 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, or a head, with plain float weights.
-      pack: converts one weight `[*out, in]`: `pack` of a class in `jaxspec.ops.formats.FORMATS`, or of your own.
+      pack: converts one weight `[*out, in]`: `pack` of a class in `jaxspec.ops.FORMATS`, or of your own.
 
     Raises:
       TypeError: the model is of another kind, or its weights are packed already.
 
     Example:
-        >>> from jaxspec.ops.formats import FORMATS
-        >>> small = jaxspec.nn.pack_weights(target, FORMATS["int8"].pack)
+        >>> small = jaxspec.nn.pack_weights(target, jaxspec.ops.FORMATS["int8"].pack)
         >>> small.params["embedding"].values.dtype
         dtype('int8')
     """

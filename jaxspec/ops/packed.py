@@ -17,12 +17,17 @@ class PackedWeight(abc.ABC):
     """The base class of weight formats: stands in `params` where a weight `[*out, in]` stood.
 
     A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
-    `jaxspec.ops.formats`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
+    `ops/formats.py`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
 
     Attributes:
       name: the format's, such as "int8"; `kernels_of` and messages tell it.
       dtype: of the rows that are read from it, and of the activations.
       shardable: whether a mesh may split it.
+
+    Example:
+      >>> packed = jaxspec.ops.FORMATS["int8"].pack(jnp.ones((4, 8)))
+      >>> isinstance(packed, jaxspec.ops.PackedWeight), packed.shape, packed.product(jnp.ones((1, 2, 8))).shape
+      (True, (4, 8), (1, 2, 4))
     """
 
     name: ClassVar[str]

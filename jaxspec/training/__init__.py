@@ -6,8 +6,8 @@ from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxspec.training.dataset import Dataset as Dataset
-    from jaxspec.training.evaluate import Prompts as Prompts
-    from jaxspec.training.evaluate import evaluate as evaluate
+    from jaxspec.training.evaluation import Prompts as Prompts
+    from jaxspec.training.evaluation import evaluate as evaluate
     from jaxspec.training.loop import Trained as Trained
     from jaxspec.training.loop import train as train
     from jaxspec.training.recipe import Features as Features
@@ -18,7 +18,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "dataset": ("Dataset",),
-        "evaluate": ("Prompts", "evaluate"),
+        "evaluation": ("Prompts", "evaluate"),
         "loop": ("Trained", "train"),
         "state": ("TrainingOptions",),
         "recipe": ("Features", "Recipe"),

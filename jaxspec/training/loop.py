@@ -26,7 +26,7 @@ from jaxspec.sharding.rules import Rules, as_tuple, pieces
 from jaxspec.training.batching import Batch, BatchSchedule, Data, Schedule
 from jaxspec.training.checkpoints import Checkpoints, check_same_run, described, identity
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.evaluation import Prompts, evaluate
 from jaxspec.training.features import StoredStates
 from jaxspec.training.files import exclusive
 from jaxspec.training.recipe import Recipe

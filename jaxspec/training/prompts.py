@@ -216,45 +216,10 @@ class Exclusion:
         return None
 
 
-def contaminated(path: str | os.PathLike[str], hashes: Iterable[str]) -> list[str]:
-    """Finds which of some turns are in a training set.
-
-    Args:
-      path: the set's folder, or its list of hashes itself, compressed or not.
-      hashes: of normalized turns (`turn_hash`), or their first digits.
-
-    Returns:
-      Those of `hashes` that are in the set, in order.
-
-    Raises:
-      OSError: there is no list.
-      ValueError: a hash has fewer than 8 digits, too few to tell texts apart.
-    """
-    known = read_hashes(path)
-    by_length: dict[int, set[str]] = {}
-    found = []
-    for digits in hashes:
-        size = len(digits)
-        if size < 8:
-            raise ValueError(f"a hash must have at least 8 hexadecimal digits, got {digits!r}")
-        if size not in by_length:
-            by_length[size] = {line[:size] for line in known}
-        if digits.lower() in by_length[size]:
-            found.append(digits)
-    return found
-
-
 def hash_lines(conversations: Iterable[Conversation]) -> bytes:
     """Returns the compressed list of all turns' hashes, a line each; the same bytes for the same turns."""
     lines = "".join(f"{turn_hash(turn)}\n" for conversation in conversations for turn in conversation.turns)
     return gzip.compress(lines.encode(), mtime=0)
-
-
-def read_hashes(path: str | os.PathLike[str]) -> list[str]:
-    """Reads the lines of such a list, of the list in a folder, or of a plain text file."""
-    path = Path(path)
-    data = (path / TURNS_FILE if path.is_dir() else path).read_bytes()
-    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode().split()
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:

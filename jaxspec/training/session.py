@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import Batch
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.evaluate import Prompts, prompts_of
+from jaxspec.training.evaluation import Prompts, prompts_of
 from jaxspec.training.files import MANIFEST
 from jaxspec.training.state import TrainingOptions
 

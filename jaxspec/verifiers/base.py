@@ -35,18 +35,19 @@ class Verifier(abc.ABC):
 
     A verifier of your own overrides `verify`. Write it in two parts, so that it can be proven: pure functions from
     log-probabilities to acceptance thresholds and to the next token's log-probabilities, without randomness, which
-    tests enumerate exactly; and `verify`, which only draws from them. `jaxspec.verifiers.rejection` is the shortest
-    complete case. What helps:
+    tests enumerate exactly; and `verify`, which only draws from them. `TokenVerifier` is the shortest complete case.
+    What helps, in `jaxspec.verifiers` and `jaxspec.core`:
 
     * `rng.uniforms(n)`, `[b, n]`: one uniform a draft. Accept with a strict inequality,
       `log u < log target - log draft`: then a token of target probability 0 never is.
     * `rng.next_noise(v)`, `[b, v]`: Gumbel noise for the next token, `argmax(log_probs + noise)`. A stream of its own:
       it is independent of drafts and uniforms.
-    * `jaxspec.verifiers.rejection.log_residual(target, draft)`: `log max(target - draft, 0)`, computed from logs;
-      `next_log_probs` beside it: the target's distribution, or the residual at the rejected draft.
-    * `jaxspec.core.rows`: `count_leading` counts the drafts accepted before the first rejected one, `take_row` takes
-      each row's distribution after them.
-    * `jaxspec.verifiers.tree_walk`: `TreeWalk`, for proposals that branch, and `match_path`.
+    * `log_acceptance(proposal, target)`: the log-probability with which each draft may be accepted.
+    * `log_residual(target, draft)`: `log max(target - draft, 0)`, computed from logs; `next_log_probs`: the target's
+      distribution, or the residual at the rejected draft.
+    * `count_leading` counts the drafts accepted before the first rejected one, `take_row` takes each row's distribution
+      after them.
+    * `DraftTree`, `TreeWalk` and `draw_verdict`, for proposals that branch.
 
     Rows never depend on each other. `tests/contracts/verifier.py` holds what every verifier must keep.
 

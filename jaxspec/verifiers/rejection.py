@@ -45,7 +45,20 @@ class TokenVerifier(Verifier):
 
 
 def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
-    """Computes the log-probability with which each draft is accepted, given that those before it were."""
+    """Computes the log-probability with which each draft is accepted, given that those before it were.
+
+    Args:
+      proposal: a chain of `n` drafts.
+      target_log_probs: the target's log-probabilities: row 0 after the committed text, row `i + 1` after draft `i`.
+
+    Returns:
+      At most 0; -inf where the target excludes the draft.
+
+    Example:
+        >>> drafts = jaxspec.core.Proposal(jnp.asarray([[1]], jnp.int32), jnp.asarray([[True]]))  # certain
+        >>> jaxspec.verifiers.log_acceptance(drafts, jnp.log(jnp.full((1, 2, 4), 0.25)))[0].tolist()  # log 1/4
+        [-1.38...]
+    """
     at = proposal.tokens[..., None]
     target = jnp.take_along_axis(target_log_probs[:, :-1], at, axis=-1)[..., 0]
     if proposal.log_probs is None:
@@ -61,6 +74,20 @@ def next_log_probs(
 
     The target's distribution where every submitted draft was accepted, else the residual at the rejected
     one. An empty residual (draft and target equal up to rounding) falls back to the target.
+
+    Args:
+      proposal: a chain of `n` drafts.
+      target_log_probs: the target's log-probabilities: row 0 after the committed text, row `i + 1` after draft `i`.
+      accepted: how many drafts of each row were accepted, from 0 to those that are valid.
+
+    Returns:
+      Log-probabilities up to a constant.
+
+    Example:
+        >>> drafts = jaxspec.core.Proposal(jnp.asarray([[1]], jnp.int32), jnp.asarray([[True]]))
+        >>> rejected = jaxspec.verifiers.next_log_probs(drafts, jnp.zeros((1, 2, 3)), jnp.asarray([0], jnp.int32))
+        >>> rejected.tolist()  # never the draft that was rejected
+        [[0.0, -inf, 0.0]]
     """
     target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
@@ -87,6 +114,12 @@ def log_residual(target: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Flo
 
     Returns:
       Log-probabilities up to a constant; -inf everywhere in a row whose residual is empty.
+
+    Example:
+        >>> target_probs, draft_probs = jnp.asarray([[0.7, 0.3]]), jnp.asarray([[0.5, 0.5]])
+        >>> residual = jaxspec.verifiers.log_residual(jnp.log(target_probs), jnp.log(draft_probs))
+        >>> np.exp(residual).round(3).tolist() == [[np.float32(0.2), 0.0]]
+        True
     """
     excess = target > draft
     gap = jnp.where(excess, draft - target, -1.0)

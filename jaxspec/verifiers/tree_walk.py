@@ -28,7 +28,13 @@ from jaxspec.core.state import Proposal, Verdict
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """A proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path."""
+    """A proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path.
+
+    Example:
+        >>> chain = jaxspec.core.Proposal(jnp.asarray([[5, 6]], jnp.int32), jnp.ones((1, 2), bool))
+        >>> jaxspec.verifiers.DraftTree.of(chain).parents.tolist()
+        [[-1, 0]]
+    """
 
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
@@ -68,6 +74,13 @@ class WalkResult:
       next_log_probs: the log-probabilities, up to a constant, of the token after them.
       thresholds: the probability that a node is accepted where the walk tested it: its uniform lies below.
       tested: the nodes whose uniform was compared.
+
+    Example:
+        >>> chain = jaxspec.core.Proposal(jnp.asarray([[5]], jnp.int32), jnp.ones((1, 1), bool))
+        >>> walk = jaxspec.verifiers.TreeWalk.start(jaxspec.verifiers.DraftTree.of(chain))
+        >>> result = walk.result(jnp.zeros((1, 8)), jnp.full((1, 1), 0.5), jnp.ones((1, 1), bool))
+        >>> isinstance(result, jaxspec.verifiers.WalkResult), result.accepted.tolist()
+        (True, [0])
     """
 
     accepted: Int[Array, "b"]
@@ -88,6 +101,17 @@ class TreeWalk:
       accepted: the number of nodes accepted so far.
       path: these nodes, in order.
       going: the batch rows whose walk has not ended.
+
+    Example:
+        >>> tokens, parents = jnp.asarray([[5, 6, 7]], jnp.int32), jnp.asarray([[-1, -1, 0]], jnp.int32)
+        >>> proposal = jaxspec.core.Proposal(tokens, jnp.ones((1, 3), bool), parents=parents, depth=2)
+        >>> tree = jaxspec.verifiers.DraftTree.of(proposal)
+        >>> walk = jaxspec.verifiers.TreeWalk.start(tree)
+        >>> walk.candidates(tree).tolist()
+        [[True, True, False]]
+        >>> walk = walk.advance(tree, tree.tokens == 5)
+        >>> walk.accepted.tolist(), walk.candidates(tree).tolist()
+        ([1], [[False, False, True]])
     """
 
     at: Bool[Array, "b n_plus_1"]
@@ -137,7 +161,23 @@ class TreeWalk:
 
 
 def draw_verdict(rng: RoundKeys, proposal: Proposal, result: WalkResult) -> Verdict:
-    """Draws the token after a walk."""
+    """Draws the token after a walk.
+
+    Args:
+      rng: the round's draws.
+      proposal: what was walked down.
+      result: where the walk ended.
+
+    Example:
+        >>> tokens, parents = jnp.asarray([[5, 6, 7]], jnp.int32), jnp.asarray([[-1, -1, 0]], jnp.int32)
+        >>> proposal = jaxspec.core.Proposal(tokens, jnp.ones((1, 3), bool), parents=parents, depth=2)
+        >>> walk = jaxspec.verifiers.TreeWalk.start(jaxspec.verifiers.DraftTree.of(proposal))
+        >>> only_2 = jaxspec.core.one_hot_log(jnp.asarray([2]), vocab_size=8)
+        >>> result = walk.result(only_2, jnp.zeros((1, 3)), jnp.zeros((1, 3), bool))
+        >>> rng = jaxspec.core.RoundKeys(jaxspec.core.row_keys(key, batch=1), jnp.asarray([5], jnp.int32))
+        >>> jaxspec.verifiers.draw_verdict(rng, proposal, result).next_token.tolist()
+        [2]
+    """
     noise = rng.next_noise(result.next_log_probs.shape[-1])
     next_token = argmax(result.next_log_probs + noise)
     return Verdict(result.accepted, next_token, None if proposal.parents is None else result.path)

@@ -19,6 +19,7 @@ BOUNDARY_FUNCTIONS += (
     "as_draft_length",
     "LengthOption.parse",
     "load_head",
+    "drafter_of",
     "read_head",
     "Rules.check",
     "Rules.within",

@@ -31,7 +31,11 @@ class DrafterContract:
 
         A deterministic drafter that has no guess returns None.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what should be drafted; give it guess(text, offset), written in "
+            "plain Python: of text, whose last `offset` tokens are drafts, it returns the next draft's distribution, "
+            "[v] floats that sum to 1, or of a deterministic drafter the token itself, or None where there is no draft"
+        )
 
     def generate(self, drafter, *, max_new_tokens=MOST, stop_tokens=NEVER, prompt=PROMPTS):
         return jaxspec.generate(

@@ -44,7 +44,12 @@ class TreeDrafterContract(DrafterContract):
 
         `None` where there should be no such node.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what should be drafted; give it expected(text, before, node), "
+            "written in plain Python: of node `node` after text, whose earlier siblings are the tokens `before`, it "
+            "returns the distribution, [v] floats that sum to 1, of a deterministic drafter the token itself, or None "
+            "where there should be no such node"
+        )
 
     def generate(self, drafter, *, max_new_tokens=MOST, stop_tokens=NEVER, prompt=PROMPTS, **options):
         return jaxspec.generate(

@@ -22,7 +22,7 @@ from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.rope import Rope
 from jaxspec.sharding.rules import FULLY_SHARDED
 from jaxspec.training.batching import Batch
-from jaxspec.training.evaluate import Prompts
+from jaxspec.training.evaluation import Prompts
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, gradients
 from tests._fixtures import text_models, tiny

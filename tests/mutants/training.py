@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _LOSSES = "tests/training/test_losses.py"
 _LOOP = "tests/training/test_loop.py"
 _DISTILL = "tests/training/test_distill.py"
-_EVALUATE = "tests/training/test_evaluate.py"
+_EVALUATE = "tests/training/test_evaluation.py"
 _STATES = "tests/training/test_features.py"
 _DIED = f"{_LOOP}::test_a_run_that_died_goes_on"
 
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows that only fill a batch are counted",
-        "training/evaluate.py",
+        "training/evaluation.py",
         "np.where(np.arange(len(padded)) < len(group), prompts.max_new_tokens, 0)",
         "np.where(np.arange(len(padded)) < len(padded), prompts.max_new_tokens, 0)",
         (f"{_EVALUATE}::test_greedy_rounds_are_those_of_each_prompt_alone",),

@@ -18,8 +18,9 @@ from jaxspec.training import data
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.prompts import Conversation, contaminated, read_prompts, turn_hash
+from jaxspec.training.prompts import Conversation, read_prompts, turn_hash
 from tests._fixtures import text_models, tiny
+from tests._fixtures.contamination import contaminated
 
 TOKENIZER = text_models.byte_level()
 END = TOKENIZER.eos_token_ids[0]

@@ -12,13 +12,12 @@ from jaxspec.training.prompts import (
     TURNS_FILE,
     Conversation,
     Exclusion,
-    contaminated,
     hash_lines,
     normalize,
-    read_hashes,
     read_prompts,
     turn_hash,
 )
+from tests._fixtures.contamination import contaminated, read_hashes
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Of the turns of Spec-Bench's questions that jaxspec's drafters are evaluated with: 16 digits each.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
@@ -83,7 +84,7 @@ def init(
     mlp_width: int | None = None,
     blocks: int = 1,
     token_counts: np.ndarray | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> EarlyExitHead:
     """Makes an untrained exit: the target's final norm and output head behind blocks that add nothing yet.
 

@@ -31,6 +31,10 @@ class EarlyExitRecipe(Recipe):
 
     For SmolLM2-135M and the defaults 2.7 million parameters are trained. Verification goes on from what drafting
     computed, as without training.
+
+    Example:
+      >>> jaxspec.contrib.exit_head.EarlyExitRecipe.of(target, layers=2).layers
+      2
     """
 
     layers: int = option("After how many of the target's layers it exits.")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
@@ -130,7 +131,7 @@ def init(
     markov_rank: int = 64,
     confidence: bool = True,
     token_counts: np.ndarray | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> DFlashHead:
     """Makes an untrained DFlash head with DSpark's Markov and confidence heads, from which training begins.
 

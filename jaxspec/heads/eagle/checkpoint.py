@@ -100,7 +100,7 @@ def _third(
     module = EagleLayer(layer, len(capture) * width, dtype)
     mappings = eagle3_mappings(layer, module.features)
     own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, mappings, tensors, own_head, own_embedding, target, dtype, placement)
+    params, embedding = _params(folder, mappings, tensors, own_head, own_embedding, dtype, placement)
     if not own_head:
         params["head"] = _rows(folder, target, layer, ids, dtype)
     draft_ids = None if len(ids) == target.vocab_size else jnp.asarray(ids)
@@ -121,7 +121,7 @@ def _first(
     mappings = eagle1_mappings(layer, bias="fc.bias" in tensors)
     tensors.pop("lm_head.weight", None)  # never trained: it is the target's
     own_embedding = "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, mappings, tensors, False, own_embedding, target, dtype, placement)
+    params, embedding = _params(folder, mappings, tensors, False, own_embedding, dtype, placement)
     params["mix"].setdefault("bias", jnp.zeros(layer.width, dtype))
     params["head"] = _rows(folder, target, layer, np.arange(target.vocab_size), dtype)
     capture = (target.module.config.num_layers,)
@@ -207,7 +207,6 @@ def _params(
     tensors: dict[str, LazyTensor],
     own_head: bool,
     own_embedding: bool,
-    target: LanguageModel,
     dtype: jnp.dtype,
     placement: Placement | None,
 ) -> tuple[dict[str, Any], Array | None]:

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
@@ -124,7 +125,7 @@ def init(
     num_kv_heads: int | None = None,
     mlp_width: int | None = None,
     token_counts: np.ndarray | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> EagleHead:
     """Makes an untrained EAGLE-3 head, from which training begins.
 

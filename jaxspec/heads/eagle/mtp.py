@@ -16,6 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.heads import untrained
@@ -82,7 +83,9 @@ class MtpLayer(nn.Module):
         return self.logits(states)
 
 
-def init_mtp(target: LanguageModel, rng: Array, *, mlp_width: int | None = None, dtype: Any = None) -> EagleHead:
+def init_mtp(
+    target: LanguageModel, rng: Array, *, mlp_width: int | None = None, dtype: DTypeLike | None = None
+) -> EagleHead:
     """Makes an untrained multi-token prediction module, whose output head is the target's.
 
     Args:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
@@ -91,7 +92,7 @@ def init(
     shared_blocks: int = 2,
     num_blocks: int = 1,
     token_counts: np.ndarray | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> MedusaHead:
     """Makes untrained Medusa heads that also read the last token, from which training begins.
 

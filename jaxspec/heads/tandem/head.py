@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.model import Unsharded
@@ -114,7 +115,7 @@ def init(
     heads: int = 4,
     mlp_width: int = 768,
     token_counts: np.ndarray | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> TandemHead:
     """Makes an untrained tandem decoder, from which training begins.
 

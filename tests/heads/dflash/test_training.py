@@ -12,7 +12,7 @@ from jaxspec.heads.dflash.blocks import choose_anchors
 from jaxspec.heads.dflash.drafter import DFlashDrafter
 from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.training.batching import Batch
-from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.evaluation import Prompts, evaluate
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny

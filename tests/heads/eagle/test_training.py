@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from jaxspec.heads.eagle.training import EagleRecipe, choose_places
 from jaxspec.training.batching import Batch
-from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.evaluation import Prompts, evaluate
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny

@@ -11,7 +11,7 @@ from jaxspec.core.state import Context
 from jaxspec.heads.tandem.drafter import TandemDraft
 from jaxspec.heads.tandem.training import TandemRecipe, block_starts, guesses
 from jaxspec.training.batching import Batch
-from jaxspec.training.evaluate import Prompts, evaluate
+from jaxspec.training.evaluation import Prompts, evaluate
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny

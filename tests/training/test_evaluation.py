@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.sharding.rules import FULLY_SHARDED
-from jaxspec.training.evaluate import Prompts, evaluate, prompts_of
+from jaxspec.training.evaluation import Prompts, evaluate, prompts_of
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny

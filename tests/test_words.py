@@ -1,0 +1,77 @@
+"""The words of the code: one for each thing, in names and in prose."""
+
+import ast
+import re
+
+from tests.test_structure import FILES, name, parsed, report, room
+
+# Words of earlier drafts of the code, with what is said instead. `IN_NAMES` are parts of identifiers.
+IN_NAMES = {
+    "law": "distribution, log_probs",
+    "laws": "distribution, log_probs",
+    "draws": "rng",
+    "players": "models, (target, drafter)",
+    "likeliest": "argmax, top",
+    "everywhere": "replicate",
+    "anywhere": "unsharded",
+    "apart": "split",
+    "survival": "cum_accept_prob",
+    "trusts": "should_verify",
+    "submits": "should_verify",
+    "descent": "tree_walk",
+    "partings": "divergences",
+    "compose": "hybrid",
+    "quantise": "quantize",
+    "normalise": "normalize",
+    "licence": "license",
+}
+IN_PROSE = {
+    r"laws?": "distribution",
+    r"players?": "models",
+    r"likeliest": "most likely, top-1",
+    r"of ours": "built-in",
+    r"partings?": "divergences",
+    r"\w*quantis(e|ed|es|ing|ation)": "quantize",
+    r"\w*normalis(e|ed|es|ing|ation)": "normalize",
+    r"licen[c]e[ds]?": "license",
+    r"\w*(initial|optim|general|serial|local|parallel)is(e|ed|es|ing|ation)": "the same with z, as JAX spells",
+    r"behaviours?|colours?|favours?": "the same without u, as JAX spells",
+}
+
+
+def test_words_in_names():
+    found = set()
+    for path in FILES:
+        for identifier in _identifiers(parsed(path)):
+            if room(path) == "verifiers" and "wanted" in identifier:
+                found.add(f"{name(path)}: {identifier}; say residual")
+            words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)
+            for word in {word.lower() for word in words} & IN_NAMES.keys():
+                found.add(f"{name(path)}: {identifier}; say {IN_NAMES[word]}")
+    report(found)
+
+
+def test_words_in_prose():
+    found = set()
+    for path in FILES:
+        text = path.read_text()
+        for word, instead in IN_PROSE.items():
+            # Not within names: `Neighbourhood` is one, and so is what stands between backticks.
+            for match in re.finditer(rf"(?<![\w`\"'./-]){word}(?![\w`\"'/])", text, re.IGNORECASE):
+                line = text.count("\n", 0, match.start()) + 1
+                found.add(f"{name(path)}:{line}: {match[0]!r}; say {instead}")
+    report(found)
+
+
+def _identifiers(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
