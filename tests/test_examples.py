@@ -43,26 +43,46 @@ def public():
 
 
 PUBLIC = public()
-# Of the examples that compile the loop these are always run.
-QUICK = ("generate", "Verifier", "NGramDrafter")
-COMPILES = re.compile(r"generate\(|stream\(|step\(|load_head\(|heads\.\w+\.init|shard|jaxspec\.init\(|target\(")
+# Those that compile much: what they show is also tested elsewhere.
+SLOW = {
+    *("Adaptive", "CrossVocabularyDrafter", "DFlashDrafter", "EagleDrafter", "EarlyExitDrafter", "MedusaDrafter"),
+    *("MultiDraftVerifier", "SpeculativeDecoder", "TandemDrafter", "native_kernels", "quantize_weights", "shard"),
+    *("drafters.DynamicTreeDrafter", "drafters.TextStore", "drafters.WithReplacement", "drafters.WithoutReplacement"),
+    *("verifiers.KSequence", "verifiers.Lenience", "verifiers.RecursiveRejection", "verifiers.RelaxedVerifier"),
+    *("verifiers.TraversalVerifier", "heads.DFlashHead", "heads.EagleHead", "heads.dflash.init", "heads.eagle.init"),
+    *("heads.eagle.init_mtp", "heads.medusa.init", "heads.tandem.init", "nn.KVEntries", "training.train"),
+    *("contrib.CascadeDrafter", "contrib.Neighbourhood", "contrib.SparseCacheDrafter", "contrib.StringMatch"),
+    *("contrib.exit_head.init", "TextResult", "load_head"),
+}
+# The others that run the loop do so with light models, and with `-m slow` with transformers too.
+LOOP = re.compile(r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(")
+
+
+def source(name):
+    parsed = doctest.DocTestParser().get_examples(inspect.getdoc(PUBLIC[name]) or "")
+    return "".join(line.source for line in parsed)
 
 
 def cases():
-    """Every name; slow where its example runs the loop, or places or makes a model for it."""
-    assert set(QUICK) <= set(PUBLIC)
+    """Every name, and whether it runs with light models."""
     found = []
-    for name, value in PUBLIC.items():
-        source = "".join(line.source for line in doctest.DocTestParser().get_examples(inspect.getdoc(value) or ""))
-        slow = COMPILES.search(source) and name not in QUICK
-        found.append(pytest.param(name, marks=[pytest.mark.slow] if slow else []))
+    for name in PUBLIC:
+        light = bool(LOOP.search(source(name))) and name not in SLOW
+        found.append(pytest.param(name, light, id=name, marks=[pytest.mark.slow] if name in SLOW else []))
+        if light:
+            found.append(pytest.param(name, False, id=f"{name}, transformers", marks=pytest.mark.slow))
     return found
 
 
-@pytest.mark.parametrize("name", cases())
-def test_an_example_runs(name, tmp_path):
+def test_what_is_slow_is_listed():
+    assert PUBLIC.keys() >= SLOW
+    assert len(SLOW) <= 37
+
+
+@pytest.mark.parametrize(("name", "light"), cases())
+def test_an_example_runs(name, light, tmp_path):
     text = inspect.getdoc(PUBLIC[name]) or ""
-    parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path), name, None, 0)
+    parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path, light=light), name, None, 0)
     assert parsed.examples, f"{name} has no example"
     failures = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
