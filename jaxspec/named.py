@@ -150,7 +150,7 @@ def _of_network(
             f"draft must be a model, a head or the name of one, got {type(draft).__name__}; jaxspec.load, "
             "jaxspec.load_head, jaxspec.from_function and jaxspec.from_nnx make one"
         )
-    token_map = _token_map(draft, target, tokenizer or getattr(target, "tokenizer", None))
+    token_map = TokenMap.of_models(draft, target, tokenizer)
     if token_map is None:
         return ModelDrafter(draft, num_drafts=num_drafts, **options)
     if num_drafts != 1:
@@ -159,17 +159,6 @@ def _of_network(
             "one draft a round; leave num_drafts out"
         )
     return CrossVocabularyDrafter(draft, token_map, **options)
-
-
-def _token_map(draft: Model, target: Model | None, tokenizer: Tokenizer | None) -> TokenMap | None:
-    """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell."""
-    other = getattr(draft, "tokenizer", None)
-    if target is None or tokenizer is None or other is None:
-        return None
-    if target.vocab_size == draft.vocab_size and tokenizer.has_tokens_of(other):
-        return None
-    token_map = TokenMap.between(tokenizer, other, target_size=target.vocab_size, draft_size=draft.vocab_size)
-    return None if token_map.keeps_ids() else token_map
 
 
 def load_drafter(

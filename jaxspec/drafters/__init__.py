@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxspec.drafters.base import AdjustableDrafter as AdjustableDrafter
+    from jaxspec.drafters.adjustable import AdjustableDrafter as AdjustableDrafter
     from jaxspec.drafters.base import Drafter as Drafter
     from jaxspec.drafters.base import NoDrafter as NoDrafter
     from jaxspec.drafters.children import MostLikely as MostLikely
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "base": ("AdjustableDrafter", "Drafter", "NoDrafter"),
+        "adjustable": ("AdjustableDrafter",),
+        "base": ("Drafter", "NoDrafter"),
         "ngram": ("NGramDrafter",),
         "suffix": ("SuffixDrafter", "TextStore"),
         "model": ("ModelDrafter",),

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -132,7 +132,7 @@ class Drafter(abc.ABC):
         Raises:
           TypeError: it takes none, or none for a lookup half.
         """
-        _check_no_lookup(self, lookup)
+        check_no_lookup(self, lookup)
         raise TypeError(
             f"{type(self).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"
         )
@@ -230,50 +230,6 @@ class Drafter(abc.ABC):
         return state
 
 
-class AdjustableDrafter(Drafter):
-    """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses.
-
-    A subclass gives `draft_length`, and in `propose` and `observe` asks it how far each row drafts. One that copies
-    from the text need not: `LookupDrafter` does that.
-
-    Example:
-      >>> import dataclasses
-      >>> from jaxspec.draft_length import NUMBER_IS_STATIC, as_draft_length
-      >>> @jaxspec.core.register_dataclass
-      ... @dataclasses.dataclass(frozen=True)
-      ... class RepeatDrafter(jaxspec.drafters.AdjustableDrafter):
-      ...     k: int | jaxspec.DraftLength = dataclasses.field(default=3, metadata=NUMBER_IS_STATIC)
-      ...     draft_length = property(lambda self: as_draft_length(self.k))
-      ...     deterministic = property(lambda self: True)
-      ...     def init(self, context, prefilled, slots):
-      ...         return self.draft_length.init(context.tokens.shape[0])
-      ...     def propose(self, rng, state, context):
-      ...         longest = self.draft_length.longest(state, ~context.done)
-      ...         tokens = jnp.repeat(context.last, self.max_drafts, axis=1)
-      ...         valid = jnp.arange(self.max_drafts)[None] < longest[:, None]
-      ...         return jaxspec.core.Proposal(tokens, valid & ~context.done[:, None]), state
-      >>> RepeatDrafter().max_drafts, RepeatDrafter().with_length(2).lengths
-      (3, (2,))
-    """
-
-    @property
-    @abc.abstractmethod
-    def draft_length(self) -> DraftLength:
-        """The `DraftLength` that `k` stands for."""
-
-    @property
-    def max_drafts(self) -> int:
-        return self.draft_length.lengths[-1]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.draft_length.lengths
-
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
-        _check_no_lookup(self, lookup)
-        return dataclasses.replace(cast(Any, self), k=k)
-
-
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
@@ -303,7 +259,7 @@ class NoDrafter(Drafter):
         return Proposal(empty, empty.astype(bool)), state
 
 
-def _check_no_lookup(drafter: Drafter, lookup: int | DraftLength | None) -> None:
+def check_no_lookup(drafter: Drafter, lookup: int | DraftLength | None) -> None:
     """Raises if a `k` is meant for the lookup half of a drafter that has none."""
     if lookup is not None:
         raise TypeError(f"{type(drafter).__name__} has no lookup half, got lookup={lookup!r}; pass k alone")

@@ -19,7 +19,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
-from jaxspec.drafters.base import AdjustableDrafter
+from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden
 
 

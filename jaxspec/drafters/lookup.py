@@ -16,7 +16,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
 from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
-from jaxspec.drafters.base import AdjustableDrafter
+from jaxspec.drafters.adjustable import AdjustableDrafter
 
 
 @register_dataclass

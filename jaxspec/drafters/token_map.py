@@ -22,6 +22,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 
 # Of a longer token the draft model reads the last pieces, which say most about what follows.
@@ -62,6 +63,26 @@ class TokenMap:
     count: Int[Array, "v"]
     start: Int[Array, "n"]
     draft_vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> Self | None:
+        """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell.
+
+        Args:
+          draft: the draft model.
+          target: the target; `None` is taken to have the draft's vocabulary.
+          tokenizer: the target's; `None` is the one it brings.
+
+        Raises:
+          ValueError: as `between` does.
+        """
+        own, other = tokenizer or getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
+        if target is None or own is None or other is None:
+            return None
+        if target.vocab_size == draft.vocab_size and own.has_tokens_of(other):
+            return None
+        found = cls.between(own, other, target_size=target.vocab_size, draft_size=draft.vocab_size)
+        return None if found.keeps_ids() else found
 
     @classmethod
     def between(

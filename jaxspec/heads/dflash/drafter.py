@@ -18,7 +18,7 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, as_draft_length
 from jaxspec.draft_length.costs import CostModel, DraftCosts
-from jaxspec.drafters.base import AdjustableDrafter
+from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.dflash.head import DFlashHead

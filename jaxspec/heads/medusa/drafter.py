@@ -21,7 +21,7 @@ from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed, as_draft_length
 from jaxspec.draft_length.costs import CostModel, DraftCosts
-from jaxspec.drafters.base import AdjustableDrafter
+from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import top_tokens
 from jaxspec.heads.medusa.head import MedusaHead
