@@ -19,7 +19,7 @@ from jaxspec.named import drafter_of
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError
 from tests._fixtures import text_models, tiny
-from tests.heads.eagle.test_drafter import HEAD, TARGET
+from tests._fixtures.eagle import HEAD, TARGET
 
 MESH, RULES = jax.make_mesh((2,), ("model",)), jaxspec.sharding.TENSOR_PARALLEL
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import RoundKeys
 from jaxspec.draft_length.base import DraftLength
 
 
@@ -210,3 +211,15 @@ class PlainAdaptive:
         for row, drafts, kept, here in zip(self.rows, submitted, accepted, live, strict=True):
             if here:  # a drafter that runs reads what all rows missed
                 row.missed = (0 if ran else row.missed) + (0 if drafts else 1 + kept)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Altered(RoundKeys):
+    """The same draws, but for the draft at `at`, which gets other noise."""
+
+    at: jax.Array = dataclasses.field(default=-1, kw_only=True)
+
+    def draft_noise(self, offset, vocab_size, ids=None):
+        noise = super().draft_noise(offset, vocab_size, ids)
+        return jnp.where(offset == self.at, noise[:, ::-1], noise)

@@ -1,7 +1,5 @@
 """What follows from counts and times: predictions, limits, recommendations. No model runs."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import pytest
 
@@ -9,26 +7,14 @@ from jaxspec.bench import timing
 from jaxspec.bench.cases import Case
 from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.plan import roofline as roofs
-from jaxspec.bench.plan.prediction import Acceptance, Answer, Prediction, predict
+from jaxspec.bench.plan.prediction import Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, measure_device, pass_bytes, pass_operations, roofline
 from jaxspec.bench.questions import Group
-from jaxspec.bench.summary import ALL, Summary
-from jaxspec.bench.timing import Spread
 from jaxspec.drafters.ngram import NGramDrafter
 from tests._fixtures import tiny
-from tests.bench.test_run import Clock
-
-CASE = Case("ngram, k=2", "ngram", NGramDrafter(k=2))
-
-
-def _answer(question, tokens, rounds, drafted_at, accepted_at, turn=0):
-    return Answer(question, turn, 5, tokens, rounds, tuple(drafted_at), tuple(accepted_at))
-
-
-def acceptance(*answers):
-    """Those of one drafter."""
-    return Acceptance("d", len(answers[0].accepted_at), answers)
+from tests._fixtures.clock import Clock
+from tests._fixtures.plans import CASE, FAST, GOOD, POOR, SLOW, acceptance, one_answer, summary
 
 
 def _predict(kept, members, cost, k=2):
@@ -40,13 +26,13 @@ def _predict(kept, members, cost, k=2):
 def test_for_one_row_it_is_the_theorem(a, k, c):
     rounds = 4**4  # powers of `a` over it are whole numbers
     kept = [round(rounds * a**place) for place in range(1, 5)]
-    answer = _answer(0, rounds + sum(kept), rounds, [rounds] * 4, kept)
+    answer = one_answer(0, rounds + sum(kept), rounds, [rounds] * 4, kept)
     found = _predict(acceptance(answer), [(0,)], RoundCost(1 + k * c, k * c, 1.0, None), k)
     assert found.speedup == pytest.approx((1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)), rel=1e-12)
 
 
 def test_rounds_without_drafts_take_less():
-    kept = acceptance(_answer(0, 14, 10, [4, 4], [3, 1]))
+    kept = acceptance(one_answer(0, 14, 10, [4, 4], [3, 1]))
     found = _predict(kept, [(0,)], RoundCost(3.0, 0.5, 2.5, idle=1.5))
     assert (found.round_gain, found.round_cost) == pytest.approx((1.4, 0.6 * 1.5 + 0.4 * 3.0))
     # A drafter that always drafts has no such rounds.
@@ -54,7 +40,7 @@ def test_rounds_without_drafts_take_less():
 
 
 def test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does():
-    rows = (_answer(0, 12, 6, [3, 3], [3, 3]), _answer(1, 10, 10, [5, 5], [0, 0]))
+    rows = (one_answer(0, 12, 6, [3, 3], [3, 3]), one_answer(1, 10, 10, [5, 5], [0, 0]))
     found = _predict(acceptance(*rows), [(0, 1)], RoundCost(2.0, 0.1, 1.9, 1.0))
     # 22 tokens in 10 rounds; without drafts in 12 steps. Half the rounds of each draft.
     assert found.round_gain == pytest.approx((22 / 10) / (22 / 12))
@@ -65,13 +51,13 @@ def test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does(
 
 
 def test_turns_and_batches_are_added_by_their_time():
-    rows = (_answer(0, 8, 4, [4], [4]), _answer(0, 9, 9, [9], [0], turn=1), _answer(1, 3, 3, [3], [0]))
+    rows = (one_answer(0, 8, 4, [4], [4]), one_answer(0, 9, 9, [9], [0], turn=1), one_answer(1, 3, 3, [3], [0]))
     found = _predict(acceptance(*rows), [(0,), (1,)], RoundCost(1.25, 0.1, 1.1, None), k=1)
     assert found.speedup == pytest.approx(20 / (16 * 1.25))
 
 
 def test_of_fewer_drafts_the_first_ones_count():
-    kept = acceptance(_answer(0, 27, 10, [10, 9, 8], [8, 6, 3]))
+    kept = acceptance(one_answer(0, 27, 10, [10, 9, 8], [8, 6, 3]))
     for k, tokens in ((1, 1.8), (2, 2.4), (3, 2.7)):
         assert _predict(kept, [(0,)], RoundCost(1.0, 0.0, 1.0, None), k).round_gain == pytest.approx(tokens)
     with pytest.raises(ValueError, match="measured with k=3, got k=4"):
@@ -79,7 +65,7 @@ def test_of_fewer_drafts_the_first_ones_count():
 
 
 def test_answers_are_counted_together():
-    found = acceptance(_answer(0, 12, 6, [3, 3], [3, 3]), _answer(1, 10, 10, [5, 5], [0, 0]))
+    found = acceptance(one_answer(0, 12, 6, [3, 3], [3, 3]), one_answer(1, 10, 10, [5, 5], [0, 0]))
     assert (found.rounds, found.drafting, found.accepted_at) == (16, 0.5, (3 / 16, 3 / 16))
 
 
@@ -114,17 +100,7 @@ def test_a_device_is_measured_until_products_are_long(monkeypatch):
     assert found.peak == pytest.approx(2 * 8**3 / 0.002)
 
 
-def summary(speedup, decode, gain=1.5, cost=2.0, batch=1):
-    """A run of `CASE`."""
-    spread = lambda values: None if values is None else Spread(*values)
-    numbers = {field.name: 0.0 for field in dataclasses.fields(Summary)}
-    numbers |= {"batch": batch, "case": CASE.label, "task": ALL, "round_gain": gain, "round_cost": cost}
-    return Summary(**numbers | {"speedup": spread(speedup), "decode_speedup": spread(decode)})
-
-
-KEPT, POOR = _answer(0, 18, 10, [10, 10], [6, 2]), _answer(0, 12, 10, [10, 10], [2, 0])
-SILENT = _answer(0, 10, 10, [0, 0], [0, 0])
-FAST, SLOW = (1.2, 1.3, 1.4), (0.7, 0.8, 0.9)
+SILENT = one_answer(0, 10, 10, [0, 0], [0, 0])
 
 
 @pytest.mark.parametrize(
@@ -134,28 +110,28 @@ FAST, SLOW = (1.2, 1.3, 1.4), (0.7, 0.8, 0.9)
             (1.8, 1.2),
             FAST,
             FAST,
-            KEPT,
+            GOOD,
             (0.1, 1.1),
             "use ngram, k=2. Whole answers were FASTER than plain decoding: 1.30x (repeats 1.20 to",
         ),
-        ((1.8, 1.2), (0.9, 1.1, 1.4), FAST, KEPT, (0.1, 1.1), "Not in every repeat"),
+        ((1.8, 1.2), (0.9, 1.1, 1.4), FAST, GOOD, (0.1, 1.1), "Not in every repeat"),
         # A run decides, and not a prediction.
-        ((1.8, 2.0), FAST, FAST, KEPT, (0.1, 1.1), "use ngram, k=2."),
+        ((1.8, 2.0), FAST, FAST, GOOD, (0.1, 1.1), "use ngram, k=2."),
         (
             (1.8, 1.2),
             SLOW,
             SLOW,
-            KEPT,
+            GOOD,
             (0.1, 1.1),
             "decode plainly. The best case, ngram, k=2, was SLOWER than plain decoding: 0.80x",
         ),
-        ((1.8, 1.2), SLOW, SLOW, KEPT, (0.1, 1.1), "took 2.00 times as long (predicted 1.20)"),
-        ((1.8, 1.2), SLOW, None, KEPT, (0.1, 1.1), "too short to time"),
-        ((1.8, 1.2), SLOW, FAST, KEPT, (0.1, 1.1), "Decoding alone was 1.30 times as fast: longer answers"),
+        ((1.8, 1.2), SLOW, SLOW, GOOD, (0.1, 1.1), "took 2.00 times as long (predicted 1.20)"),
+        ((1.8, 1.2), SLOW, None, GOOD, (0.1, 1.1), "too short to time"),
+        ((1.8, 1.2), SLOW, FAST, GOOD, (0.1, 1.1), "Decoding alone was 1.30 times as fast: longer answers"),
         ((1.2, 2.0), SLOW, SLOW, POOR, (0.1, 1.9), "Only 20% of its first drafts are accepted"),
         ((1.0, 1.1), SLOW, SLOW, SILENT, (0.1, 1.9), "found nothing to draft"),
-        ((1.8, 2.0), SLOW, SLOW, KEPT, (0.7, 1.3), "drafts alone take 0.70 plain steps: a cheaper drafter"),
-        ((1.8, 2.0), SLOW, SLOW, KEPT, (0.1, 1.9), "verify them takes 1.90 plain steps on this device: draft fewer."),
+        ((1.8, 2.0), SLOW, SLOW, GOOD, (0.7, 1.3), "drafts alone take 0.70 plain steps: a cheaper drafter"),
+        ((1.8, 2.0), SLOW, SLOW, GOOD, (0.1, 1.9), "verify them takes 1.90 plain steps on this device: draft fewer."),
     ],
 )
 def test_recommendations_say_why(gain_and_cost, speedup, decode, answer, cost, said):

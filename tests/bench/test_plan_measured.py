@@ -24,7 +24,7 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.training.prompts import Conversation
 from tests._fixtures import text_models, tiny
-from tests.bench.test_run import Clock
+from tests._fixtures.clock import Clock
 
 TARGET = dataclasses.replace(tiny.transformer(3, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
 QUESTIONS = [Conversation(("the sea", "hello"), category="writing"), Conversation(("one two three",), category="qa")]

@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.bench.questions import NAMES, read_questions, task_of
 from jaxspec.training.prompts import Conversation, turn_hash
-from tests.training.test_prompts import EVALUATION
+from tests._fixtures.evaluation import EVALUATION
 
 
 def test_code_is_asked_about_and_is_no_evaluation_question():

@@ -15,7 +15,8 @@ from jaxspec.bench.timing import Spread
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.training.prompts import Conversation, turn_hash
 from tests._fixtures import text_models, tiny
-from tests.training.test_prompts import EVALUATION
+from tests._fixtures.clock import Clock
+from tests._fixtures.evaluation import EVALUATION
 
 TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
 # What a case drafts with does not matter to the clock, and one drafter is one program.
@@ -27,19 +28,6 @@ QUESTIONS = [
     Conversation(("hello world",), category="qa"),
 ]
 SETTING = Setting("tiny", ("ngram",), (2,), max_new_tokens=104, repeats=2)
-
-
-class Clock:
-    """Every second call is later by the next of the given seconds."""
-
-    def __init__(self, seconds):
-        self.seconds, self.now, self.running = iter(seconds), 0.0, False
-
-    def __call__(self) -> float:
-        if self.running:
-            self.now += next(self.seconds)
-        self.running = not self.running
-        return self.now
 
 
 @pytest.fixture(scope="module")

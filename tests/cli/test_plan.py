@@ -13,14 +13,14 @@ from jaxspec.bench.plan.recommendation import crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline
 from jaxspec.bench.setting import Setting
 from jaxspec.cli import app as application
-from tests.bench.test_plan import CASE, FAST, KEPT, SLOW, acceptance, summary
+from tests._fixtures.plans import CASE, FAST, GOOD, SLOW, acceptance, summary
 
 MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32", "kernels": "xla"}
 GAINS = {1: FAST, 8: SLOW}
 
 
 def _plan(setting: Setting, questions) -> Plan:
-    cost, answers = RoundCost(1.5, 0.1, 1.4, 1.1), acceptance(KEPT)
+    cost, answers = RoundCost(1.5, 0.1, 1.4, 1.1), acceptance(GOOD)
     predictions = tuple(Prediction(batch, CASE.label, 2, cost, 1.8, 1.5) for batch in setting.batches)
     return Plan(
         setting=setting.described(questions),

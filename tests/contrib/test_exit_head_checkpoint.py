@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import jaxspec
 from jaxspec.contrib.exit_head.checkpoint import write_early_exit
 from tests._fixtures import tiny
-from tests.drafters.test_early_exit import random_exit
+from tests._fixtures.early_exit import random_exit
 
 TARGET = tiny.transformer(1, layers=3)
 

@@ -13,8 +13,8 @@ from jaxspec.training.batching import Batch
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
-from tests.drafters.test_early_exit import exit_probs
-from tests.heads.medusa.test_training import Written
+from tests._fixtures.early_exit import exit_probs
+from tests._fixtures.written import Written
 
 LAYERS, EXIT = 3, 1
 TARGET = tiny.transformer(1, layers=LAYERS, sharpness=14.0, tied_head=False)

@@ -14,10 +14,10 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny
+from tests._fixtures.ngrams import search
 from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract
-from tests.drafters.test_ngram import search
 
 TARGET = tiny.history_model(3, vocab=3, scale=1.5)
 FIRST, SECOND = tiny.nearby(TARGET, 0.5), tiny.nearby(TARGET, 0.9, seed=10)

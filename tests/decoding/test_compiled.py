@@ -13,9 +13,10 @@ from jaxspec.drafters.children import WithoutReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from tests._fixtures import tiny
+from tests._fixtures.compiled import computations_in_loops
 from tests._fixtures.dflash import random_head
 from tests._fixtures.draft_lengths import Turns
-from tests.heads.eagle.test_drafter import eagle_head
+from tests._fixtures.eagle import eagle_head
 
 pytestmark = pytest.mark.optimized
 
@@ -72,19 +73,6 @@ def program(request):
         )
     )
     return run.lower(jax.random.key(0)).compile().as_text()
-
-
-def computations_in_loops(program: str) -> str:
-    """The text of every computation that a `while` runs, directly or through calls and branches."""
-    blocks = {m[1]: m[0] for m in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) .*?^}", program, re.M | re.S)}
-    pending = re.findall(r"body=%?([\w.\-]+)", program)
-    seen: dict[str, str] = {}
-    while pending:
-        name = pending.pop()
-        if name not in seen:
-            seen[name] = blocks[name]
-            pending += [other for other in re.findall(r"%([\w.\-]+)", blocks[name]) if other in blocks]
-    return "\n".join(seen.values())
 
 
 def test_the_loop_copies_no_cache(program):

@@ -16,8 +16,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters.base import NoDrafter
 from tests._fixtures import tiny
+from tests._fixtures.compiled import computations_in_loops
 from tests._fixtures.draft_lengths import PlainAdaptive, right_drafts, run, run_together
-from tests.decoding.test_compiled import computations_in_loops
 
 # Costs whose sums never come to what may just be spent: rounding would decide then.
 LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.40137, 1.70271, 2.40173), 64

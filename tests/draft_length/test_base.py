@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Context
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength, Fixed
 from jaxspec.draft_length.early_stop import ConfidenceStop, CumulativeConfidence, EntropyStop
 from tests._fixtures import tiny
+from tests._fixtures.draft_lengths import Altered
 
 VOCAB, K, ROWS = 5, 4, 64
 DRAFT = tiny.history_model(1, vocab=VOCAB, scale=1.5)
@@ -27,18 +26,6 @@ DRAFT_LENGTHS = {
     "entropy": EntropyStop(K, threshold=0.5),
     "adaptive": Adaptive((1.0, 1.2, 1.5), (0, 2, K)),
 }
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Altered(RoundKeys):
-    """The same draws, but for the draft at `at`, which gets other noise."""
-
-    at: jax.Array = dataclasses.field(default=-1, kw_only=True)
-
-    def draft_noise(self, offset, vocab_size, ids=None):
-        noise = super().draft_noise(offset, vocab_size, ids)
-        return jnp.where(offset == self.at, noise[:, ::-1], noise)
 
 
 @jax.jit

@@ -15,7 +15,7 @@ from jaxspec.drafters import adapt as adapting
 from jaxspec.drafters.adapt import LengthOption, adapt, describe, estimate_costs, spare
 from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
 from tests._fixtures import medusa, tiny
-from tests.heads.eagle.test_drafter import HEAD, TARGET
+from tests._fixtures.eagle import HEAD, TARGET
 
 LENGTHS = (0, 2, 4, 8)
 PROMPT = jnp.asarray([[1, 2, 3, 1, 2, 3, 1], [0, 1, 0, 1, 0, 1, 0]], jnp.int32)

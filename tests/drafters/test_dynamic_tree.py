@@ -11,32 +11,15 @@ import jaxspec
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
+from tests._fixtures.dynamic_trees import paths, search
 from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract, path_to, propose
+from tests.contracts.tree_drafter import TreeDrafterContract, propose
 
 TARGET = TreeDrafterContract.target
 DRAFT = tiny.nearby(TARGET, 0.4)
 # Distributions with many equals: tokens come in groups that are equally likely after any text.
 GROUPED = tiny.HistoryModel(jnp.tile(jnp.array([2.0, 2.0, 0.0, 0.0, 2.0, 1.0, 1.0]), (7, 1)), jnp.zeros((7, 7)))
-
-
-def search(probs, text, *, top_k, depth, nodes):
-    """Expand and rerank as a person would write it: paths of drafts, and the best of them in order.
-
-    Candidates are listed level by level in the order they are found; of equals the first is better.
-    """
-    found, level = [], [((), 0.0)]
-    for _ in range(depth):
-        added = []
-        for path, score in level:
-            chances = np.log(probs([*text, *path]))
-            best = sorted(range(len(chances)), key=lambda token: (-round(chances[token], 5), token))[:top_k]
-            added += [((*path, token), score + chances[token]) for token in best]
-        found += added
-        level = sorted(added, key=lambda candidate: -round(candidate[1], 5))[:top_k]
-    best = sorted(range(len(found)), key=lambda i: (-round(found[i][1], 5), i))[:nodes]
-    return [found[i][0] for i in sorted(best)]
 
 
 def history(model, temperature=1.0):
@@ -58,12 +41,6 @@ class TestContract(TreeDrafterContract):
                 assert paths(proposal, row) == search(history(DRAFT), text, **self.options)
                 shapes.add(tuple(proposal.parents[row].tolist()))
         assert len(shapes) > 4
-
-
-def paths(proposal, row):
-    """Each node's tokens from the text on."""
-    parents, tokens = proposal.parents[row].tolist(), proposal.tokens[row].tolist()
-    return [tuple(tokens[i] for i in path_to(parents, node)) for node in range(len(tokens))]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import Guess
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tiny
+from tests._fixtures.eagle import HEAD as EAGLE
+from tests._fixtures.eagle import TARGET as EAGLES_TARGET
+from tests._fixtures.suffixes import suffix_guess
 from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
-from tests.drafters.test_suffix import suffix_guess
-from tests.heads.eagle.test_drafter import HEAD as EAGLE
-from tests.heads.eagle.test_drafter import TARGET as EAGLES_TARGET
 from tests.oracle import real_drafter
 from tests.oracle.rules import block_rule, token_rule
 

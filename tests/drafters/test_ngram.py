@@ -11,16 +11,8 @@ from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests._fixtures.ngrams import search
 from tests.contracts import VARIANT_TESTS, DrafterContract
-
-
-def search(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
-    """The position of the last token of the longest, then latest, earlier occurrence of the end."""
-    for size in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
-        for last in range(len(text) - 2, size - 2, -1):
-            if text[last - size + 1 : last + 1] == text[len(text) - size :]:
-                return last
-    return None
 
 
 class TestContract(DrafterContract):

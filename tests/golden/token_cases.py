@@ -20,8 +20,8 @@ from jaxspec.verifiers.relaxed import RelaxedVerifier
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tandem, tiny, token_maps
-from tests.drafters.test_early_exit import random_exit
-from tests.heads.eagle.test_drafter import eagle_head
+from tests._fixtures.eagle import eagle_head
+from tests._fixtures.early_exit import random_exit
 
 PROMPTS = np.random.default_rng(0).integers(0, tiny.VOCAB, size=(4, 7))
 LENGTHS = np.array([7, 1, 4, 2])

@@ -18,8 +18,8 @@ from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.native_float import NativeWeight
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, tandem, tiny
+from tests._fixtures.eagle import eagle_head
 from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
-from tests.heads.eagle.test_drafter import eagle_head
 
 FLOAT = tiny.transformer(layers=2)
 try:

@@ -18,7 +18,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
-from tests.sharding.test_meshes import LENGTHS, POLICY, PROMPT, VOCAB, run, same
+from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, run, same
 
 # Not gated: on a CPU the two halves of a gated block are flattened, and gathered for that.
 TARGET = tiny.wide_transformer(0, vocab=VOCAB, gated_mlp=False)

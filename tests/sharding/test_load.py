@@ -9,7 +9,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DATA_AND_TENSOR, FULLY_SHARDED, TENSOR_PARALLEL
 from tests._fixtures import folders, tiny
-from tests.sharding.test_rules import make_mesh
+from tests._fixtures.meshes import make_mesh
 
 
 def held(device) -> int:

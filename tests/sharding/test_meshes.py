@@ -33,18 +33,13 @@ from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
+from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, make_mesh, run, same
 from tests.benchmarks.workload import disturbed
-from tests.sharding.test_rules import make_mesh
 
-# Far larger than any other array here, and its parts are like no other size.
-VOCAB = 8000
 TARGET = tiny.wide_transformer(0, vocab=VOCAB)
 DRAFT = disturbed(TARGET, 0.2)
 OTHER = disturbed(DRAFT, 0.3)
 TREE = Tree((-1, -1, 0, 0, 1, 2))
-LENGTHS = np.array([6, 3, 5, 1])
-PROMPT = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
-POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95, min_p=0.001)
 MESHES = [(2, 4), (4, 2), (8, 1), (1, 8)]
 
 
@@ -82,33 +77,10 @@ FIRST = ("plain", "drawn tree, recursive")
 ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in NAMED]
 
 
-@jax.jit
-def run(target, drafter, verifier, prompt, lengths, policy):
-    return jaxspec.generate(
-        target,
-        drafter,
-        prompt,
-        prompt_length=lengths,
-        key=jax.random.key(5),
-        sampling=policy,
-        verifier=verifier,
-        max_new_tokens=12,
-        lossy=True,
-    )
-
-
 @functools.cache
 def on_one_device(name, greedy=False):
     policy = jaxspec.Greedy() if greedy else POLICY
     return run(TARGET, *NAMED[name], PROMPT, LENGTHS, policy)
-
-
-def same(result, expected):
-    np.testing.assert_array_equal(result.tokens, expected.tokens)
-    np.testing.assert_array_equal(result.length, expected.length)
-    np.testing.assert_array_equal(result.stats.accepted, expected.stats.accepted)
-    np.testing.assert_allclose(result.log_probs, expected.log_probs, atol=1e-4)
-    np.testing.assert_allclose(result.warped_log_probs, expected.warped_log_probs, atol=1e-4)
 
 
 def moved(program) -> list:

@@ -22,11 +22,7 @@ from jaxspec.sharding.rules import (
     default_rules,
 )
 from tests._fixtures import tiny
-
-
-def make_mesh(data=2, model=4, kind=AxisType.Auto):
-    devices = jax.devices()[: data * model]
-    return jax.make_mesh((data, model), ("data", "model"), axis_types=(kind, kind), devices=devices)
+from tests._fixtures.meshes import make_mesh
 
 
 def test_axes_that_divide_are_split():

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import pathlib
 
 import pytest
 
@@ -18,10 +17,8 @@ from jaxspec.training.prompts import (
     turn_hash,
 )
 from tests._fixtures.contamination import contaminated, read_hashes
+from tests._fixtures.evaluation import EVALUATION, ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
-# Of the turns of Spec-Bench's questions that jaxspec's drafters are evaluated with: 16 digits each.
-EVALUATION = (ROOT / "tests" / "golden" / "spec_bench_dev.sha256").read_text().split()
 LONG = " ".join(f"word{number}" for number in range(RUN))
 
 

@@ -17,10 +17,9 @@ from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, config, random_head
-from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests._fixtures.draft_lengths import Altered, PausesContract, Turns
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import ROUNDS, _init, _probe
-from tests.draft_length.test_base import Altered
 
 TARGET = tiny.transformer(0, sharpness=4.0)
 SOME = (0, 1, 2, 4, 5, 7, 8, 10)

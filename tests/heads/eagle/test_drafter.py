@@ -13,46 +13,20 @@ from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
-from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
+from jaxspec.heads.eagle.network import FirstEagleLayer
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests._fixtures.dynamic_trees import paths, search
+from tests._fixtures.eagle import HEAD, TARGET, eagle_head
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, _before_round, path_to
 from tests.contracts.tree_drafter import _init as init_rows
-from tests.drafters.test_dynamic_tree import paths, search
 
-TARGET = tiny.transformer(3, layers=2)
 MOST_TEXT = 80
 
 
-def eagle_head(
-    seed=0, *, layer=EagleLayer, capture=(0, 1, 2), ids=None, target=TARGET, sharpness=6.0, **changes
-) -> EagleHead:
-    """A random head; `sharpness` scales its weights."""
-    vocab = target.vocab_size if ids is None else len(ids)
-    ours = target.module.config
-    config = dataclasses.replace(
-        ours, vocab_size=vocab, num_layers=1, ropes=ours.ropes[:1], windows=(None,), query_key_norm=False
-    )
-    module = layer(config, len(capture) * config.width)
-    blank = EagleHead(module, {}, None, None, target.vocab_size, capture)
-    shapes = jax.eval_shape(
-        lambda: module.init(
-            jax.random.key(0),
-            jnp.zeros((1, 1, config.width)),
-            jnp.zeros((1, 1, module.features)),
-            blank.init_cache(1, 1),
-            method="everything",
-        )
-    )["params"]
-    params = tiny.random_params(shapes, seed, 0.02 * sharpness)
-    ids = None if ids is None else jnp.asarray(ids, jnp.int32)
-    return EagleHead(module, params, ids, None, target.vocab_size, capture, **changes)
-
-
-HEAD = eagle_head()
 SMALL = eagle_head(1, ids=[0, 2, 3, 5, 8, 9])
 MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalized=True)
 FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalized=True)

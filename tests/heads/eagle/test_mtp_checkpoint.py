@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import jaxspec
 from jaxspec.families.llama import LLAMA
 from tests._fixtures import tiny
-from tests.heads.eagle.test_checkpoint import CONFIG, HEAD, HEADS, INNER, KV_HEADS, TEXT, WIDTH, layer, rms
+from tests._fixtures.eagle_formulas import CONFIG, HEAD, HEADS, INNER, KV_HEADS, TEXT, WIDTH, layer, rms
 
 LAYERS = 2
 TARGET = tiny.transformer(3, layers=LAYERS)

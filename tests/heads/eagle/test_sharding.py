@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 import jaxspec
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
-from tests.heads.eagle.test_drafter import eagle_head
+from tests._fixtures.eagle import eagle_head
 
 # Far larger than any other array here, and its parts are like no other size.
 VOCAB, STEP = 8000, 4

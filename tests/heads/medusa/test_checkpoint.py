@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec.heads.medusa.checkpoint import write_medusa
 from tests._fixtures import tiny
 from tests._fixtures.medusa import conditioned_head, newest_state, paper_head, paper_logits
-from tests.sharding.test_rules import make_mesh
+from tests._fixtures.meshes import make_mesh
 
 TARGET = tiny.transformer(3)
 WIDTH, VOCAB, TEXT = 16, tiny.VOCAB, [4, 1, 7, 2, 5]

@@ -14,11 +14,11 @@ from jaxspec.sharding.params import shard_models
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
+from tests._fixtures.meshes import make_mesh
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to
 from tests.oracle.statistics import same_distribution
-from tests.sharding.test_rules import make_mesh
 
 TARGET = tiny.transformer(3)
 HEAD = conditioned_head(TARGET, ids=[0, 2, 3, 5, 6, 8, 9])

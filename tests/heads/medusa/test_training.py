@@ -16,6 +16,7 @@ from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
 from tests._fixtures.medusa import probs
+from tests._fixtures.written import Written
 
 TARGET = tiny.transformer(3)
 COUNTS = np.arange(tiny.VOCAB, 0, -1)
@@ -151,24 +152,6 @@ def length_of(drafter):
     """The mean acceptance length, of some 600 rounds or more."""
     stats = write(drafter, 41).stats
     return float(jnp.sum(stats.emitted) / jnp.sum(stats.rounds))
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """Texts that the target wrote; each batch is of some of them."""
-
-    texts: np.ndarray
-
-    def token_counts(self):
-        return np.bincount(self.texts.ravel(), minlength=tiny.VOCAB)
-
-    def batches(self, *, batch_tokens, seed, devices):
-        return dataclasses.replace(self)
-
-    def batch(self, step):
-        tokens = self.texts[np.random.default_rng(step).choice(len(self.texts), 24, replace=False)]
-        answer = np.broadcast_to(np.arange(tokens.shape[1])[None] >= 3, tokens.shape)
-        return Batch(tokens, np.full(24, tokens.shape[1], np.int32), answer)
 
 
 def some_of(data):

@@ -11,11 +11,11 @@ import jaxspec
 from jaxspec.named import drafter_of
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
+from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.tandem import Reference, random_head
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import PROMPTS, ROUNDS, _init, _probe
 from tests.contracts.tree_drafter import TreeDrafterContract
-from tests.drafters.test_dynamic_tree import paths, search
 
 TARGET = tiny.transformer(0, sharpness=4.0)
 SOME = (0, 1, 2, 4, 5, 7, 8, 10)
