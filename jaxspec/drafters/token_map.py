@@ -65,7 +65,7 @@ class TokenMap:
     draft_vocab_size: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> Self | None:
+    def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> "TokenMap | None":
         """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell.
 
         Args:
