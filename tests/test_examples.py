@@ -1,48 +1,17 @@
 """Each public name has an example in its docstring, and the examples run."""
 
 import doctest
-import importlib
 import inspect
 import re
 
 import pytest
 
 from tests._fixtures import examples
+from tests._fixtures.public import PUBLIC
 
-ROOMS = (
-    "",
-    "core",
-    "drafters",
-    "verifiers",
-    "draft_length",
-    "heads",
-    "contrib",
-    "sharding",
-    "training",
-    "checkpoints",
-    "families",
-    "nn",
-    "ops",
-    "contrib.exit_head",
-    *(f"heads.{kind}" for kind in ("dflash", "eagle", "medusa", "tandem")),
-)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def public():
-    """Every public class and function, by the first name it is found under."""
-    found = {}
-    for room in ROOMS:
-        module = importlib.import_module(f"jaxspec.{room}".rstrip("."))
-        for name in dir(module):
-            value = getattr(module, name)
-            if name.startswith("_") or inspect.ismodule(value) or not callable(value):
-                continue
-            found.setdefault(id(value), (f"{room}.{name}".lstrip("."), value))
-    return dict(found.values())
-
-
-PUBLIC = public()
 # Those that compile much: what they show is also tested elsewhere.
 SLOW = {
     *("Adaptive", "CrossVocabularyDrafter", "DFlashDrafter", "EagleDrafter", "EarlyExitDrafter", "MedusaDrafter"),

@@ -10,21 +10,19 @@ import pytest
 from jaxspec import named
 from jaxspec.families.table import FAMILIES
 from jaxspec.ops.formats import FORMATS
-from tests.test_structure import FILES, name, parsed
+from tests._fixtures.sources import FILES, name, parsed
 
 # What else may name it, and why: none of these has to know the next thing of its kind.
 ALSO = {
-    "decoding/arguments.py": "the default verifier of each kind of drafts",
+    "decoding/arguments.py": "examples in messages",
+    "drafters/base.py": "the default verifier of each kind of drafts",
     "checkpoints/zoo.py": "what 'auto' is where a manifest names nothing",
-    "bench/ahead_of_time.py": "n-grams, whose program is compiled by default",
-    "bench/cases.py": "the verifier whose tokens can be compared",
     "cli/generate.py": "examples in the help of an option",
     "cli/compile_report.py": "examples in the help of an option",
     "cli/train.py": "the one recipe of a whole model",
     "checkpoints/gguf_tokenizer.py": "words of the GGUF format",
     "checkpoints/export.py": "words of the GGUF format",
     "checkpoints/huggingface.py": "names of files",
-    "heads/files.py": "a message that lists what can be read",
     "heads/eagle/checkpoint.py": "checkpoints in the layout of Llama",
     "heads/dflash/checkpoint.py": "checkpoints in the layout of Llama and Qwen 3",
     "families/common.py": "what families in the layout of Llama share",

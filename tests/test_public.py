@@ -10,7 +10,7 @@ import re
 import pytest
 
 import jaxspec
-from tests.test_examples import PUBLIC, ROOMS
+from tests._fixtures.public import PUBLIC, ROOMS
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "models").rglob("README.md")]

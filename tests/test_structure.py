@@ -1,7 +1,6 @@
 """The shape of the house: imports run down the order of rooms, and files and functions are short."""
 
 import ast
-import functools
 import importlib
 import inspect
 import pathlib
@@ -12,10 +11,7 @@ import sys
 import pytest
 
 import jaxspec
-
-ROOT = pathlib.Path(jaxspec.__file__).parent
-# In a wheel, `zoo` holds the models' folders, whose scripts are no part of the package.
-FILES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "zoo")
+from tests._fixtures.sources import FILES, ROOT, name, parsed, report, room
 
 # From the highest to the lowest; a room knows of those below it alone. Rooms of one line do not know each other.
 ROOMS = (
@@ -56,19 +52,6 @@ BY_STRING = {
 }
 
 
-def name(path: pathlib.Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def room(path: pathlib.Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-@functools.cache
-def parsed(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def imported(path: pathlib.Path) -> set[str]:
     """The dotted names that a file imports at its top level or inside a function."""
     names = set()
@@ -80,12 +63,6 @@ def imported(path: pathlib.Path) -> set[str]:
             # `from jaxspec import core` imports the package jaxspec.core.
             names |= {f"{node.module}.{a.name}" if node.module == "jaxspec" else str(node.module) for a in node.names}
     return names
-
-
-def report(found, title="") -> None:
-    """Fails with all of what was found."""
-    lines = sorted(found)
-    assert not lines, "\n".join([title, *lines])
 
 
 def test_imports_run_down_the_order_of_rooms():

@@ -1,9 +1,10 @@
 """The words of the code: one for each thing, in names and in prose."""
 
 import ast
+import pathlib
 import re
 
-from tests.test_structure import FILES, name, parsed, report, room
+from tests._fixtures.sources import FILES, name, parsed, report, room
 
 # Words of earlier drafts of the code, with what is said instead. `IN_NAMES` are parts of identifiers.
 IN_NAMES = {
@@ -35,7 +36,7 @@ IN_PROSE = {
     r"\w*normalis(e|ed|es|ing|ation)": "normalize",
     r"licen[c]e[ds]?": "license",
     r"\w*(initial|optim|general|serial|local|parallel)is(e|ed|es|ing|ation)": "the same with z, as JAX spells",
-    r"behaviours?|colours?|favours?": "the same without u, as JAX spells",
+    r"behaviours?|colours?|favours?|\w*neighbour\w*": "the same without u, as JAX spells",
 }
 
 
@@ -52,14 +53,18 @@ def test_words_in_names():
 
 
 def test_words_in_prose():
-    found = set()
-    for path in FILES:
-        text = path.read_text()
+    """Of the package and its tests; of its documentation in a checkout."""
+    root, found = pathlib.Path(__file__).parents[1], set()
+    texts = {name(path): path.read_text() for path in FILES}
+    for path in (*root.glob("tests/**/*.py"), *root.glob("docs/**/*.md"), *root.glob("*.md")):
+        if path != pathlib.Path(__file__):  # which has the words themselves
+            texts[path.relative_to(root).as_posix()] = path.read_text()
+    for path, text in texts.items():
         for word, instead in IN_PROSE.items():
-            # Not within names: `Neighbourhood` is one, and so is what stands between backticks.
+            # Not within what stands between backticks.
             for match in re.finditer(rf"(?<![\w`\"'./-]){word}(?![\w`\"'/])", text, re.IGNORECASE):
                 line = text.count("\n", 0, match.start()) + 1
-                found.add(f"{name(path)}:{line}: {match[0]!r}; say {instead}")
+                found.add(f"{path}:{line}: {match[0]!r}; say {instead}")
     report(found)
 
 

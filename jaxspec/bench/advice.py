@@ -21,7 +21,7 @@ def where(one: Summary | Quality) -> str:
     return f"batch {one.batch}, temperature {one.temperature:g}"
 
 
-def compared(speedup: Spread, other: str) -> str:
+def describe_speedup(speedup: Spread, other: str) -> str:
     """Says whether something was faster than `other`."""
     sense = "FASTER than" if speedup.median > 1 else "SLOWER than" if speedup.median < 1 else "as fast as"
     return f"{sense} {other}: {speedup.median:.2f}x (repeats {speedup.low:.2f} to {speedup.high:.2f})"
@@ -38,7 +38,7 @@ def advice(summaries: Sequence[Summary]) -> Iterator[Advice]:
         best = max((speedup.median, one.case) for one, speedup in cases)
         for one, speedup in cases:
             doubt = ", a difference within the spread of the repeats" if speedup.low <= 1 <= speedup.high else ""
-            text = f"{setting}: {one.case} was {compared(speedup, 'plain decoding')}{doubt}."
+            text = f"{setting}: {one.case} was {describe_speedup(speedup, 'plain decoding')}{doubt}."
             slower = [
                 f"{other.task} {other.speedup.median:.2f}x"
                 for other in several
@@ -80,7 +80,7 @@ def peer_advice(found: Sequence[Against]) -> Iterator[Advice]:
             continue
         case, speed = max(one.ratios.items(), key=lambda pair: pair[1].median)
         name = "plain decoding" if case == PLAIN else case
-        text = f"batch 1, temperature {one.temperature:g}: jaxspec's {name} was {compared(speed, one.peer)}."
+        text = f"batch 1, temperature {one.temperature:g}: jaxspec's {name} was {describe_speedup(speed, one.peer)}."
         if one.agreement is not None:
             text += f" {one.peer} {agreed(one.agreement, 'plain decoding of jaxspec')}"
         yield speed.median > 1, text

@@ -90,7 +90,8 @@ class Options:
 def run(options: Options) -> None:
     """Predicts what drafters would gain here, checks it with a run, and recommends one of them or none.
 
-    Measures what is kept of their drafts, what rounds cost, and how far plain decoding is from the device's limits.
+    Measures how many of their drafts are accepted, what rounds cost, and how far plain decoding is from the device's
+    limits.
     """
     from rich.console import Console
 

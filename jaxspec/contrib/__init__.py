@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from jaxspec.contrib import exit_head as exit_head
     from jaxspec.contrib.cascade import CascadeDrafter as CascadeDrafter
     from jaxspec.contrib.exit_head.head import EarlyExitHead as EarlyExitHead
-    from jaxspec.contrib.lantern import Neighbourhood as Neighbourhood
-    from jaxspec.contrib.lantern import nearest_neighbours as nearest_neighbours
+    from jaxspec.contrib.lantern import Neighborhood as Neighborhood
+    from jaxspec.contrib.lantern import nearest_neighbors as nearest_neighbors
     from jaxspec.contrib.parallel.drafter import ParallelDrafter as ParallelDrafter
     from jaxspec.contrib.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
     from jaxspec.contrib.string_match import StringMatch as StringMatch
@@ -23,7 +23,7 @@ __getattr__, __dir__ = lazy(
         "parallel.drafter": ("ParallelDrafter",),
         "sparse_cache": ("SparseCacheDrafter",),
         "string_match": ("StringMatch",),
-        "lantern": ("Neighbourhood", "nearest_neighbours"),
+        "lantern": ("Neighborhood", "nearest_neighbors"),
         "exit_head.head": ("EarlyExitHead",),
         "": ("exit_head",),
     },

@@ -16,57 +16,57 @@ from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, regi
 
 @register_unchecked
 @dataclasses.dataclass(frozen=True)
-class Neighbourhood(RelaxedRule):
+class Neighborhood(RelaxedRule):
     """Accepts draft `x` with the target's mass of the codes that look like it (LANTERN). Lossy.
 
-    The neighbourhood of `x` are its nearest codes, in order, for as long as their mass `near(x)`
+    The neighborhood of `x` are its nearest codes, in order, for as long as their mass `near(x)`
     stays below `bound`.
 
     A certain draft is accepted with `target(x) + near(x)`; in its place comes a token outside of
-    the neighbourhood. What is emitted is the paper's modified distribution, in which `x` has the mass of
-    its neighbours, so a position deviates by `near(x) < bound`.
+    the neighborhood. What is emitted is the paper's modified distribution, in which `x` has the mass of
+    its neighbors, so a position deviates by `near(x) < bound`.
 
     A draft with a distribution is accepted with `min(1, (target(x) + near(x)) / draft(x))` as long as the
     position deviates by no more than `bound`; else what is accepted beyond `min(target, draft)`
     is scaled down until it does. The paper bounds each modified distribution but does not scale, and all
-    drafts together may then exceed its bound many times over: with many small neighbourhoods
+    drafts together may then exceed its bound many times over: with many small neighborhoods
     every draft is accepted. Accepting `bound` more than exact verification is the most that any
     rule with this bound can. In place of a refused draft comes a token of
     `max(target - draft, 0)`.
 
-    A token that the target excludes, by top-k say, is never accepted, whatever its neighbours.
+    A token that the target excludes, by top-k say, is never accepted, whatever its neighbors.
     Drafts with a distribution cost `n` passes over `[b, k, v]`, certain ones `n` values a draft.
 
     Attributes:
-      neighbours: `[v, n]` integers, traced: each token's others, the nearest first; -1 is none.
-        See `nearest_neighbours`.
+      neighbors: `[v, n]` integers, traced: each token's others, the nearest first; -1 is none.
+        See `nearest_neighbors`.
       bound: in [0, 1], traced; 0 is `TokenVerifier`'s rule. The authors' code defaults to
-        0.1, among 1,000 neighbours.
+        0.1, among 1,000 neighbors.
 
     Raises:
-      TypeError: if `bound` is not one number or `neighbours` are not integers.
-      ValueError: if either is out of range, or a token is its own or twice another's neighbour.
+      TypeError: if `bound` is not one number or `neighbors` are not integers.
+      ValueError: if either is out of range, or a token is its own or twice another's neighbor.
 
     References:
       LANTERN: Jang et al. (2024), arXiv:2410.03355, section 4.
 
     Example:
       >>> codebook = jax.random.normal(key, (target.vocab_size, 8))
-      >>> rule = jaxspec.contrib.Neighbourhood(jaxspec.contrib.nearest_neighbours(codebook, 16), 0.1)
+      >>> rule = jaxspec.contrib.Neighborhood(jaxspec.contrib.nearest_neighbors(codebook, 16), 0.1)
       >>> drafter, verifier = jaxspec.ModelDrafter(draft, k=3), jaxspec.verifiers.RelaxedVerifier(rule)
       >>> options = {"sampling": jaxspec.Sampling(), "verifier": verifier, "lossy": True, "max_new_tokens": 8}
       >>> jaxspec.generate(target, drafter, prompt, key=key, **options).lossless
       False
     """
 
-    neighbours: Int[Array, "v n"]
+    neighbors: Int[Array, "v n"]
     bound: Float[Array, ""] | float
 
     def __post_init__(self):
         check_number(
-            "Neighbourhood", "bound", self.bound, "in [0, 1]; 0 is exact, larger accepts more", lambda x: 0 <= x <= 1
+            "Neighborhood", "bound", self.bound, "in [0, 1]; 0 is exact, larger accepts more", lambda x: 0 <= x <= 1
         )
-        _check_neighbours(self.neighbours)
+        _check_neighbors(self.neighbors)
 
     def log_accepted(self, target: Float[Array, "b n v"], draft: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
         more = draft > target
@@ -87,7 +87,7 @@ class Neighbourhood(RelaxedRule):
         return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])
 
     def near_all(self, target: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-        """Returns the mass of each token's neighbourhood, the token itself left out."""
+        """Returns the mass of each token's neighborhood, the token itself left out."""
         table, share, bound = self._table(target), jnp.exp(target), self._bound(target)
 
         def grow(i, found):
@@ -104,7 +104,7 @@ class Neighbourhood(RelaxedRule):
     def _around(
         self, target: Float[Array, "b n v"], tokens: Int[Array, "b n"]
     ) -> tuple[Int[Array, "b n c"], Bool[Array, "b n c"]]:
-        """Returns each token's neighbours, and which of them are in its neighbourhood.
+        """Returns each token's neighbors, and which of them are in its neighborhood.
 
         None are in that of a token which the target excludes.
         """
@@ -113,20 +113,20 @@ class Neighbourhood(RelaxedRule):
         return ids, inside & (ids >= 0) & (at_tokens(target, tokens) > -jnp.inf)[..., None]
 
     def _table(self, target: Float[Array, "b n v"]) -> Int[Array, "v c"]:
-        rows, vocab = self.neighbours.shape[0], target.shape[-1]
+        rows, vocab = self.neighbors.shape[0], target.shape[-1]
         if rows != vocab:
             raise ValueError(
-                f"Neighbourhood has neighbours for {rows} tokens, got a target of {vocab}; "
-                "pass one row a token, of -1 for tokens that have no neighbours"
+                f"Neighborhood has neighbors for {rows} tokens, got a target of {vocab}; "
+                "pass one row a token, of -1 for tokens that have no neighbors"
             )
-        return jnp.asarray(self.neighbours, jnp.int32)
+        return jnp.asarray(self.neighbors, jnp.int32)
 
     def _bound(self, target: Float[Array, "b n v"]) -> Float[Array, ""]:
         return jnp.asarray(self.bound, target.dtype)
 
 
-def nearest_neighbours(codebook: Any, count: int) -> Int[Array, "v n"]:
-    """Returns each code's nearest others by Euclidean distance, for `Neighbourhood`; ties by index.
+def nearest_neighbors(codebook: Any, count: int) -> Int[Array, "v n"]:
+    """Returns each code's nearest others by Euclidean distance, for `Neighborhood`; ties by index.
 
     Compares all pairs, a block of codes at a time: run it once and keep the table.
 
@@ -143,7 +143,7 @@ def nearest_neighbours(codebook: Any, count: int) -> Int[Array, "v n"]:
 
     Example:
       >>> codes = jnp.asarray([[0.0], [1.0], [5.0]])
-      >>> jaxspec.contrib.nearest_neighbours(codes, 1).tolist()
+      >>> jaxspec.contrib.nearest_neighbors(codes, 1).tolist()
       [[1], [0], [1]]
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
@@ -159,7 +159,7 @@ def nearest_neighbours(codebook: Any, count: int) -> Int[Array, "v n"]:
     if not 1 <= count < codebook.shape[0]:
         raise ValueError(
             f"count must be in [1, {codebook.shape[0] - 1}] for {codebook.shape[0]} codes, got {count}; "
-            "a code is not its own neighbour"
+            "a code is not its own neighbor"
         )
     return _nearest(codebook, int(count))
 
@@ -181,29 +181,29 @@ def _mass(target: Float[Array, "b n v"], ids: Int[Array, "b n c"]) -> Float[Arra
     return jnp.where(ids >= 0, jnp.exp(found), 0.0)
 
 
-def _check_neighbours(table: Any) -> None:
+def _check_neighbors(table: Any) -> None:
     shape, dtype = getattr(table, "shape", None), getattr(table, "dtype", None)
     if shape is None or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
-            f"neighbours must be an array of integers, got {type(table).__name__} of dtype {dtype}; "
-            "pass nearest_neighbours(codebook, count)"
+            f"neighbors must be an array of integers, got {type(table).__name__} of dtype {dtype}; "
+            "pass nearest_neighbors(codebook, count)"
         )
     if len(shape) != 2:
-        raise ValueError(f"neighbours must be [vocabulary, count], got shape {shape}; pass one row a token")
+        raise ValueError(f"neighbors must be [vocabulary, count], got shape {shape}; pass one row a token")
     if not is_concrete(table):
         return
     # Wide enough that -1 is not lost in an unsigned type.
     ordered = np.sort(np.asarray(table).astype(np.int64), axis=1)
     if ordered.size and (ordered.min() < -1 or ordered.max() >= shape[0]):
         raise ValueError(
-            f"neighbours must be tokens in [0, {shape[0]}), or -1 for none, "
+            f"neighbors must be tokens in [0, {shape[0]}), or -1 for none, "
             f"got {ordered.min()} to {ordered.max()}; pass one row for every token"
         )
     if np.any(ordered == np.arange(shape[0])[:, None]):
         token = int(np.argmax(np.any(ordered == np.arange(shape[0])[:, None], axis=1)))
-        raise ValueError(f"token {token} is its own neighbour; its mass would count twice: pass the others only")
+        raise ValueError(f"token {token} is its own neighbor; its mass would count twice: pass the others only")
     twice = np.any((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), axis=1)
     if np.any(twice):
         raise ValueError(
-            f"token {int(np.argmax(twice))} has a neighbour twice; its mass would count twice: pass it once"
+            f"token {int(np.argmax(twice))} has a neighbor twice; its mass would count twice: pass it once"
         )

@@ -27,7 +27,7 @@ def setting_of(target: Model, drafter: Drafter, batch: int) -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {os.cpu_count()} processors",
         "jax": jax.__version__,
         "target": f"{type(target).__name__} {_shapes(target)}",
-        "products": kernels_of(target) if isinstance(target, LanguageModel) else "xla",
+        "kernels": kernels_of(target) if isinstance(target, LanguageModel) else "xla",
         "drafter": f"{drafter.cost_key} {_shapes(drafter.network)}",
         "batch": batch,
     }

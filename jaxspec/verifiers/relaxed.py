@@ -144,7 +144,7 @@ class RelaxedVerifier(Verifier):
     the same.
 
     Attributes:
-      rule: `Lenience(...)`, `Typical(...)` or `Neighbourhood(...)`.
+      rule: `Lenience(...)`, `Typical(...)` or `Neighborhood(...)`.
 
     Raises:
       TypeError: if `rule` is not a rule.

@@ -67,8 +67,8 @@ class PausesContract(AdjustableContract):
 
     remembers = True
 
-    def test_a_row_does_not_depend_on_its_place_or_neighbours(self, rounds):
-        """What is submitted; with neighbours that draft it may hold other tokens behind that."""
+    def test_a_row_does_not_depend_on_its_place_or_neighbors(self, rounds):
+        """What is submitted; with neighbors that draft it may hold other tokens behind that."""
         rows = [3, 1, 0, 1]
         others = self.run_rounds(tuple(rows))
         for (_, _, before, _, info), (_, _, moved, _, moved_info) in zip(rounds, others, strict=True):

@@ -209,7 +209,7 @@ def run(options: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the command's options."""
     found = argparse.ArgumentParser(prog="python -m tests.benchmarks.drafters", description=__doc__)
-    found.add_argument("--questions", help="JSON lines with turns and category; or ours, code or source")
+    found.add_argument("--questions", help="JSON lines with turns and category; or built-in, code or source")
     found.add_argument("--context", type=int, help="put source text before each question: so many tokens in all")
     found.add_argument("--batch", type=int, default=BATCH, help="questions that are counted together")
     found.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")

@@ -97,7 +97,7 @@ def _compare(variant, model, text, there) -> Float[Array, "4"]:
 
 
 def _texts(model: LanguageModel) -> tuple[Array, Array]:
-    texts = [model.tokenizer.encode("\n".join(prompt.turns))[:_WIDTH] for prompt in read_questions("ours")]
+    texts = [model.tokenizer.encode("\n".join(prompt.turns))[:_WIDTH] for prompt in read_questions("built-in")]
     tokens = np.zeros((len(texts), _WIDTH), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text

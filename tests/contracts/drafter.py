@@ -131,7 +131,7 @@ class DrafterContract:
             if running.log_probs is not None:
                 np.testing.assert_allclose(running.log_probs, fresh.log_probs, atol=2e-5)
 
-    def test_a_row_does_not_depend_on_its_place_or_neighbours(self, rounds):
+    def test_a_row_does_not_depend_on_its_place_or_neighbors(self, rounds):
         rows = [3, 1, 0, 1]
         moved = self.run_rounds(tuple(rows))
         for (_, _, proposal, _, info), (_, _, moved_proposal, _, moved_info) in zip(rounds, moved, strict=True):

@@ -47,7 +47,7 @@ class TreeVerifierContract(VerifierContract):
         "test_rows_at_temperature_zero_emit_the_argmax",
         "test_a_draft_distribution_of_nan_changes_no_distribution",
         "test_a_target_distribution_of_nan_behind_an_excluded_draft_accepts_nothing",
-        "test_a_row_does_not_depend_on_its_neighbours",
+        "test_a_row_does_not_depend_on_its_neighbors",
     )
 
     @pytest.mark.parametrize(("shape", "name"), CASES)

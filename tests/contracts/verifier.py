@@ -113,7 +113,7 @@ class VerifierContract:
         assert (np.asarray(verdict.accepted) == 0).all()
         assert np.isin(np.asarray(verdict.next_token), [0, 1]).all()
 
-    def test_greedy_keeps_the_longest_matching_prefix(self):
+    def test_greedy_accepts_the_longest_matching_prefix(self):
         tokens = jnp.array([[1, 2], [1, 2], [3, 2], [1, 2]], jnp.int32)
         valid = jnp.array([[True, True], [True, True], [True, True], [True, False]])
         target = jnp.array([[1, 2, 0], [1, 3, 0], [1, 2, 0], [1, 2, 0]], jnp.int32)
@@ -121,7 +121,7 @@ class VerifierContract:
         assert verdict.accepted.tolist() == [2, 1, 0, 1]
         assert verdict.next_token.tolist() == [0, 3, 1, 2]
 
-    def test_a_row_does_not_depend_on_its_neighbours(self):
+    def test_a_row_does_not_depend_on_its_neighbors(self):
         rows = ROWS
         proposal, target = _random_case(rows, np.full(rows, K))
         together = self.verify(self.rng(6, rows), proposal, target)

@@ -99,7 +99,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
-    """Far more drafts are kept than of the exit without training, and as many as the loss reports."""
+    """Far more drafts are accepted than of the exit without training, and as many as the loss reports."""
     drafter = recipe(k=1).drafter(trained.params, TARGET, COUNTS)
     after, before = rate(drafter), rate(jaxspec.EarlyExitDrafter(EXIT, k=1))
     assert after > before + 0.1

@@ -1,4 +1,4 @@
-"""`Neighbourhood`: LANTERN's modified distribution, and its bound on the total variation."""
+"""`Neighborhood`: LANTERN's modified distribution, and its bound on the total variation."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.contrib.lantern import Neighbourhood, nearest_neighbours
+from jaxspec.contrib.lantern import Neighborhood, nearest_neighbors
 from jaxspec.core.state import Proposal
 from jaxspec.verifiers.relaxed import next_log_probs, relaxed_chain
 
@@ -22,7 +22,7 @@ def random_table(rng):
     return table
 
 
-def neighbourhood(table, target, token, bound):
+def neighborhood(table, target, token, bound):
     """The nearest others for as long as their mass stays below the bound; none of an excluded token."""
     inside, mass = [], 0.0
     for other in table[token]:
@@ -34,9 +34,9 @@ def neighbourhood(table, target, token, bound):
 
 
 def modified_probs(table, target, token, bound):
-    """The paper's: the token has all the mass of its neighbourhood."""
+    """The paper's: the token has all the mass of its neighborhood."""
     probs = target.copy()
-    for other in neighbourhood(table, target, token, bound):
+    for other in neighborhood(table, target, token, bound):
         probs[token] += target[other]
         probs[other] = 0
     return probs
@@ -83,7 +83,7 @@ def distance(one, other):
 @pytest.mark.parametrize("bound", [0.05, 0.2, 0.5, 1.0])
 def test_certain_drafts_emit_the_modified_distribution(bound):
     table, targets, _ = cases(seed=0)
-    probs, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, None)
+    probs, reported = emitted(Neighborhood(jnp.asarray(table, jnp.int32), bound), targets, None)
     expected = [[modified_probs(table, target, token, bound) for token in range(VOCAB)] for target in targets]
     np.testing.assert_allclose(probs, expected, atol=EXACT)
     np.testing.assert_allclose(reported, distance(probs, targets[:, None]), atol=EXACT)
@@ -93,10 +93,8 @@ def test_certain_drafts_emit_the_modified_distribution(bound):
 @pytest.mark.parametrize("bound", [0.05, 0.2, 0.5, 1.0])
 def test_drawn_drafts_stay_within_the_bound(bound):
     table, targets, drafts = cases(seed=1)
-    probs, reported = emitted(Neighbourhood(jnp.asarray(table, jnp.int32), bound), targets, drafts)
-    near = np.array(
-        [[target[neighbourhood(table, target, x, bound)].sum() for x in range(VOCAB)] for target in targets]
-    )
+    probs, reported = emitted(Neighborhood(jnp.asarray(table, jnp.int32), bound), targets, drafts)
+    near = np.array([[target[neighborhood(table, target, x, bound)].sum() for x in range(VOCAB)] for target in targets])
     unscaled = np.maximum(np.minimum(drafts, targets + near) - targets, 0).sum(1)
     np.testing.assert_allclose(reported, np.repeat(distance(probs, targets)[:, None], VOCAB, axis=1), atol=EXACT)
     np.testing.assert_allclose(reported[:, 0], np.minimum(unscaled, bound), atol=EXACT)
@@ -104,14 +102,14 @@ def test_drawn_drafts_stay_within_the_bound(bound):
 
 
 @pytest.mark.slow
-def test_unscaled_many_small_neighbourhoods_would_accept_any_draft():
+def test_unscaled_many_small_neighborhoods_would_accept_any_draft():
     """Token `i` of the draft looks like token `i + n` of the target; the distributions have nothing in common."""
     n, bound = 50, 0.1
     table = jnp.asarray(np.arange(2 * n).reshape(2, n)[::-1].reshape(-1, 1), jnp.int32)
     target = np.concatenate([np.full(n, 1e-6), np.full(n, 1 / n)])
     target = jnp.asarray(target / target.sum(), jnp.float32)
     draft = jnp.asarray(np.concatenate([np.full(n, 1 / n), np.zeros(n)]), jnp.float32)
-    rule = Neighbourhood(table, bound)
+    rule = Neighborhood(table, bound)
     near = rule.near_all(jnp.log(target)[None, None])[0, 0]
     # The paper's test passes every draft, so that the target would have no say at all.
     assert (jnp.minimum(draft, target + near)[:n] >= 0.999 * draft[:n]).all()
@@ -119,10 +117,10 @@ def test_unscaled_many_small_neighbourhoods_would_accept_any_draft():
     assert accepted.sum() == pytest.approx(np.minimum(target, draft).sum() + bound, abs=1e-5)
 
 
-def test_a_token_that_the_target_excludes_has_no_neighbourhood():
+def test_a_token_that_the_target_excludes_has_no_neighborhood():
     table = jnp.array([[1], [0], [1]], jnp.int32)
     target = jnp.log(jnp.array([[[0.0, 0.4, 0.6]] * 2]))
-    rule = Neighbourhood(table, 0.9)
+    rule = Neighborhood(table, 0.9)
     for draft in (None, jnp.log(jnp.array([[[0.8, 0.1, 0.1]]]))):
         proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), draft)
         assert np.isneginf(relaxed_chain(rule, proposal, target).log_acceptance).all()
@@ -130,15 +128,15 @@ def test_a_token_that_the_target_excludes_has_no_neighbourhood():
 
 @pytest.mark.slow
 def test_an_empty_table_is_exact():
-    rule = Neighbourhood(jnp.zeros((3, 0), jnp.int32), 1.0)
+    rule = Neighborhood(jnp.zeros((3, 0), jnp.int32), 1.0)
     probs = jnp.log(jnp.array([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]]))
     np.testing.assert_array_equal(rule.log_accepted(probs, probs[::-1]), jnp.minimum(probs, probs[::-1]))
     assert rule.log_acceptance(probs, jnp.zeros((2, 1), jnp.int32)).tolist() == probs[:, :, 0].tolist()
 
 
 def test_a_table_for_another_vocabulary_is_refused():
-    rule = Neighbourhood(jnp.array([[1], [0]], jnp.int32), 0.5)
-    with pytest.raises(ValueError, match="neighbours for 2 tokens, got a target of 3"):
+    rule = Neighborhood(jnp.array([[1], [0]], jnp.int32), 0.5)
+    with pytest.raises(ValueError, match="neighbors for 2 tokens, got a target of 3"):
         rule.log_acceptance(jnp.zeros((1, 1, 3)), jnp.zeros((1, 1), jnp.int32))
 
 
@@ -146,18 +144,18 @@ def test_a_table_for_another_vocabulary_is_refused():
 def test_tables_of_any_integers(dtype):
     table = np.array([[1], [2], [0]], dtype)
     target, tokens = jnp.log(jnp.array([[[0.5, 0.2, 0.3]]])), jnp.zeros((1, 1), jnp.int32)
-    assert np.exp(Neighbourhood(table, 0.5).log_acceptance(target, tokens)) == pytest.approx(0.7)
+    assert np.exp(Neighborhood(table, 0.5).log_acceptance(target, tokens)) == pytest.approx(0.7)
 
 
-def test_nearest_neighbours_against_sorting_all_distances():
+def test_nearest_neighbors_against_sorting_all_distances():
     rng = np.random.default_rng(2)
     codebook = rng.integers(3, size=(150, 3)).astype(np.float32)  # many ties, and equal codes
-    found = nearest_neighbours(codebook, 12)
+    found = nearest_neighbors(codebook, 12)
     squares = ((codebook[:, None] - codebook[None]) ** 2).sum(-1)
     np.fill_diagonal(squares, np.inf)
     np.testing.assert_array_equal(found, np.argsort(squares, axis=1, kind="stable")[:, :12])
     assert found.dtype == jnp.int32
-    Neighbourhood(found, 0.1)
+    Neighborhood(found, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -173,4 +171,4 @@ def test_nearest_neighbours_against_sorting_all_distances():
 )
 def test_bad_codebooks_are_named(codebook, count, error, words):
     with pytest.raises(error, match=words):
-        nearest_neighbours(codebook, count)
+        nearest_neighbors(codebook, count)

@@ -23,7 +23,7 @@ def matched(own, other, text, k=4):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "other"), [(BYTES, PIECES), (PIECES, BYTES)], ids=["pieces draft", "bytes draft"])
-def test_a_draft_that_knows_the_text_is_kept(own, other):
+def test_a_draft_that_knows_the_text_is_accepted(own, other):
     """Characters of several tokens, runs of spaces and newlines come through both tokenizers."""
     ids = own.encode(TEXT)
     found = matched(own, other, TEXT).generate(jnp.asarray([ids[:2]]), max_new_tokens=len(ids) - 2)

@@ -74,7 +74,7 @@ def test_a_step_refuses_a_lossy_verifier_unless_told():
     assert (info.count > 0).all()
 
 
-@pytest.mark.parametrize("option", ["verifier", "lossy", "colour"])
+@pytest.mark.parametrize("option", ["verifier", "lossy", "color"])
 def test_init_refuses_options_that_it_could_only_ignore(option):
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         jaxspec.init(TARGET, None, PROMPT, max_new_tokens=4, **{option: None})

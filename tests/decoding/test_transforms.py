@@ -80,7 +80,7 @@ def test_vmap_copies_no_cache_and_runs_no_second_branch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_rbg_keys_do_not_know_their_neighbours(impl):
+def test_rbg_keys_do_not_know_their_neighbors(impl):
     keys = jax.random.split(jax.random.key(4, impl=impl), 4)
     found = jax.jit(jax.vmap(tokens))(keys)
     for i in (0, 3):

@@ -75,16 +75,16 @@ def test_stops_against_their_formulas(sampling):
     text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]], *drafts[row, :i]]  # noqa: E731
     probs = np.array([[tiny.history_probs(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
     sure = np.take_along_axis(probs, drafts[..., None], axis=2)[..., 0] >= 0.5
-    expected = leading(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
+    expected = true_before_false(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
     found = propose(jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(K, 0.5)), sampling=sampling)
     np.testing.assert_array_equal(found.valid, expected)
     entropy = -(probs * np.log(probs)).sum(-1)
     found = propose(jaxspec.ModelDrafter(DRAFT, k=EntropyStop(K, 0.55)), sampling=sampling)
-    np.testing.assert_array_equal(found.valid, leading(1 - np.sqrt(0.2 * entropy) >= 0.55))
+    np.testing.assert_array_equal(found.valid, true_before_false(1 - np.sqrt(0.2 * entropy) >= 0.55))
     assert 0 < found.valid.sum() < found.valid.size > expected.sum()
 
 
-def leading(flags):
+def true_before_false(flags):
     return np.cumprod(flags, axis=1).astype(bool)
 
 

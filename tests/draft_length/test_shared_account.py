@@ -37,7 +37,7 @@ class Apart(SharedAccount):
 
 @jax.jit
 def _batch(account, found, copied_right, drafted_right, live):
-    """Rounds of one batch, as `HybridDrafter` runs them: `[t, b]` limits of both, what was kept, and both balances."""
+    """Rounds of one batch, as `HybridDrafter` runs them: `[t, b]` limits of both, accepted drafts, both balances."""
     first, second = account.first, Pausing(account.second)
 
     def one(carry, now):
@@ -158,7 +158,7 @@ def test_the_smaller_advance_and_reserve_count():
 
 
 @pytest.mark.slow
-def test_rounds_of_a_compose_settle_by_the_formula():
+def test_rounds_of_a_hybrid_settle_by_the_formula():
     """Round by round of three rows, some of which copy while others draft."""
     target = tiny.history_model(0, scale=2.0)
     lengths, copies, head = (0, 1, 2), (1.0, 1.05, 1.11), (1.0, 1.12, 1.23)
@@ -196,7 +196,7 @@ def test_a_draft_length_without_an_account_leaves_the_other_its_own():
 
 @pytest.mark.slow
 def test_rows_that_copy_without_an_account_do_not_stop_the_others():
-    """One row copies all it writes, for long; the other's drafts are all kept, and dear."""
+    """One row copies all it writes, for long; the other's drafts are all accepted, and dear."""
     target = tiny.history_model(0, scale=2.0)
     drafter = HybridDrafter(
         jaxspec.NGramDrafter(k=2, min_ngram=1, max_ngram=1),
@@ -236,7 +236,7 @@ def test_a_row_that_rests_misses_text_and_learns_nothing():
     assert all(getattr(ran, name) is getattr(state, name) for name in same)
 
 
-def test_ended_rows_of_a_compose_spend_nothing():
+def test_ended_rows_of_a_hybrid_spend_nothing():
     """A row that has ended finds something to copy; the model of the other has all that may be lost."""
     target = tiny.history_model(0, scale=2.0)
     lookup = jaxspec.NGramDrafter(k=Adaptive((1.0, 3.0), (0, 2), advance=2.0), min_ngram=1, max_ngram=1)

@@ -92,7 +92,7 @@ def test_two_drafters_share_what_may_be_lost():
 
 
 def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
-    """With three fifths of its drafts kept, as the formula says; by measured costs where there are some."""
+    """With three fifths of its drafts accepted, as the formula says; by measured costs where there are some."""
     both = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD))
     # Rounds of two drafts give 1.96 tokens, of four 2.3056.
     tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}

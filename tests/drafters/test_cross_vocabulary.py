@@ -91,7 +91,7 @@ def test_the_text_is_read_once_however_it_comes(most):
     assert (np.asarray(found.read[-1]) < lengths[-1]).any() == (most == 40)
 
 
-def test_the_cache_keeps_the_text_and_the_drafts_that_were_kept():
+def test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted():
     """It is longer than the target's, and nothing in it is fed again."""
     prompt, length = jnp.asarray([[10, 5, 10], [8, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32)
     drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
@@ -139,7 +139,7 @@ def test_coupled_output_is_that_of_plain_decoding():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True], ids=["draft of pieces", "draft of bytes"])
-def test_a_draft_that_knows_the_text_is_kept_wherever_tokens_are_shared(swapped):
+def test_a_draft_that_knows_the_text_is_accepted_wherever_tokens_are_shared(swapped):
     """Byte-level and SentencePiece vocabularies, in both directions: spaces, newlines, characters of several tokens."""
     own, other = text_models.byte_level(), text_models.sentencepiece()
     own, other = (other, own) if swapped else (own, other)

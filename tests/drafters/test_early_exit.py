@@ -100,7 +100,7 @@ def test_a_resumed_pass_has_no_states_to_give():
 
 
 def test_verification_runs_the_other_layers_alone(monkeypatch):
-    """And the first ones run once over every token: `k + 1` a round, however many drafts are kept."""
+    """And the first ones run once over every token: `k + 1` a round, however many drafts are accepted."""
     target, drafter = TestTwoLayers.target, TestTwoLayers.drafter
     resumed, begun = [], []
     resume, begin = jaxspec.LanguageModel.resume, jaxspec.LanguageModel.begin

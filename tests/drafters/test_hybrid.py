@@ -33,7 +33,7 @@ MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
 DEAR = 1e6
 
 
-class ComposeContract(DrafterContract):
+class HybridContract(DrafterContract):
     """In each row the drafts are all copied, with one-hot distributions, or all drawn, with the model's."""
 
     target = TARGET
@@ -55,7 +55,7 @@ class ComposeContract(DrafterContract):
         return tiny.history_probs(DRAFT, text) if offset < MODEL.k else None
 
 
-class TestWhereverSomethingCanBeCopied(ComposeContract):
+class TestWhereverSomethingCanBeCopied(HybridContract):
     """The choice follows from the text, and the model catches up with what it slept through."""
 
     quick_tests = VARIANT_TESTS
@@ -73,7 +73,7 @@ class TestWhereverSomethingCanBeCopied(ComposeContract):
 
 
 @pytest.mark.slow
-class TestByWhatIsExpected(ComposeContract):
+class TestByWhatIsExpected(HybridContract):
     """The choice follows from the row's record, so a new drafter may choose otherwise."""
 
     drafter = HybridDrafter(SUFFIX, MODEL, rate=0.3)
@@ -104,7 +104,7 @@ class TestByWhatIsExpected(ComposeContract):
 @pytest.mark.parametrize("rule", [token_rule, block_rule], ids=["token", "block"])
 @pytest.mark.parametrize("kind", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_choosing_moves_no_distribution(kind, rule):
-    """Exactly, over two rounds: the choice of the second hangs on what the first drew, kept and rejected."""
+    """Exactly, over two rounds: the choice of the second hangs on what the first drew, accepted and rejected."""
     lookup = {"suffix": jaxspec.SuffixDrafter(k=2), "ngram": jaxspec.NGramDrafter(k=2, min_ngram=1)}[kind]
     drafter, chosen = HybridDrafter(lookup, MODEL, rate=0.6, prior=0.5), []
 
@@ -240,7 +240,7 @@ def test_a_paused_row_s_draft_length_learns_nothing():
 
 
 def test_a_row_that_copied_nothing_pays_for_waiting():
-    """Row 0 copied two drafts, both kept; row 1 was drafted for by the model, and none of that is a copy's gain."""
+    """Row 0 copied two drafts, both accepted; row 1 was drafted for by the model, and none of that is a copy's gain."""
     lookup = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
     drafter, at = HybridDrafter(lookup, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
     state = drafter.init(at, NOT_READ, 30)

@@ -166,7 +166,7 @@ def test_the_cache_counts_only_what_was_kept_of_its_own_drafts():
         tokens = jnp.asarray(rng.integers(0, tiny.VOCAB, size=(2, SLOTS)), jnp.int32)
         rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(4), 2), length)
         proposal, state = propose(rng, init(context(tokens, length)), context(tokens, length))
-        # Of its drafts the first `accepted` were kept, then came six tokens from elsewhere.
+        # Of its drafts the first `accepted` were right, then came six tokens from elsewhere.
         for row, at in enumerate(length.tolist()):
             tokens = tokens.at[row, at : at + accepted].set(proposal.tokens[row, :accepted])
         verdict = Verdict(jnp.full(2, accepted, jnp.int32), length)

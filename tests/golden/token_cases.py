@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from jaxspec.contrib.lantern import Neighbourhood
+from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
@@ -105,7 +105,7 @@ VERIFIERS = {
     "tree": jaxspec.TreeVerifier(),
     "traversal": jaxspec.verifiers.TraversalVerifier(),
     "lenience": RelaxedVerifier(Lenience(0.5)),
-    "neighbourhood": RelaxedVerifier(Neighbourhood(RING, 0.5)),
+    "neighborhood": RelaxedVerifier(Neighborhood(RING, 0.5)),
     "typical": RelaxedVerifier(Typical()),
 }
 POLICIES = {

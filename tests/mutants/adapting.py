@@ -91,7 +91,7 @@ MUTANTS = (
         "draft_length/adaptive.py",
         "longest = jnp.max(submitted, where=rows, initial=0)",
         "longest = jnp.max(submitted, initial=0)",
-        (f"{_TOGETHER}::test_ended_rows_of_a_compose_spend_nothing",),
+        (f"{_TOGETHER}::test_ended_rows_of_a_hybrid_spend_nothing",),
     ),
     Mutant(
         "what a drafter read for another row counts as missed",

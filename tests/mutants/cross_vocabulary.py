@@ -61,7 +61,7 @@ MUTANTS = (
         _DRAFTER,
         "super().observe(state.chain, inner, verdict, hidden)",
         "super().observe(state.chain, context, verdict, hidden)",
-        (f"{_DRAFTER_TESTS}::test_the_cache_keeps_the_text_and_the_drafts_that_were_kept",),
+        (f"{_DRAFTER_TESTS}::test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted",),
     ),
     Mutant(
         "text is taken to be made of byte tokens",

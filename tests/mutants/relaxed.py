@@ -5,10 +5,10 @@ from tests.mutants.mutant import Mutant
 _RELAXED = "verifiers/relaxed.py"
 _LENIENCE = "verifiers/lenience.py"
 _TYPICAL = "verifiers/typical.py"
-_NEIGHBOURHOOD = "contrib/lantern.py"
+_NEIGHBORHOOD = "contrib/lantern.py"
 _TESTS = "tests/verifiers/test_relaxed.py"
 _TYPICAL_TESTS = "tests/verifiers/test_relaxed_typical.py"
-_NEIGHBOURHOOD_TESTS = "tests/contrib/test_lantern.py"
+_NEIGHBORHOOD_TESTS = "tests/contrib/test_lantern.py"
 _EMITTED = f"{_TESTS}::test_the_deviation_is_the_total_variation_of_what_is_emitted"
 _DECIDED = f"{_TESTS}::test_only_decided_positions_count"
 _PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them_all"
@@ -92,31 +92,31 @@ MUTANTS = (
         (_PATHS,),
     ),
     Mutant(
-        "all neighbourhoods together exceed the bound",
-        _NEIGHBOURHOOD,
+        "all neighborhoods together exceed the bound",
+        _NEIGHBORHOOD,
         "scale = jnp.where(deviation > bound, bound / deviation, 1.0)",
         "scale = jnp.ones_like(deviation)",
-        (f"{_NEIGHBOURHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
+        (f"{_NEIGHBORHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
     ),
     Mutant(
-        "a neighbourhood grows until it exceeds the bound",
-        _NEIGHBOURHOOD,
+        "a neighborhood grows until it exceeds the bound",
+        _NEIGHBORHOOD,
         "return total, jnp.where(total < bound, total, near)",
         "return total, jnp.where(near < bound, total, near)",
-        (f"{_NEIGHBOURHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
+        (f"{_NEIGHBORHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
     ),
     Mutant(
-        "a refused draft's neighbours are drawn in its place",
-        _NEIGHBOURHOOD,
+        "a refused draft's neighbors are drawn in its place",
+        _NEIGHBORHOOD,
         "return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])",
         "return without(target, token[:, None] + 0 * jnp.where(inside, ids, beyond)[:, 0, :1])",
-        (f"{_NEIGHBOURHOOD_TESTS}::test_certain_drafts_emit_the_modified_distribution",),
+        (f"{_NEIGHBORHOOD_TESTS}::test_certain_drafts_emit_the_modified_distribution",),
     ),
     Mutant(
-        "an excluded token borrows from its neighbours",
-        _NEIGHBOURHOOD,
+        "an excluded token borrows from its neighbors",
+        _NEIGHBORHOOD,
         " & (at_tokens(target, tokens) > -jnp.inf)[..., None]",
         "",
-        (f"{_NEIGHBOURHOOD_TESTS}::test_a_token_that_the_target_excludes_has_no_neighbourhood",),
+        (f"{_NEIGHBORHOOD_TESTS}::test_a_token_that_the_target_excludes_has_no_neighborhood",),
     ),
 )

@@ -177,7 +177,7 @@ IDS = [0, 2, 3, 5, 8, 9]
     ids=lambda drafter: type(drafter).__name__,
 )
 def test_heads_draft_the_same(drafter):
-    """A head of native products makes the same drafts, of which as many are kept."""
+    """A head of native products makes the same drafts, of which as many are accepted."""
     head = jaxspec.native_kernels(drafter.head)
     assert isinstance(packed_weights(head)[0], NativeWeight)
     assert head.cache_type is (KVCache if isinstance(drafter, jaxspec.MedusaDrafter) else NativeKVCache)

@@ -63,7 +63,7 @@ def arguments(verifier, mesh, drafter, rules=None):
 
 
 def rounds(target, drafter, count=3):
-    """Proposals, and the state after them. In each round another chain's drafts are kept, of each row so many."""
+    """Proposals, and the state after them. In each round another chain's drafts are accepted, of each row so many."""
     accepted, length = np.array([K, 1, 0, K]), LENGTHS.copy()
     tokens = np.pad(PROMPT, ((0, 0), (0, count * (K + 1))))
 

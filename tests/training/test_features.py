@@ -75,7 +75,7 @@ def test_only_what_is_computed_together_is_computed(target, data, tmp_path, monk
     assert (folder / "layer-01.there").read_bytes() == bytes([1, 1, 1, 1])
 
 
-def test_sequences_of_one_width_are_neighbours(monkeypatch):
+def test_sequences_of_one_width_are_neighbors(monkeypatch):
     monkeypatch.setattr(states, "_AT_ONCE", 256)
     shard = states._Shard([np.zeros(n, np.int32) for n in (5, 200, 128, 129, 1, 7, 5000)])
     together = [shard.together(number) for number in range(7)]

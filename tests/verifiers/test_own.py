@@ -31,7 +31,7 @@ class TestSampleAndMatch(VerifierContract):
     quick_tests = (
         *DISTRIBUTION,
         "test_never_emits_what_the_target_excludes",
-        "test_greedy_keeps_the_longest_matching_prefix",
+        "test_greedy_accepts_the_longest_matching_prefix",
     )
     verifier = SampleAndMatch()
 

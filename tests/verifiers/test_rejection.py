@@ -127,7 +127,7 @@ def test_the_residual_of_nearly_equal_distributions_keeps_its_small_parts():
 
 @dataclasses.dataclass(frozen=True)
 class SmallestDraws(RoundKeys):
-    """The least favourable luck: uniforms so small that everything that can pass does."""
+    """The least favorable luck: uniforms so small that everything that can pass does."""
 
     uniform: float = 0.0
 

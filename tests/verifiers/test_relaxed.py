@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.contrib.lantern import Neighbourhood
+from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
@@ -27,18 +27,18 @@ from tests.oracle.tables import PAIRS, make_table, pair
 
 EXACT = 1e-9
 VOCAB = 4
-NEIGHBOURS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
+NEIGHBORS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
 RULES = {
     "lenience 0.5": Lenience(0.5),
     "typical": Typical(),
     "typical, strict": Typical(0.4, 0.9),
-    "neighbourhood 0.1": Neighbourhood(NEIGHBOURS, 0.1),
-    "neighbourhood 1": Neighbourhood(NEIGHBOURS, 1.0),
+    "neighborhood 0.1": Neighborhood(NEIGHBORS, 0.1),
+    "neighborhood 1": Neighborhood(NEIGHBORS, 1.0),
 }
 EXACT_RULES = {
     "lenience": Lenience(1.0),
-    "no bound": Neighbourhood(NEIGHBOURS, 0.0),
-    "no neighbours": Neighbourhood(jnp.full((VOCAB, 2), -1, jnp.int32), 1.0),
+    "no bound": Neighborhood(NEIGHBORS, 0.0),
+    "no neighbors": Neighborhood(jnp.full((VOCAB, 2), -1, jnp.int32), 1.0),
 }
 
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
@@ -103,9 +103,9 @@ class TestTypical(RelaxedContract):
     rule_name = "typical"
 
 
-class TestNeighbourhood(RelaxedContract):
+class TestNeighborhood(RelaxedContract):
     slow_tests = DISTRIBUTION
-    rule_name = "neighbourhood 0.1"
+    rule_name = "neighborhood 0.1"
 
 
 def expected_deviation(name, round_) -> float:
@@ -229,7 +229,7 @@ def test_lenience_keeps_every_token_within_its_factor(factor):
 def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
     target = jnp.log(jnp.full((1, 2, VOCAB), 0.25))
     proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), jnp.full((1, 1, VOCAB), jnp.nan))
-    for name in ("lenience 0.5", "typical", "neighbourhood 0.1"):
+    for name in ("lenience 0.5", "typical", "neighborhood 0.1"):
         rule = RULES[name]
         probs = probs_of(rule, proposal, target)
         assert probs.deviation.tolist() == [[0.0]]
@@ -240,7 +240,7 @@ def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SmallestDraws(RoundKeys):
-    """The least favourable luck: everything that can pass does."""
+    """The least favorable luck: everything that can pass does."""
 
     def uniforms(self, count):
         return jnp.zeros((1, count), jnp.float32)
@@ -249,7 +249,7 @@ class SmallestDraws(RoundKeys):
         return jnp.zeros((1, vocab_size), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["lenience 0.5", "typical", "neighbourhood 1"])
+@pytest.mark.parametrize("name", ["lenience 0.5", "typical", "neighborhood 1"])
 def test_a_token_the_target_excludes_is_never_accepted(name):
     target = jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.4, 0.3, 0.3])), (1, 2, VOCAB))
     for draft in (None, jnp.log(jnp.array([[[0.7, 0.1, 0.1, 0.1]]]))):
@@ -274,9 +274,9 @@ def test_other_numbers_do_not_compile_again():
 
 def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
     assert jax.jit(lambda x: Lenience(x).factor)(jnp.float32(0.5)) == 0.5
-    verifier = RelaxedVerifier(Neighbourhood(NEIGHBOURS, 0.5))
+    verifier = RelaxedVerifier(Neighborhood(NEIGHBORS, 0.5))
     mapped = jax.tree.map(lambda leaf: -1, verifier)
-    assert mapped.rule.bound == mapped.rule.neighbours == -1
+    assert mapped.rule.bound == mapped.rule.neighbors == -1
 
 
 @pytest.mark.parametrize(
@@ -292,14 +292,14 @@ def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
         (lambda: Lenience(0.5j), TypeError, "one number"),
         (lambda: Typical(epsilon=0.0), ValueError, "Typical needs epsilon"),
         (lambda: Typical(delta=2), ValueError, "Typical needs delta"),
-        (lambda: Neighbourhood(NEIGHBOURS, -0.1), ValueError, "Neighbourhood needs bound"),
-        (lambda: Neighbourhood([[1], [0]], 0.1), TypeError, "array of integers, got list"),
-        (lambda: Neighbourhood(jnp.zeros((4, 2)), 0.1), TypeError, "float32"),
-        (lambda: Neighbourhood(jnp.zeros(4, jnp.int32), 0.1), ValueError, r"shape \(4,\)"),
-        (lambda: Neighbourhood(NEIGHBOURS + 1, 0.1), ValueError, r"\[0, 4\)"),
-        (lambda: Neighbourhood(NEIGHBOURS - 1, 0.1), ValueError, "got -2"),
-        (lambda: Neighbourhood(jnp.array([[1], [1]], jnp.int32), 0.1), ValueError, "token 1 is its own"),
-        (lambda: Neighbourhood(jnp.array([[1, 1], [0, -1]], jnp.int32), 0.1), ValueError, "token 0 has a neighbour"),
+        (lambda: Neighborhood(NEIGHBORS, -0.1), ValueError, "Neighborhood needs bound"),
+        (lambda: Neighborhood([[1], [0]], 0.1), TypeError, "array of integers, got list"),
+        (lambda: Neighborhood(jnp.zeros((4, 2)), 0.1), TypeError, "float32"),
+        (lambda: Neighborhood(jnp.zeros(4, jnp.int32), 0.1), ValueError, r"shape \(4,\)"),
+        (lambda: Neighborhood(NEIGHBORS + 1, 0.1), ValueError, r"\[0, 4\)"),
+        (lambda: Neighborhood(NEIGHBORS - 1, 0.1), ValueError, "got -2"),
+        (lambda: Neighborhood(jnp.array([[1], [1]], jnp.int32), 0.1), ValueError, "token 1 is its own"),
+        (lambda: Neighborhood(jnp.array([[1, 1], [0, -1]], jnp.int32), 0.1), ValueError, "token 0 has a neighbor"),
         (lambda: RelaxedVerifier(0.5), TypeError, "got 0.5; pass a RelaxedRule, such as Lenience"),
         (lambda: RelaxedVerifier(Typical), TypeError, "needs a rule"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.contrib.lantern import Neighbourhood
+from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.core.state import Proposal
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.lenience import Lenience
@@ -15,7 +15,7 @@ from jaxspec.verifiers.typical import Typical
 from tests._fixtures import tiny
 
 VOCAB = 4
-NEIGHBOURS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
+NEIGHBORS = jnp.array([[1, 2], [0, 3], [3, -1], [2, 1]], jnp.int32)
 
 
 class Branches(Drafter):
@@ -39,7 +39,7 @@ class Branches(Drafter):
 jax.tree_util.register_static(Branches)
 
 
-@pytest.mark.parametrize("rule", [Lenience(0.5), Neighbourhood(NEIGHBOURS, 0.5)])
+@pytest.mark.parametrize("rule", [Lenience(0.5), Neighborhood(NEIGHBORS, 0.5)])
 def test_rules_for_chains_refuse_trees(rule):
     verifier = RelaxedVerifier(rule)
     with pytest.raises(ValueError, match=f"{type(rule).__name__} relaxes .* chain of drafts, got Branches"):
@@ -68,7 +68,7 @@ DRAFTERS = {
     "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
     "tree": Branches,
 }
-CASES = [("model", Lenience(0.3)), ("n-gram", Neighbourhood(RING, 0.4)), ("tree", Typical())]
+CASES = [("model", Lenience(0.3)), ("n-gram", Neighborhood(RING, 0.4)), ("tree", Typical())]
 
 
 @pytest.mark.slow

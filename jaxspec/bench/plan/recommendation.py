@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jaxspec.bench.advice import compared
+from jaxspec.bench.advice import describe_speedup
 from jaxspec.bench.cases import Case
 from jaxspec.bench.plan.prediction import Acceptance, Prediction
 from jaxspec.bench.summary import Summary
@@ -45,12 +45,12 @@ def recommend(predicted: Prediction, measured: Summary, case: Case, acceptance: 
     assert measured.speedup is not None
     speculate = measured.speedup.median > 1
     if speculate:
-        text = f"use {case.label}. Whole answers were {compared(measured.speedup, 'plain decoding')}."
+        text = f"use {case.label}. Whole answers were {describe_speedup(measured.speedup, 'plain decoding')}."
         if measured.speedup.low <= 1:
             text += " Not in every repeat: measure more questions before you rely on it."
         chosen = (case.name, predicted.k)
     else:
-        best = f"The best case, {case.label}, was {compared(measured.speedup, 'plain decoding')}."
+        best = f"The best case, {case.label}, was {describe_speedup(measured.speedup, 'plain decoding')}."
         text = f"decode plainly. {best} {_why_not(predicted, measured, acceptance)}"
         chosen = ("none", 0)
     return Recommendation(speculate, *chosen, predicted, measured, f"batch {predicted.batch}: {text}")

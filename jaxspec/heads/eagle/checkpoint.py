@@ -211,9 +211,9 @@ def _params(
     placement: Placement | None,
 ) -> tuple[dict[str, Any], Array | None]:
     """Builds the parameters, and beside them the embedding if it has one."""
-    wanted = [one for one in mappings if own_head or one.path != ("head",)]
+    stored = [one for one in mappings if own_head or one.path != ("head",)]
     embedding = tensors.pop("embed_tokens.weight").read() if own_embedding else None
-    params = build_params(wanted, tensors, str(folder), dtype, placement)
+    params = build_params(stored, tensors, str(folder), dtype, placement)
     return params, None if embedding is None else jnp.asarray(embedding, dtype)
 
 

@@ -75,8 +75,8 @@ def read_mtp(
             f"{target.module.config.width}; load the target that it was trained with"
         )
     embedding, own_head = tensors.pop("embed_tokens.weight", None), _HEAD in tensors
-    wanted = [one for one in mtp_mappings(layer) if own_head or one.path != ("head",)]
-    params = build_params(wanted, tensors, f"{folder}, layer {number}", dtype, placement)
+    stored = [one for one in mtp_mappings(layer) if own_head or one.path != ("head",)]
+    params = build_params(stored, tensors, f"{folder}, layer {number}", dtype, placement)
     if not own_head:
         params["head"] = target.head.astype(dtype)
     own = None if embedding is None else jnp.asarray(embedding.read(), dtype)

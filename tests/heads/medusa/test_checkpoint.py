@@ -111,8 +111,8 @@ def test_vllms_layout_with_a_draft_vocabulary(tmp_path, whole):
 
 
 HEADS = {
-    "ours": conditioned_head(TARGET, 1, ids=[1, 4, 6]),
-    "ours, all tokens": conditioned_head(TARGET, 2, shared_blocks=1, num_blocks=2, heads=2),
+    "built-in": conditioned_head(TARGET, 1, ids=[1, 4, 6]),
+    "built-in, all tokens": conditioned_head(TARGET, 2, shared_blocks=1, num_blocks=2, heads=2),
     "the paper's": paper_head(TARGET, 3, blocks=2),
     "the paper's, shared": paper_head(TARGET, 4, ids=[0, 3], shared=True),
 }
@@ -140,11 +140,11 @@ def test_what_is_written_is_read(tmp_path, name):
 
 @pytest.mark.slow
 def test_another_dtype(tmp_path):
-    write_medusa(HEADS["ours"], tmp_path / "heads")
+    write_medusa(HEADS["built-in"], tmp_path / "heads")
     head = jaxspec.load_head(tmp_path / "heads", TARGET, dtype="bfloat16")
     kinds = {x.dtype for path, x in jax.tree.leaves_with_path(head.params) if path[-1].key != "scale"}
     assert kinds == {jnp.dtype(jnp.bfloat16)} and head.module.dtype == jnp.bfloat16
-    np.testing.assert_allclose(guessed(head), guessed(HEADS["ours"]), rtol=0.2, atol=0.2)
+    np.testing.assert_allclose(guessed(head), guessed(HEADS["built-in"]), rtol=0.2, atol=0.2)
 
 
 def test_onto_a_mesh(tmp_path):
