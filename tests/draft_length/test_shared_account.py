@@ -37,7 +37,7 @@ class Apart(SharedAccount):
 
 @jax.jit
 def _batch(account, found, copied_right, drafted_right, live):
-    """Rounds of one batch, as `HybridDrafter` runs them: `[t, b]` limits of both, accepted drafts, and both balances."""
+    """Rounds of one batch, as `HybridDrafter` runs them: `[t, b]` limits of both, accepted drafts, both balances."""
     first, second = account.first, Pausing(account.second)
 
     def one(carry, now):
