@@ -1,4 +1,4 @@
-"""Faults of the table of drafters, and of the costs of rounds."""
+"""Faults of drafters by name, of the table of drafters, and of the costs of rounds."""
 
 from tests.mutants.mutant import Mutant
 
@@ -26,5 +26,26 @@ MUTANTS = (
         "ours.truncate(theirs.length) if is_cache(ours) else theirs",
         "ours",
         ("tests/bench/test_costs.py",),
+    ),
+    Mutant(
+        "a dtype for a drafter without weights is ignored",
+        "named.py",
+        'if placed and name_or_path != "auto" and not has_weights(name):',
+        "if False:",
+        ("tests/test_named.py::test_names_that_do_not_fit",),
+    ),
+    Mutant(
+        "plain decoding draws from another stream than coupled speculation",
+        "drafters/base.py",
+        "return CoupledVerifier()",
+        "return TokenVerifier()",
+        ("tests/drafters/test_base.py::test_a_drafter_says_its_default_verifier",),
+    ),
+    Mutant(
+        "a length for a lookup half that is not there is ignored",
+        "drafters/base.py",
+        "if lookup is not None:",
+        "if False:",
+        ("tests/drafters/test_base.py::test_a_drafter_without_a_lookup_half_takes_no_length_for_it",),
     ),
 )
