@@ -20,7 +20,7 @@ SLOW = {
     *("verifiers.KSequence", "verifiers.Lenience", "verifiers.RecursiveRejection", "verifiers.RelaxedVerifier"),
     *("verifiers.TraversalVerifier", "heads.DFlashHead", "heads.EagleHead", "heads.dflash.init", "heads.eagle.init"),
     *("heads.eagle.init_mtp", "heads.medusa.init", "heads.tandem.init", "nn.KVEntries", "training.train"),
-    *("contrib.CascadeDrafter", "contrib.Neighbourhood", "contrib.SparseCacheDrafter", "contrib.StringMatch"),
+    *("contrib.CascadeDrafter", "contrib.Neighborhood", "contrib.SparseCacheDrafter", "contrib.StringMatch"),
     *("contrib.exit_head.init", "TextResult", "load_head"),
 }
 # The others that run the loop do so with light models, and with `-m slow` with transformers too.
