@@ -228,7 +228,7 @@ class _Lossy(jaxspec.TokenVerifier):
         ("ngram", {"k": 2.5}, TypeError, "k must be a static integer"),
         ("none", {"k": 4}, ValueError, "nothing to draft with"),
         (jaxspec.NGramDrafter(k=3), {"k": 4}, ValueError, "made with k=3"),
-        ("no-such-model", {}, ValueError, "unknown model 'no-such-model'"),
+        ("no-such-model", {}, ValueError, "unknown drafter 'no-such-model'"),
         (3, {}, TypeError, "draft must be a model, a head or the name of one, got int"),
         (tiny.transformer(vocab=7), {}, ValueError, "draft of 7 tokens for a target of 310"),
         ("ngram", {"verifier": "coupled"}, TypeError, "verifier must be a jaxspec Verifier, got str"),
