@@ -20,7 +20,7 @@ _TYPES = {
 }
 
 
-def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
+def export_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
     """Writes a Hugging Face folder without a tokenizer, and returns it.
 
     Args:
@@ -39,7 +39,7 @@ def write_folder(model: LanguageModel, folder: Path, dtype: str) -> Path:
     return folder
 
 
-def write_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
+def export_gguf(model: LanguageModel, folder: Path, dtype: str) -> Path:
     """Writes a GGUF file whose tokens have their numbers as texts, "7," of token 7, and returns its path.
 
     So a text that is generated names the ids it was made of.

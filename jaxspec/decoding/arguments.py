@@ -28,12 +28,13 @@ PerRow: TypeAlias = Array | np.ndarray | int | Sequence[int] | Sequence[Array | 
 StopTokens: TypeAlias = Array | np.ndarray | Sequence[int] | Sequence[Array | int] | Sequence[Sequence[int]]
 
 _SMALLEST_BUCKET = 16
-# What the parts of a row are called where processes disagree.
+# What to pass instead of something else.
 _ADVICE = {
     Model: "what jaxspec.load, jaxspec.from_function or jaxspec.from_nnx returns",
     Drafter: "what jaxspec.load_drafter returns for a name, a drafter such as jaxspec.NGramDrafter(), or None",
     Verifier: "an instance such as jaxspec.BlockVerifier(), or None for the drafter's default",
 }
+# What the parts of a row are called where processes disagree.
 _ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 
 

@@ -164,7 +164,7 @@ def draw_verdict(rng: RoundKeys, proposal: Proposal, result: WalkResult) -> Verd
     """Draws the token after a walk.
 
     Args:
-      rng: the round's draws.
+      rng: the round's keys.
       proposal: what was walked down.
       result: where the walk ended.
 

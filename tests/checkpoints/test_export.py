@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.export import write_folder, write_gguf
+from jaxspec.checkpoints.export import export_folder, export_gguf
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
 from jaxspec.checkpoints.params import assemble
@@ -37,13 +37,13 @@ def _same(model, other):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_our_model(name, tmp_path):
     model = tiny.transformer(2, **MODELS[name])
-    _same(model, assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "float32")), jnp.dtype("float32")))
+    _same(model, assemble(read_huggingface_checkpoint(export_folder(model, tmp_path, "float32")), jnp.dtype("float32")))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
     model = tiny.transformer(2, **MODELS[name])
-    path = write_gguf(model, tmp_path, "float32")
+    path = export_gguf(model, tmp_path, "float32")
     # The vocabulary is of numbers, which is no tokenizer that is read.
     monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: None)
     checkpoint = read_gguf_checkpoint(path)
@@ -56,7 +56,7 @@ def test_a_gguf_file_is_our_model(name, tmp_path, monkeypatch):
 def test_weights_are_written_in_other_dtypes(tmp_path):
     model = tiny.transformer(2)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.ndim > 1 else x, model.params)
-    folder = assemble(read_huggingface_checkpoint(write_folder(model, tmp_path, "bfloat16")), jnp.dtype("float32"))
+    folder = assemble(read_huggingface_checkpoint(export_folder(model, tmp_path, "bfloat16")), jnp.dtype("float32"))
     np.testing.assert_array_equal(folder.params["embedding"], rounded["embedding"])
     assert (tmp_path / "model.safetensors").stat().st_size < 2.5 * sum(
         x.size for x in jax.tree.leaves(model.params)
@@ -66,4 +66,4 @@ def test_weights_are_written_in_other_dtypes(tmp_path):
 def test_other_families_are_refused(tmp_path):
     for options in ({"windows": (4,)}, {"ropes": (None,)}, {"post_norms": True}):
         with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows"):
-            write_folder(tiny.transformer(**options), tmp_path, "float32")
+            export_folder(tiny.transformer(**options), tmp_path, "float32")

@@ -12,7 +12,7 @@ import jax
 
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.records import Timed
-from jaxspec.checkpoints.export import write_folder, write_gguf
+from jaxspec.checkpoints.export import export_folder, export_gguf
 from jaxspec.nn.language_model import LanguageModel
 
 _WARM_UP = 8
@@ -46,8 +46,8 @@ class Peer:
 
 
 PEERS: dict[str, Peer] = {
-    "transformers": Peer("jaxspec.bench.peers.transformers:Transformers", ("transformers", "torch"), write_folder),
-    "llama.cpp": Peer("jaxspec.bench.peers.llama_cpp:LlamaCpp", ("xllamacpp",), write_gguf),
+    "transformers": Peer("jaxspec.bench.peers.transformers:Transformers", ("transformers", "torch"), export_folder),
+    "llama.cpp": Peer("jaxspec.bench.peers.llama_cpp:LlamaCpp", ("xllamacpp",), export_gguf),
 }
 
 
