@@ -1,5 +1,7 @@
 """Runs Hugging Face transformers: plain, prompt lookup, and assisted by a draft model."""
 
+from typing import Any
+
 import torch  # pyright: ignore[reportMissingImports] (an optional package)
 from transformers import AutoModelForCausalLM
 
@@ -16,7 +18,7 @@ class Transformers:
         torch.set_num_threads(loaded.threads)
         dtype = getattr(torch, loaded.dtype)
         load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()  # noqa: E731
-        self._model = load(loaded.model)
+        self._model: Any = load(loaded.model)  # transformers' annotations do not know its own generate
         self._ways = {"plain": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP}}
         if loaded.draft is not None:
             self._ways["draft"] = {"assistant_model": load(loaded.draft)}
