@@ -60,9 +60,10 @@ class Rows:
     sampling: Sampling | None
 
 
+@register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The checked arguments of one call.
+    """The checked arguments of one call, from `generate`, `init` or `stream` to the loop.
 
     Attributes:
       target: as passed, on the mesh if there is one.
@@ -71,7 +72,6 @@ class Arguments:
       policy: a policy other than `Sampling`, whose leaves may have any shape; else `None`.
       rows: the arrays that differ by row, `Sampling` among them.
       max_new: the new tokens that a row of the buffers holds (a bucket).
-      width: the new tokens that the caller asked to get back.
       placement: the layout of rows on devices, and of results.
     """
 
@@ -80,9 +80,15 @@ class Arguments:
     verifier: Verifier
     policy: Policy | None
     rows: Rows
-    max_new: int
-    width: int
-    placement: Layout
+    max_new: int = dataclasses.field(metadata={"static": True})
+    placement: Layout = dataclasses.field(metadata={"static": True})
+
+    @property
+    def sampling(self) -> Policy:
+        """The sampling policy, of whichever of the two places has it."""
+        sampling = self.rows.sampling if self.policy is None else self.policy
+        assert sampling is not None
+        return sampling
 
     @classmethod
     def check(
@@ -97,7 +103,7 @@ class Arguments:
         verifier: Verifier | None = None,
         max_new_tokens: PerRow,
         stop_tokens: StopTokens,
-        capacity: int | None,
+        capacity: int | None = None,
         lossy: bool = False,
         mesh: Mesh | None = None,
     ) -> Self:
@@ -119,12 +125,12 @@ class Arguments:
         validate.key_needed(key, sampling)
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)
-        max_new, returned = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
+        max_new = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
         rows = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         policy = None if isinstance(sampling, Sampling) else sampling
         target, drafter, placement = _on_mesh(target, drafter, mesh)
-        asked = ((rows, policy), max_new, returned)
+        asked = ((rows, policy), max_new)
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy), _ASKED: asked}
         placement.check_same(said)
         return cls(
@@ -134,7 +140,6 @@ class Arguments:
             policy=policy,
             rows=placement.rows(rows),
             max_new=max_new,
-            width=returned,
             placement=placement,
         )
 
@@ -152,6 +157,14 @@ def _rows(
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
         sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
     )
+
+
+def result_width(arguments: Arguments, max_new_tokens: PerRow) -> int:
+    """Returns the slots of a result: the largest budget, or all where that is traced.
+
+    It is no field of `Arguments`, where each budget would be a program of its own.
+    """
+    return int(np.max(np.asarray(max_new_tokens))) if validate.is_concrete(max_new_tokens) else arguments.max_new
 
 
 def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Layout]:
@@ -215,8 +228,8 @@ def _new_slots(
     prompt_length: PerRow | None,
     max_new_tokens: PerRow,
     capacity: int | None,
-) -> tuple[int, int]:
-    """Returns the new-token slots of the buffers, and the number of them that the caller gets back."""
+) -> int:
+    """Returns the new-token slots of the buffers, once what is asked for fits them and the models."""
     contexts = {"target": target.context_length, "draft": drafter.context_length}
     if not validate.is_concrete(max_new_tokens):
         if capacity is None:
@@ -227,11 +240,11 @@ def _new_slots(
         if capacity < width:
             raise ValueError(f"capacity must be at least the prompt's width {width}, got {capacity}")
         validate.fits(capacity, None, **contexts)
-        return capacity - width, capacity - width
+        return capacity - width
     most = int(np.max(np.asarray(max_new_tokens)))
     lengths = width if prompt_length is None or not validate.is_concrete(prompt_length) else np.asarray(prompt_length)
     validate.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, **contexts)
-    return (bucket(most) if capacity is None else max(capacity - width, most)), most
+    return bucket(most) if capacity is None else max(capacity - width, most)
 
 
 def _one_a_row(policy: Sampling, batch: int) -> Sampling:

@@ -19,7 +19,6 @@ Invariants:
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +26,13 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxspec.core import validate
-from jaxspec.core.model import Layout, Model
+from jaxspec.core.model import Model
 from jaxspec.core.prefill import prefill
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, Generation, GenerationState
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status, StopReason
-from jaxspec.decoding.arguments import Arguments, PerRow, Rows, StopTokens, TokenIds
+from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, result_width
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
 from jaxspec.drafters.base import Drafter
@@ -115,40 +114,31 @@ def generate(
         lossy=lossy,
         mesh=mesh,
     )
-    run = functools.partial(_generate, max_new=arguments.max_new, placement=arguments.placement)
-    models = (arguments.target, arguments.drafter, arguments.verifier, arguments.policy)
-    return cut(under_automatic_axes(fold_rows_under_vmap(run), models, arguments.rows), arguments.width)
+    return cut(run(arguments), result_width(arguments, max_new_tokens))
 
 
-@functools.partial(jax.jit, static_argnames=("max_new", "placement"))
-def _generate(
-    models: tuple[Model, Drafter, Verifier, Policy | None], rows: Rows, *, max_new: int, placement: Layout
-) -> Generation:
-    target, drafter, verifier, policy = models
-    state = initial_state(target, drafter, policy, rows, max_new=max_new)
+def run(arguments: Arguments) -> Generation:
+    """Decodes to the end, as one program; the result is as wide as the buffers."""
+    return under_automatic_axes(fold_rows_under_vmap(_run), arguments)
+
+
+@jax.jit
+def _run(arguments: Arguments) -> Generation:
+    target, drafter, verifier = arguments.target, arguments.drafter, arguments.verifier
+    state = initial_state(arguments)
     with jax.named_scope("rounds"):
         state = jax.lax.while_loop(
             lambda state: ~jnp.all(state.done),
             lambda state: run_round(target, drafter, verifier, state)[0],
             state,
         )
-    return placement.replicate(collect(state, max_new, verifier.lossless))
+    return arguments.placement.replicate(collect(state, arguments.max_new, verifier.lossless))
 
 
-def initial_state(
-    target: Model, drafter: Drafter, policy: Policy | None, rows: Rows, *, max_new: int
-) -> GenerationState:
-    """Returns the state before the first round: the prompt is fed, nothing is emitted.
-
-    Args:
-      target: the model whose distribution is kept.
-      drafter: the drafter, whose own state is made too.
-      policy: `Arguments.policy`.
-      rows: the arrays that differ by row.
-      max_new: the new tokens that a row of the buffers holds.
-    """
-    sampling = rows.sampling if policy is None else policy
-    assert sampling is not None, "Arguments has the policy in one of two places"
+def initial_state(arguments: Arguments) -> GenerationState:
+    """Returns the state before the first round: the prompt is fed, nothing is emitted."""
+    target, drafter, rows = arguments.target, arguments.drafter, arguments.rows
+    sampling, max_new = arguments.sampling, arguments.max_new
     batch, width = rows.prompt.shape
     limit_fits = (rows.max_new_tokens >= 0) & (rows.max_new_tokens <= max_new)
     status = validate.traced_status(rows.prompt, rows.prompt_length, limit_fits, sampling, target.vocab_size)

@@ -12,7 +12,7 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Generation, GenerationState, RoundInfo
-from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, check_kinds
+from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, check_kinds, result_width
 from jaxspec.decoding.generate import collect, cut, initial_state
 from jaxspec.decoding.round import run_round
 from jaxspec.drafters.base import Drafter, NoDrafter
@@ -56,8 +56,7 @@ def init(
         stop_tokens=stop_tokens,
         capacity=capacity,
     )
-    state = _start(arguments)
-    return dataclasses.replace(state, done=arguments.placement.replicate(state.done))
+    return start(arguments)
 
 
 def step(
@@ -178,41 +177,41 @@ def stream(
         >>> sum(len(new) for new, _ in rounds)
         4
     """
-    return _stream(
-        Arguments.check(
-            target,
-            drafter,
-            prompt,
-            prompt_length=prompt_length,
-            key=key,
-            sampling=sampling,
-            verifier=verifier,
-            max_new_tokens=max_new_tokens,
-            stop_tokens=stop_tokens,
-            capacity=capacity,
-            lossy=lossy,
-            mesh=mesh,
-        )
+    arguments = Arguments.check(
+        target,
+        drafter,
+        prompt,
+        prompt_length=prompt_length,
+        key=key,
+        sampling=sampling,
+        verifier=verifier,
+        max_new_tokens=max_new_tokens,
+        stop_tokens=stop_tokens,
+        capacity=capacity,
+        lossy=lossy,
+        mesh=mesh,
     )
+    return _stream(arguments, result_width(arguments, max_new_tokens))
 
 
-def _stream(arguments: Arguments) -> Generator[list[np.ndarray], None, Generation]:
+def _stream(arguments: Arguments, width: int) -> Generator[list[np.ndarray], None, Generation]:
     target, drafter, verifier = arguments.target, arguments.drafter, arguments.verifier
-    state, advance = _start(arguments), jit_step(donate=True)
+    state, advance = start(arguments), jit_step(donate=True)
     replicate = arguments.placement.replicate  # each host reads all rows
     while not np.all(replicate(state.done)):
         state, info = advance(target, drafter, verifier, state, lossy=True)
         tokens, count = jax.device_get(replicate((info.tokens, info.count)))
         yield [row[:n] for row, n in zip(tokens, count, strict=True)]
     result = replicate(collect(state, arguments.max_new, verifier.lossless))
-    return cut(result, arguments.width)
+    return cut(result, width)
 
 
-def _start(arguments: Arguments) -> GenerationState:
-    rows, policy = arguments.rows, arguments.policy
-    return _jitted_start(arguments.target, arguments.drafter, policy, rows, max_new=arguments.max_new)
+@jax.jit
+def start(arguments: Arguments) -> GenerationState:
+    """Returns the state before the first round; each host can read which rows have ended."""
+    state = initial_state(arguments)
+    return dataclasses.replace(state, done=arguments.placement.replicate(state.done))
 
 
-_jitted_start = jax.jit(initial_state, static_argnames="max_new")
 _jitted_step = jax.jit(step, static_argnames="lossy")
 _donating_step = jax.jit(step, static_argnames="lossy", donate_argnames="state")

@@ -5,29 +5,35 @@ rows end at different times copies its whole state each round. Rows of a batch a
 accept independently, so a mapped axis becomes more rows.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.arguments import Arguments
 
-def fold_rows_under_vmap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Makes `function(models, rows)` fold a mapped axis of `rows` into their first axis.
+Result = TypeVar("Result")
 
-    Every leaf of `rows` and of the result has the rows as its first axis. If `models` (target,
-    drafter, verifier, policy) are mapped, calls run one after the other instead.
+
+def fold_rows_under_vmap(function: Callable[[Arguments], Result]) -> Callable[[Arguments], Result]:
+    """Makes the function fold a mapped axis of `arguments.rows` into their first axis.
+
+    Every leaf of them and of the result has the rows as its first axis. If anything else in the arguments is
+    mapped, calls run one after the other instead.
     """
     wrapped = jax.custom_batching.custom_vmap(function)
 
     @wrapped.def_vmap
-    def rule(axis_size, in_batched, models, rows):
-        models_mapped, rows_mapped = in_batched
-        if any(jax.tree.leaves(models_mapped)):
-            result = _one_after_the_other(wrapped, axis_size, in_batched, models, rows)
+    def rule(axis_size, in_batched, arguments):
+        (mapped,) = in_batched
+        if any(jax.tree.leaves(dataclasses.replace(mapped, rows=None))):
+            result = _one_after_the_other(wrapped, axis_size, mapped, arguments)
         else:
-            rows = jax.tree.map(lambda x, mapped: x if mapped else _repeat(x, axis_size), rows, rows_mapped)
-            folded = wrapped(models, jax.tree.map(lambda x: x.reshape(axis_size * x.shape[1], *x.shape[2:]), rows))
+            rows = jax.tree.map(lambda x, own: x if own else _repeat(x, axis_size), arguments.rows, mapped.rows)
+            rows = jax.tree.map(lambda x: x.reshape(axis_size * x.shape[1], *x.shape[2:]), rows)
+            folded = wrapped(dataclasses.replace(arguments, rows=rows))
             result = jax.tree.map(lambda x: x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]), folded)
         return result, jax.tree.map(lambda _: True, result)
 
@@ -38,12 +44,12 @@ def _repeat(x, count: int):
     return jnp.broadcast_to(x[None], (count, *x.shape))
 
 
-def _one_after_the_other(wrapped, axis_size, in_batched, models, rows):
-    leaves, tree = jax.tree.flatten((models, rows))
-    mapped = jax.tree.leaves(in_batched)
+def _one_after_the_other(wrapped, axis_size, mapped, arguments):
+    leaves, tree = jax.tree.flatten(arguments)
+    owned = jax.tree.leaves(mapped)
 
     def call(index):
-        chosen = [x[index] if is_mapped else x for x, is_mapped in zip(leaves, mapped, strict=True)]
-        return wrapped(*jax.tree.unflatten(tree, chosen))
+        chosen = [x[index] if own else x for x, own in zip(leaves, owned, strict=True)]
+        return wrapped(jax.tree.unflatten(tree, chosen))
 
     return jax.lax.map(call, jnp.arange(axis_size, dtype=jnp.int32))

@@ -11,6 +11,7 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.decoding.generate import run
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
@@ -220,7 +221,7 @@ def _generate(request: TextRequest) -> TextResult | list[TextResult]:
             pass
         return stream.result
     start = time.perf_counter()
-    generation = request.generate()
+    generation = run(request.arguments)
     tokens, length = np.asarray(generation.tokens), np.asarray(generation.length)
     timing = Timing(time.perf_counter() - start, int(length.sum()))
     rows = new_rows(request)

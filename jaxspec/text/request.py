@@ -7,16 +7,13 @@ from typing import Any, Self, TypedDict
 
 import jax
 import numpy as np
-from jax import Array
-from jaxtyping import Int, Key
+from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Layout, Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy, Sampling
-from jaxspec.core.state import Generation, GenerationState
-from jaxspec.decoding.generate import generate
-from jaxspec.decoding.steps import init
+from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.base import Drafter
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
@@ -87,39 +84,25 @@ class TextOptions:
         return Greedy() if self.temperature == 0 else sampling
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """A batch of encoded prompts, the models that continue them, and the options.
+    """A batch of encoded prompts and the models that continue them, checked, with what makes text of the tokens.
 
     Attributes:
-      target: the model whose distribution is kept.
-      drafter: drafts tokens.
-      verifier: decides which drafts are accepted.
-      lossy: whether a verifier that changes the distribution is allowed.
-      tokenizer: the target's.
-      prompts: `[b, t]`, padded on the right.
-      prompt_length: `[b]`.
+      arguments: the models, the prompts and the policy, for the loop.
+      prompts: the token ids of each prompt.
       single: whether the caller passed one prompt by itself.
-      max_new_tokens: `[b]`.
-      policy: the sampling policy.
-      seed: the number that `key` was made from; `None` for greedy decoding without one.
-      key: the PRNG key, or `None` if nothing is drawn.
+      tokenizer: the target's.
+      seed: the number that the key was made from; `None` for greedy decoding without one.
       stop: stop strings.
       stop_tokens: ids that end a text.
     """
 
-    target: Model
-    drafter: Drafter
-    verifier: Verifier
-    lossy: bool
-    tokenizer: Tokenizer
-    prompts: Int[np.ndarray, "b t"]
-    prompt_length: Int[np.ndarray, "b"]
+    arguments: Arguments
+    prompts: list[list[int]]
     single: bool
-    max_new_tokens: Int[np.ndarray, "b"]
-    policy: Policy
+    tokenizer: Tokenizer
     seed: int | None
-    key: Key[Array, ""] | None
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
 
@@ -128,7 +111,7 @@ class TextRequest:
         cls,
         target: Model,
         drafter: Drafter,
-        prompts: Sequence[Sequence[int]],
+        prompts: list[list[int]],
         options: TextOptions,
         *,
         verifier: Verifier,
@@ -143,58 +126,34 @@ class TextRequest:
         """
         policy = options.policy()
         seed = _seed(options.seed, policy, placement_of(target))
-        most = np.asarray(options.max_new_tokens)
-        validate.max_new_tokens(most, len(prompts))
-        most = np.broadcast_to(most.astype(np.int32), len(prompts))
+        stop = _stop_strings(options.stop, tokenizer)
+        stop_tokens = tuple(tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens)
+        validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        _check_contexts(target, drafter, lengths + most)
+        _check_contexts(target, drafter, lengths + np.asarray(options.max_new_tokens))
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
-        stop_tokens = tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens
-        return cls(
-            target=target,
-            drafter=drafter,
-            verifier=verifier,
-            lossy=lossy,
-            tokenizer=tokenizer,
-            prompts=padded,
+        arguments = Arguments.check(
+            target,
+            drafter,
+            padded,
             prompt_length=lengths,
-            single=single,
-            max_new_tokens=most,
-            policy=policy,
-            seed=seed,
             key=None if policy.greedy or seed is None else jax.random.key(seed),
-            stop=_stop_strings(options.stop, tokenizer),
-            stop_tokens=tuple(stop_tokens),
+            sampling=policy,
+            verifier=verifier,
+            max_new_tokens=options.max_new_tokens,
+            stop_tokens=stop_tokens,
+            lossy=lossy,
         )
-
-    def generate(self) -> Generation:
-        """Decodes the whole batch as one program."""
-        return generate(
-            self.target,
-            self.drafter,
-            self.prompts,
-            prompt_length=self.prompt_length,
-            key=self.key,
-            sampling=self.policy,
-            verifier=self.verifier,
-            max_new_tokens=self.max_new_tokens,
-            stop_tokens=self.stop_tokens,
-            lossy=self.lossy,
-        )
-
-    def init(self) -> GenerationState:
-        """Returns the state before the first round, for decoding round by round."""
-        return init(
-            self.target,
-            self.drafter,
-            self.prompts,
-            prompt_length=self.prompt_length,
-            key=self.key,
-            sampling=self.policy,
-            max_new_tokens=self.max_new_tokens,
-            stop_tokens=self.stop_tokens,
+        return cls(
+            arguments=arguments,
+            prompts=prompts,
+            single=single,
+            tokenizer=tokenizer,
+            seed=seed,
+            stop=stop,
+            stop_tokens=stop_tokens,
         )
 
 

@@ -166,7 +166,7 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 token_ids=tuple(row.ids[:count]),
                 log_probs=tuple(np.asarray(log_probs[index, :count]).tolist()),
                 stop_reason="stop string" if row.stopped else _STOP_REASONS[StopReason(int(reasons[index]))],
-                prompt_tokens=int(request.prompt_length[index]),
+                prompt_tokens=len(request.prompts[index]),
                 seed=request.seed,
                 stats=_row(stats, index),
                 timing=timing,

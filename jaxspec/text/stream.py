@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxspec.core.state import GenerationState
-from jaxspec.decoding.steps import finish, jit_step
+from jaxspec.decoding.steps import finish, jit_step, start
 from jaxspec.text.request import TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
 
@@ -47,8 +47,7 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
     @property
     def prompts(self) -> list[list[int]]:
         """The token ids of each prompt."""
-        request = self._request
-        return [ids[:n].tolist() for ids, n in zip(request.prompts, request.prompt_length, strict=True)]
+        return self._request.prompts
 
     @property
     def ended(self) -> tuple[bool, ...]:
@@ -67,15 +66,15 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         return cast("Result", self._results[0] if self._request.single else self._results)
 
     def _run(self) -> Iterator[str | tuple[int, str]]:
-        request, clock = self._request, _Clock()
+        single, arguments, clock = self._request.single, self._request.arguments, _Clock()
         with clock:
-            state = request.init()
+            state = start(arguments)
             done = np.asarray(state.done)
         self._ended = np.array(done)
         advance = jit_step(donate=True)
         while not done.all():
             with clock:
-                state, info = advance(request.target, request.drafter, request.verifier, state, lossy=request.lossy)
+                state, info = advance(arguments.target, arguments.drafter, arguments.verifier, state, lossy=True)
                 tokens, count, done = jax.device_get((info.tokens, info.count, state.done))
             clock.count(int(count.sum()))
             pieces = [
@@ -87,9 +86,9 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
                 # Not for all rows at once: those whose last piece is yet to come have not ended.
                 self._ended[index] = done[index]
                 if piece:
-                    yield piece if request.single else (index, piece)
-        generation = finish(state, lossless=request.verifier.lossless)
-        self._results = collect(request, self._rows, generation, clock.timing())
+                    yield piece if single else (index, piece)
+        generation = finish(state, lossless=arguments.verifier.lossless)
+        self._results = collect(self._request, self._rows, generation, clock.timing())
 
 
 def _end_stopped(

@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "results stay split",
         "decoding/generate.py",
-        "placement.replicate(collect(state, max_new, verifier.lossless))",
-        "collect(state, max_new, verifier.lossless)",
+        "arguments.placement.replicate(collect(state, arguments.max_new, verifier.lossless))",
+        "collect(state, arguments.max_new, verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),
     Mutant(
