@@ -76,7 +76,6 @@ class Difference:
       error: the standard error of the difference; `None` for a single question.
       low: the lower end of the difference's interval at confidence `1 - LEVEL`, or `None`.
       high: its upper end, or `None`.
-      questions: over how many it was taken.
     """
 
     plain: float
@@ -85,7 +84,6 @@ class Difference:
     error: float | None = None
     low: float | None = None
     high: float | None = None
-    questions: int = 1
 
     @property
     def within_noise(self) -> bool | None:
@@ -107,7 +105,7 @@ def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Differ
         return Difference(first, second, mean)
     error = float(stats.sem(differences))
     reach = error * float(stats.t.ppf(1 - LEVEL / 2, count - 1))
-    return Difference(first, second, mean, error, mean - reach, mean + reach, count)
+    return Difference(first, second, mean, error, mean - reach, mean + reach)
 
 
 def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable[[Sequence[Any]], float]) -> Difference:
@@ -118,15 +116,15 @@ def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable
       other: the same of the other side.
       figure: one number of many questions.
     """
-    count, first, second = len(plain), figure(plain), figure(other)
-    if count == 1:
+    first, second = figure(plain), figure(other)
+    if len(plain) == 1:
         return Difference(first, second, second - first)
 
     def difference(places: np.ndarray) -> float:
         return figure([other[i] for i in places]) - figure([plain[i] for i in places])
 
     found = stats.bootstrap(
-        (np.arange(count),),
+        (np.arange(len(plain)),),
         difference,
         n_resamples=_RESAMPLES,
         vectorized=False,
@@ -135,7 +133,7 @@ def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable
         rng=np.random.default_rng(0),
     )
     low, high = (float(bound) for bound in found.confidence_interval)
-    return Difference(first, second, second - first, float(found.standard_error), low, high, count)
+    return Difference(first, second, second - first, float(found.standard_error), low, high)
 
 
 def check_bleu() -> None:
@@ -191,8 +189,7 @@ class Agreement:
         answers = list(_answers(turns, label, "divergences"))
         diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
         wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
-        names = ("question", "turn", "place", "distance")
-        first: dict[str, Any] | None = dict(zip(names, wrong[0], strict=True)) if wrong else None
+        first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
         return cls(len(answers), len(answers) - len(diverged), len(diverged) - len(wrong), len(wrong), first)
 
 

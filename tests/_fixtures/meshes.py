@@ -1,5 +1,7 @@
 """Makes meshes, and the calls that are run on them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +22,7 @@ PROMPT = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
 POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95, min_p=0.001)
 
 
-@jax.jit
-def run(target, drafter, verifier, prompt, lengths, policy):
+def generate(target, drafter, verifier, prompt=PROMPT, lengths=LENGTHS, policy=POLICY, **options):
     return jaxspec.generate(
         target,
         drafter,
@@ -31,8 +32,11 @@ def run(target, drafter, verifier, prompt, lengths, policy):
         sampling=policy,
         verifier=verifier,
         max_new_tokens=12,
-        lossy=True,
+        **options,
     )
+
+
+run = jax.jit(functools.partial(generate, lossy=True))
 
 
 def same(result, expected):

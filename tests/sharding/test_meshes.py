@@ -33,7 +33,7 @@ from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
-from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, make_mesh, run, same
+from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, generate, make_mesh, run, same
 from tests.benchmarks.workload import disturbed
 
 TARGET = tiny.wide_transformer(0, vocab=VOCAB)
@@ -129,20 +129,6 @@ def test_a_whole_draft_beside_a_split_target():
     same(run(target, drafter, BlockVerifier(), PROMPT, LENGTHS, POLICY), on_one_device("model, block"))
 
 
-def generate(target, drafter, prompt=PROMPT, verifier=BlockVerifier(), **options):
-    return jaxspec.generate(
-        target,
-        drafter,
-        prompt,
-        prompt_length=LENGTHS,
-        key=jax.random.key(5),
-        sampling=POLICY,
-        verifier=verifier,
-        max_new_tokens=12,
-        **options,
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -153,7 +139,7 @@ def generate(target, drafter, prompt=PROMPT, verifier=BlockVerifier(), **options
 )
 def test_a_mesh_can_be_passed(name, kind):
     drafter, verifier = NAMED[name]
-    result = generate(TARGET, drafter, verifier=verifier, mesh=make_mesh(kind=kind))
+    result = generate(TARGET, drafter, verifier, mesh=make_mesh(kind=kind))
     same(result, on_one_device(name))
     assert result.tokens.sharding.is_fully_replicated
 
@@ -161,7 +147,7 @@ def test_a_mesh_can_be_passed(name, kind):
 @pytest.mark.slow
 def test_a_mesh_can_be_passed_inside_the_callers_jit():
     mesh = make_mesh()
-    jitted = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
+    jitted = jax.jit(lambda target, drafter: generate(target, drafter, BlockVerifier(), mesh=mesh))
     same(jitted(TARGET, NAMED["model, block"][0]), on_one_device("model, block"))
 
 
