@@ -195,7 +195,7 @@ def load_drafter(
       mesh: splits models and heads over devices.
       rules: how.
       batch: how many rows the costs of "adaptive" are for. With fewer it drafts less than would pay, with more it may
-        lose more than `Adaptive` says.
+        draft more.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit each other.

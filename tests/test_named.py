@@ -99,11 +99,11 @@ def test_one_beside_n_grams(shipped, monkeypatch):
     manifest = (shipped / "manifest.json").read_text()
     (shipped / "manifest.json").write_text(manifest.replace('"drafter": "eagle"', '"drafter": "ngram+eagle"'))
     zoo._entries.cache_clear()
-    costs = lambda *_, batch: ((1.0, batch + 0.5, 9.0, 9.0), 0.0)  # noqa: E731
+    costs = lambda *_, batch: (1.0, batch + 0.5, 9.0, 9.0)  # noqa: E731
     monkeypatch.setattr("jaxspec.drafters.adapt.estimate_costs", costs)
     assert isinstance(load("auto"), jaxspec.HybridDrafter)
     alone = load("auto", batch=8)
-    assert isinstance(alone, jaxspec.NGramDrafter) and alone.draft_length.advance == jaxspec.Adaptive.advance
+    assert isinstance(alone, jaxspec.NGramDrafter) and isinstance(alone.draft_length, jaxspec.Adaptive)
     assert isinstance(load("ngram+eagle", batch=8), jaxspec.HybridDrafter)
     assert isinstance(load("auto", batch=8, k=2), jaxspec.HybridDrafter)
     with pytest.raises(ValueError, match="takes one draft a round, got num_drafts=2"):

@@ -114,6 +114,8 @@ class Context:
       length: committed tokens of each row.
       done: rows that emit no more.
       sampling: the policy of `generate`, which drafts are drawn with unless the drafter has its own.
+      asked: rows to draft for; something else drafts for the others, and the drafter only follows their text. `None`
+        is all.
 
     Example:
         >>> length, done = jnp.asarray([5, 5], jnp.int32), jnp.zeros(2, jnp.bool_)
@@ -129,6 +131,17 @@ class Context:
     length: Int[Array, "b"]
     done: Bool[Array, "b"]
     sampling: Policy
+    asked: Bool[Array, "b"] | None = None
+
+    @property
+    def live(self) -> Bool[Array, "b"]:
+        """Rows that have not ended."""
+        return ~self.done
+
+    @property
+    def able(self) -> Bool[Array, "b"]:
+        """Rows to draft for."""
+        return self.live if self.asked is None else self.live & self.asked
 
     @property
     def last(self) -> Int[Array, "b 1"]:

@@ -5,13 +5,12 @@ draft itself: with a target distribution (.7, .3) and a draft distribution (.5, 
 after looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating rule. The order of the calls
 and their arguments enforce it:
 
-    longest(state, able)                      before the round, from earlier rounds
+    longest(state, able, live)                before the round, from earlier rounds
     should_verify(state, cum_accept_prob)     before draft i is drawn, from the drafter's own estimate
     should_draft(state, log_probs)            before draft i is drawn, from the distribution that it is drawn from
                                               ... draft i is drawn, and stays submitted ...
     continue_(state, log_prob)                for the drafts after it
     observe(state, ...)                       for the rounds after it
-    rest(state, ...)                          the same, for rows in which another drafter drafted
 """
 
 import abc
@@ -61,14 +60,15 @@ class DraftLength(abc.ABC):
         """Returns the state before the first round, for `batch` rows. By default it is the longest length itself."""
         return jnp.full(batch, self.lengths[-1], jnp.int32)
 
-    def longest(self, state: Any, able: Bool[Array, "b"]) -> Int[Array, "b"]:
+    def longest(self, state: Any, able: Bool[Array, "b"], live: Bool[Array, "b"]) -> Int[Array, "b"]:
         """Returns the most drafts of each row in this round; where all are 0 the drafter does not run.
 
         Args:
           state: the state before the round.
-          able: which rows can draft at all; what is returned for others is not read.
+          able: which rows can draft; what is returned for others is not read.
+          live: which rows have not ended; those that cannot draft wait for those that do.
         """
-        del able
+        del able, live
         return state
 
     def should_verify(self, state: Any, cum_accept_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
@@ -98,21 +98,24 @@ class DraftLength(abc.ABC):
         del state
         return jnp.ones(log_prob.shape, jnp.bool_)
 
-    def observe(self, state: Any, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]) -> Any:
-        """Returns the state after a round. Rows that are not `live` have ended, or rest.
+    def observe(
+        self,
+        state: Any,
+        submitted: Int[Array, "b"],
+        accepted: Int[Array, "b"],
+        able: Bool[Array, "b"],
+        live: Bool[Array, "b"],
+    ) -> Any:
+        """Returns the state after a round.
 
         Args:
           state: the state before the round.
           submitted: how many drafts each row submitted.
           accepted: how many were accepted.
-          live: which rows to learn from.
+          able: which rows to learn from; the others have ended, or something else drafted for them.
+          live: which rows had not ended.
         """
-        del submitted, accepted, live
-        return state
-
-    def rest(self, state: Any, submitted: Int[Array, "b"], accepted: Int[Array, "b"], resting: Bool[Array, "b"]) -> Any:
-        """Returns the state after a round in which another drafter drafted for the rows `resting`."""
-        del submitted, accepted, resting
+        del submitted, accepted, able, live
         return state
 
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jaxspec.core.model import Model
-from jaxspec.core.prefill import CATCH_UP_CHUNK
 
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
 # with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
@@ -33,16 +32,14 @@ class DraftCosts(NamedTuple):
     Attributes:
       first: once in a round that drafts.
       each: for each draft.
-      missed: for each token of the text that the drafter missed while it drafted nothing.
 
     Example:
-      >>> jaxspec.draft_length.DraftCosts(first=0.01, each=0.2).missed
-      0.0
+      >>> jaxspec.draft_length.DraftCosts(first=0.01, each=0.2).each
+      0.2
     """
 
     first: float
     each: float
-    missed: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +84,7 @@ class CostModel:
     def draft_model(self, model: Model) -> DraftCosts:
         """Returns what a draft model takes: a pass a draft, the first of them over two tokens."""
         share = self.share(read_bytes(model), _layers(model))
-        missed = share * self.widened(model, CATCH_UP_CHUNK) / CATCH_UP_CHUNK
-        return DraftCosts(share * (self.widened(model, 2) - 1), share, missed)
+        return DraftCosts(share * (self.widened(model, 2) - 1), share)
 
     def layer(self, head: Any, k: int) -> DraftCosts:
         """Returns what a head of one layer takes: a pass a draft, the first over all that was accepted of `k`."""

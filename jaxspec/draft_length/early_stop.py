@@ -153,8 +153,8 @@ class EntropyStop(DraftLength):
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         return EntropyStopState(fill(self.threshold), fill(self.goal))
 
-    def longest(self, state: EntropyStopState, able: Bool[Array, "b"]) -> Int[Array, "b"]:
-        del able
+    def longest(self, state: EntropyStopState, able: Bool[Array, "b"], live: Bool[Array, "b"]) -> Int[Array, "b"]:
+        del able, live
         return jnp.full(state.threshold.shape, self.lengths[-1], jnp.int32)
 
     def should_draft(self, state: EntropyStopState, log_probs: Float[Array, "b v"]) -> Bool[Array, "b"]:
@@ -162,13 +162,19 @@ class EntropyStop(DraftLength):
         return 1.0 - jnp.sqrt(self.kappa * jnp.maximum(entropy, 0.0)) >= state.threshold
 
     def observe(
-        self, state: EntropyStopState, submitted: Int[Array, "b"], accepted: Int[Array, "b"], live: Bool[Array, "b"]
+        self,
+        state: EntropyStopState,
+        submitted: Int[Array, "b"],
+        accepted: Int[Array, "b"],
+        able: Bool[Array, "b"],
+        live: Bool[Array, "b"],
     ) -> EntropyStopState:
+        del live
         drafted = submitted > 0
         share = accepted / jnp.maximum(submitted, 1)
         mean = self.decay * state.acceptance + (1.0 - self.decay) * share
-        acceptance = jnp.where(live & drafted, mean, state.acceptance)
+        acceptance = jnp.where(able & drafted, mean, state.acceptance)
         up = drafted & (acceptance <= self.goal)
         moved = state.threshold + (1.0 - self.smoothing) * jnp.where(up, self.step, -self.step)
-        threshold = jnp.where(live, jnp.clip(moved, 0.0, 1.0), state.threshold)
+        threshold = jnp.where(able, jnp.clip(moved, 0.0, 1.0), state.threshold)
         return EntropyStopState(threshold, acceptance)

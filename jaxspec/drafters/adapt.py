@@ -56,26 +56,22 @@ class LengthOption:
 def adapt(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
     """Returns the same drafter, drafting as many tokens as pay: with `Adaptive`, and costs measured here or estimated.
 
-    Measured ones are those that `jaxspec plan --save` keeps. The two parts of a hybrid keep one account, and may lose
-    as much together as one drafter alone.
+    Measured ones are those that `jaxspec plan --save` keeps.
 
     Args:
       drafter: one that takes a `DraftLength`, or a `HybridDrafter` of two.
       target: the model to draft for.
       longest: the most drafts; `None` is 8, or what the drafter's heads can guess.
-      batch: how many rows costs are for. With fewer rows it drafts less than would pay, with more it may lose more
-        than `Adaptive` says.
+      batch: how many rows costs are for. With fewer rows it drafts less than would pay, with more it may draft more.
 
     Raises:
       TypeError: the drafter takes none.
     """
     lookup, model = drafter.lookup_part, drafter.model_part
     if lookup is None:
-        return drafter.with_length(_adaptive(drafter, target, longest, batch, Adaptive.allowance))
-    # Both allowances add up.
-    length = _adaptive(model, target, longest, batch, Adaptive.allowance / 2)
-    copied = _adaptive(lookup, target, length.lengths[-1], batch, Adaptive.allowance / 2)
-    return drafter.with_length(length, lookup=copied)
+        return drafter.with_length(_adaptive(drafter, target, longest, batch))
+    length = _adaptive(model, target, longest, batch)
+    return drafter.with_length(length, lookup=_adaptive(lookup, target, length.lengths[-1], batch))
 
 
 def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
@@ -92,7 +88,7 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
     """
     if drafter.lookup_part is None:
         return drafter
-    lengths, costs, _ = _costs(drafter.model_part, target, longest, batch)
+    lengths, costs = _costs(drafter.model_part, target, longest, batch)
     tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
     saves = max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
     return drafter if saves else drafter.lookup_part
@@ -111,10 +107,8 @@ def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
     return f"adaptive up to {drafter.max_drafts}, costs {'measured' if known else 'given or estimated'}"
 
 
-def estimate_costs(
-    target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1
-) -> tuple[tuple[float, ...], float]:
-    """Predicts `costs` and `lag` of `Adaptive`; nothing is run.
+def estimate_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1) -> tuple[float, ...]:
+    """Predicts the `costs` of `Adaptive`; nothing is run.
 
     Args:
       target: the target.
@@ -123,19 +117,18 @@ def estimate_costs(
       batch: rows.
     """
     model = CostModel(target, batch)
-    drafting = drafter.draft_costs(model, max(lengths))
-    return model.rounds(drafting, lengths), round(drafting.missed, 5)
+    return model.rounds(drafter.draft_costs(model, max(lengths)), lengths)
 
 
-def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int, allowance: float) -> Adaptive:
-    lengths, costs, lag = _costs(drafter, target, longest, batch)
-    return Adaptive(costs, lengths, allowance=allowance, lag=lag)
+def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) -> Adaptive:
+    lengths, costs = _costs(drafter, target, longest, batch)
+    return Adaptive(costs, lengths)
 
 
 def _costs(
     drafter: Drafter, target: Model, longest: int | None, batch: int
-) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-    """Returns lengths, the time of a round of each, and the time of reading a token that was missed."""
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Returns lengths, and the time of a round of each."""
     lengths = validate.draft_lengths(longest or (drafter.max_drafts if drafter.bounded_by_heads else MOST))
-    costs, lag = estimate_costs(target, drafter, lengths, batch=batch)
-    return lengths, rising(saved_costs(target, drafter, lengths, batch=batch) or costs), lag
+    costs = saved_costs(target, drafter, lengths, batch=batch) or estimate_costs(target, drafter, lengths, batch=batch)
+    return lengths, rising(costs)

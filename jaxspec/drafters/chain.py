@@ -63,8 +63,8 @@ class Chain:
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
-        silent = context.done | ~self.draft.ready(context)
-        longest = jnp.where(silent, 0, self.draft_length.longest(state.length_state, ~silent))
+        able = context.able & self.draft.ready(context)
+        longest = jnp.where(able, self.draft_length.longest(state.length_state, able, context.live), 0)
         hidden = self.draft.blank(longest.shape[0])
         vocab_size = None if policy.greedy else self.draft.vocab_size
         max_drafts = self.draft_length.lengths[-1]
@@ -82,7 +82,9 @@ class Chain:
         own = jnp.minimum(verdict.accepted, state.submitted)
         draft_state = self.draft.truncate(state.draft_state, context.length + own)
         draft_state = self.draft.observe(draft_state, context, verdict, hidden)
-        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        length_state = self.draft_length.observe(
+            state.length_state, state.submitted, verdict.accepted, context.able, context.live
+        )
         return ChainState(draft_state, length_state, state.submitted)
 
     def _draft(self, drafts: "_Drafts", policy: Policy, longest, rng: Rng, length_state, context: Context):

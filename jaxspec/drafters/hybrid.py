@@ -15,10 +15,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.draft_length.pausing import Pausing, PausingState
-from jaxspec.draft_length.shared_account import SharedAccount
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
 
@@ -79,13 +76,9 @@ class HybridDrafter(Drafter):
 
         (1 + E) * cost > 1 + A
 
-    In those rows the model rests, and catches up later; if no row needs it, it does not run. The choice is made before
-    the model draws anything, so the distribution of what is emitted does not change; a guess is reported as one-hot.
-    Guesses are judged in the model's rounds too.
-
-    Two `Adaptive` draft lengths keep one account (`SharedAccount`): what one gains pays for trials of the other. The
-    model's state must then say how many drafts each row `submitted`. If the lookup half drafts a fixed number, only
-    rows that the model drafts for are counted, although the others wait for it all the same.
+    In those rows the model rests (`Context.asked`), and catches up later; if no row needs it, it does not run. The
+    choice is made before the model draws anything, so the distribution of what is emitted does not change; a guess is
+    reported as one-hot. Guesses are judged in the model's rounds too.
 
     Attributes:
       lookup: `SuffixDrafter` or `NGramDrafter`.
@@ -165,12 +158,9 @@ class HybridDrafter(Drafter):
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
-        lookup, model = self.lookup.init(context, prefilled, slots), self._resting.init(context, prefilled, slots)
-        if self._account is not None:
-            lookup, model = _with_length_states(lookup, model, self._account.open(*_length_states(lookup, model)))
         return HybridState(
-            lookup,
-            model,
+            self.lookup.init(context, prefilled, slots),
+            self.model.init(context, prefilled, slots),
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
             jnp.zeros((batch, self.max_drafts), jnp.int32),
@@ -179,39 +169,17 @@ class HybridDrafter(Drafter):
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, lookup = self.lookup.propose(rng, state.lookup, context)
         copied = self._prefers(state.record, lookup.guess)
-        _, length_state = length_states = _length_states(lookup, state.model)
-        if self._account is not None:
-            submitted = jnp.where(copied, lookup.guess.count, 0)
-            length_state = self._account.left(*length_states, submitted, ~context.done)
-        resting = dataclasses.replace(state.model, length_state=PausingState(length_state, copied))
-        drafts, model = self._resting.propose(rng, resting, context)
+        drafts, model = self.model.propose(rng, state.model, dataclasses.replace(context, asked=~copied))
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
         return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
     def observe(self, state: HybridState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> HybridState:
-        # Rows that copied nothing wait for those that did, so the draft length observes those rounds for them too.
         guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
-        model = self._resting.observe(state.model, context, verdict, hidden)
-        if self._account is not None:
-            left, after = state.model.length_state.inner, _length_states(lookup, model)
-            settled = self._account.settle(left, *after, state.model.submitted, ~context.done, state.copied)
-            lookup, model = _with_length_states(lookup, model, settled)
+        asked = dataclasses.replace(context, asked=~state.copied)
+        model = self.model.observe(state.model, asked, verdict, hidden)
         return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
-
-    @property
-    def _resting(self) -> Drafter:
-        """The model's drafter with a draft length that can be paused row by row."""
-        return self.model.with_length(Pausing(_draft_length(self.model)))
-
-    @property
-    def _account(self) -> SharedAccount | None:
-        """The account that both share, where both draft lengths are `Adaptive`; else `None`."""
-        lookup, model = self.lookup.draft_length, self.model.draft_length
-        if isinstance(lookup, Adaptive) and isinstance(model, Adaptive):
-            return SharedAccount(lookup, model)
-        return None
 
     def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
         return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
@@ -234,21 +202,6 @@ class HybridDrafter(Drafter):
             jnp.where(drafted, moved, record.accepted),
             record.rounds + drafted.astype(jnp.int32),
         )
-
-
-def _length_states(lookup: Any, model: Any) -> tuple[Any, Any]:
-    """Returns the states of both drafters' own draft lengths."""
-    return lookup.length_state, model.length_state.inner
-
-
-def _with_length_states(lookup: Any, model: Any, states: tuple[Any, Any]) -> tuple[Any, Any]:
-    pausing = dataclasses.replace(model.length_state, inner=states[1])
-    return dataclasses.replace(lookup, length_state=states[0]), dataclasses.replace(model, length_state=pausing)
-
-
-def _draft_length(drafter: Drafter) -> DraftLength:
-    assert drafter.draft_length is not None  # checked when the drafter was made
-    return drafter.draft_length
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:

@@ -117,17 +117,22 @@ class LookupDrafter(AdjustableDrafter):
         return LookupState(self.draft_length.init(batch), guess)
 
     def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
-        longest = self.draft_length.longest(state.length_state, ~context.done)
-        search = lambda: self.guess(context.tokens, context.length).cut(longest)  # noqa: E731
-        # The search is skipped if no row may draft.
-        idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(longest))  # noqa: E731
-        guess = jax.lax.cond(jnp.any(longest > 0), search, idle) if 0 in self.draft_length.lengths else search()
+        longest, live = self.draft_length.longest, context.live
+        search = lambda: self.guess(context.tokens, context.length)  # noqa: E731
+        # The search is skipped if no row would draft though all found something.
+        idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(context.length))  # noqa: E731
+        may_draft = jnp.any(longest(state.length_state, live, live) > 0)
+        guess = jax.lax.cond(may_draft, search, idle) if 0 in self.draft_length.lengths else search()
+        found = live & (guess.count > 0)
+        guess = guess.cut(longest(state.length_state, found, live))
         valid = guess.places < guess.count[:, None]
         return Proposal(guess.tokens, valid), LookupState(state.length_state, guess)
 
     def observe(self, state: LookupState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> LookupState:
         submitted = state.guess.count
-        length_state = self.draft_length.observe(state.length_state, submitted, verdict.accepted, ~context.done)
+        length_state = self.draft_length.observe(
+            state.length_state, submitted, verdict.accepted, context.able, context.live
+        )
         return dataclasses.replace(state, length_state=length_state)
 
 

@@ -53,12 +53,12 @@ class Turns(DraftLength):
     def init(self, batch):
         return jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.int32)
 
-    def longest(self, state, able):
+    def longest(self, state, able, live):
         rounds, accepted = state
         turn = jnp.asarray(self.turns, jnp.int32)[(rounds + accepted) % len(self.turns)]
         return jnp.where(rounds % 4 == 2, 0, turn)
 
-    def observe(self, state, submitted, accepted, live):
+    def observe(self, state, submitted, accepted, able, live):
         return state[0] + 1, state[1] + accepted
 
 
@@ -98,8 +98,8 @@ def run_together(length, would_accept, live=None):
 
     def one(state, now):
         right, live = now
-        limit = jnp.where(live, length.longest(state, live), 0)
-        return length.observe(state, limit, jnp.minimum(limit, right), live), limit
+        limit = jnp.where(live, length.longest(state, live, live), 0)
+        return length.observe(state, limit, jnp.minimum(limit, right), live, live), limit
 
     return jax.lax.scan(one, length.init(would_accept.shape[1]), (would_accept, live))[1]
 
@@ -119,98 +119,54 @@ def right_drafts(seed, probability, rounds, rows, most=8):
     return jnp.asarray(np.cumprod(right, axis=-1).sum(-1), jnp.int32)
 
 
-class PlainRow:
-    """One row of `PlainAdaptive`."""
-
-    def __init__(self, costs, lengths, margin, rate, prior, period):
-        self.costs, self.lengths, self.margin, self.rate, self.period = costs, lengths, margin, rate, period
-        self.acceptance, self.seen = [prior] * lengths[-1], [0] * lengths[-1]
-        self.choice, self.rounds, self.due, self.missed = 0, 0, True, 0
-
-    def tokens(self, index):
-        tokens, reach = 1.0, 1.0
-        for acceptance in self.acceptance[: self.lengths[index]]:
-            reach *= acceptance
-            tokens += reach
-        return tokens
-
-    def speed(self, index):
-        return self.tokens(index) / self.costs[index]
-
-    def best(self):
-        return max(range(len(self.lengths)), key=self.speed)
-
-    def wanted(self):
-        return self.choice + (self.due and self.choice + 1 < len(self.lengths))
-
-    def observe(self, submitted, accepted):
-        for i in range(min(submitted, accepted + 1)):
-            rate = max(self.rate, 1 / (4 + self.seen[i]))
-            moved = (1 - rate) * self.acceptance[i] + rate * (i < accepted)
-            self.acceptance[i] = min(max(moved, 0.02), 0.98)
-            self.seen[i] += 1
-        for i in range(1, self.lengths[-1]):
-            if self.seen[i] == 0 < self.seen[i - 1]:
-                self.acceptance[i:] = [self.acceptance[i - 1]] * len(self.acceptance[i:])
-        if submitted > self.lengths[self.choice]:
-            self.due = (1 + accepted) / self.costs[self.choice + 1] > self.speed(self.choice)
-        if self.speed(self.best()) > (1 + self.margin) * self.speed(self.choice):
-            self.choice, self.due = self.best(), False
-        self.rounds += 1
-        self.due = self.due or self.rounds % self.period == 0
-
-
 class PlainAdaptive:
-    """`Adaptive`, as the formulas read: lists, loops and no JAX. All rows draft until they are done."""
+    """`Adaptive`, as its docstring reads: lists, loops and no JAX. All rows that are able draft until they are done."""
 
-    def __init__(self, costs, lengths, rows=1, margin=0.03, rate=0.05, prior=0.7, period=64, **account):
-        self.costs, self.lengths, self.margin = costs, lengths, margin
-        self.rows = [PlainRow(costs, lengths, margin, rate, prior, period) for _ in range(rows)]
-        account = {"allowance": 0.008, "advance": 1.25, "reserve": 12.0, "lag": 0.0} | account
-        self.worth, self.balance = (1 + account["allowance"]) * costs[0], [account["advance"]] * rows
-        self.reserve, self.lag = account["reserve"], account["lag"]
+    def __init__(self, costs, lengths, rows=1, rate=0.05, prior=0.7, period=128):
+        self.costs, self.lengths, self.rate, self.period = costs, lengths, rate, period
+        self.acceptance = [[prior] * lengths[-1] for _ in range(rows)]
+        self.seen = [[0] * lengths[-1] for _ in range(rows)]
+        self.rounds, self.due = [0] * rows, [False] * rows
 
-    def price(self, row, index):
-        return self.costs[index] + (self.lag * row.missed if self.lengths[index] else 0)
+    def tokens(self, row, length):
+        return 1 + sum(np.prod(self.acceptance[row][: n + 1]) for n in range(length))
+
+    def best(self, able, live):
+        speeds = []
+        for length, cost in zip(self.lengths, self.costs, strict=True):
+            tokens = [self.tokens(row, length if able[row] else 0) for row, here in enumerate(live) if here]
+            speeds.append(sum(tokens) / cost)
+        return int(np.argmax(speeds)), max(speeds)
 
     def limits(self, live=None):
-        live = [True] * len(self.rows) if live is None else live
-        rows = [row for row, here in zip(self.rows, live, strict=True) if here]
-        found, tries = [], 0
-        least = min((balance for balance, here in zip(self.balance, live, strict=True) if here), default=0)
-        for row in rows:
-            index = row.wanted()
-            while index > 0 and least + self.worth < max(self.price(other, index) for other in rows):
-                index -= 1
-            found.append(index)
-            tries += index == row.wanted() > row.choice
-        longest = max(found, default=0)
-        if 2 * tries <= len(rows):
-            pays = lambda most: (  # noqa: E731
-                sum(row.tokens(min(index, most)) for row, index in zip(rows, found, strict=True)) / self.costs[most]
-            )
-            best = max(range(longest + 1), key=pays)
-            longest = best if pays(best) > (1 + self.margin) * pays(longest) else longest
-        found = iter(found)
-        return [self.lengths[min(next(found), longest)] if here else 0 for here in live]
+        live = [True] * len(self.rounds) if live is None else live
+        index, _ = self.best(live, live)
+        due = any(due and here for due, here in zip(self.due, live, strict=True))
+        return [self.lengths[min(index + due, len(self.lengths) - 1)] if here else 0 for here in live]
 
     def observe(self, submitted, accepted, live=None):
-        live = [True] * len(self.rows) if live is None else live
-        rounds = [each for each in zip(self.rows, submitted, accepted, live, strict=True) if each[3]]
-        if rounds:
-            taken = lambda drafts: next(i for i, length in enumerate(self.lengths) if drafts <= length)  # noqa: E731
-            # The longest draft is waited for, and what the drafter reads before it: all that any row missed.
-            longest = max(taken(drafts) for _, drafts, *_ in rounds)
-            price = max(self.price(row, longest) for row, *_ in rounds)
-        for at, (row, drafts, kept, here) in enumerate(zip(self.rows, submitted, accepted, live, strict=True)):
+        live = [True] * len(self.rounds) if live is None else live
+        drafted = [here and drafts > 0 for drafts, here in zip(submitted, live, strict=True)]
+        index, speed = self.best(drafted, live)
+        tried = max((drafts for drafts, here in zip(submitted, drafted, strict=True) if here), default=0)
+        tried = tried > self.lengths[index]
+        emitted = sum(1 + (kept if drafts else 0) for kept, drafts, here in zip(accepted, drafted, live) if here)
+        pays = tried and emitted > speed * self.costs[min(index + 1, len(self.costs) - 1)]
+        for row, here in enumerate(live):
             if here:
-                earned = self.worth * (1 + min(drafts, kept))
-                self.balance[at] = min(self.reserve, self.balance[at] + earned - price)
-                row.observe(drafts, kept)
-        ran = any(drafts for _, drafts, _, here in zip(self.rows, submitted, accepted, live, strict=True) if here)
-        for row, drafts, kept, here in zip(self.rows, submitted, accepted, live, strict=True):
-            if here:  # a drafter that runs reads what all rows missed
-                row.missed = (0 if ran else row.missed) + (0 if drafts else 1 + kept)
+                self.seen[row] = [0] * self.lengths[-1] if pays else self.seen[row]
+                self.learn(self.acceptance[row], self.seen[row], submitted[row], accepted[row])
+                self.rounds[row] += 1
+                self.due[row] = (pays if tried else self.due[row]) or self.rounds[row] % self.period == 0
+
+    def learn(self, acceptance, seen, submitted, accepted):
+        for i in range(min(submitted, accepted + 1)):
+            rate = max(self.rate, 1 / (4 + seen[i]))
+            acceptance[i] = min(max((1 - rate) * acceptance[i] + rate * (i < accepted), 0.02), 0.98)
+            seen[i] += 1
+        known = sum(count > 0 for count in seen)
+        if known:
+            acceptance[known:] = [acceptance[known - 1]] * (len(acceptance) - known)
 
 
 @register_dataclass

@@ -27,7 +27,7 @@ TEXT = (1, 0, 2, 1, 0)
 DRAFT_LENGTHS = {
     "confidence": ConfidenceStop((1, 2, K), threshold=0.5),
     "entropy": EntropyStop((0, 1, K), threshold=0.55, step=1.0, smoothing=0.8),
-    "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1, advance=1.5),
+    "adaptive": Adaptive((1.0, 1.3, 1.9), (0, 1, K), rate=0.9, period=1),
 }
 DRAFTERS = {name: jaxspec.ModelDrafter(DRAFT, k=length) for name, length in DRAFT_LENGTHS.items()}
 DRAFTERS["ngram, adaptive"] = jaxspec.NGramDrafter(k=DRAFT_LENGTHS["adaptive"], min_ngram=1)

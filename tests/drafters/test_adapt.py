@@ -46,18 +46,17 @@ def test_costs_by_what_is_read(monkeypatch):
     """Against the tables and the sizes, written out."""
     target = tiny.transformer(0, layers=3)
     draft = tiny.transformer(1, layers=1)
-    ngram, lag = estimate_costs(target, jaxspec.NGramDrafter(), LENGTHS)
-    assert lag == 0 and ngram == (1.0, 1.46, 1.67, round(1.75 + 0.11 / 3 + 0.03, 4))
+    ngram = estimate_costs(target, jaxspec.NGramDrafter(), LENGTHS)
+    assert ngram == (1.0, 1.46, 1.67, round(1.75 + 0.11 / 3 + 0.03, 4))
     share = read_bytes(draft) / read_bytes(target)
     assert 0 < share < 1
-    costs, lag = estimate_costs(target, jaxspec.ModelDrafter(draft), (0, 2))
+    costs = estimate_costs(target, jaxspec.ModelDrafter(draft), (0, 2))
     share = 0.75 * share + 0.25 / 3
     assert costs == (1.0, round(1.43 + 0.02 + 0.4 * share + 2 * share, 4))
-    assert lag == round(share * (1.75 + 8 * 0.11 / 3) / 16, 5)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert estimate_costs(target, jaxspec.NGramDrafter(), (0, 1))[0] == (1.0, 1.08)
+    assert estimate_costs(target, jaxspec.NGramDrafter(), (0, 1)) == (1.0, 1.08)
     # 64 rows of nine tokens are as dear as 576 of one row, by the last slope.
-    many = estimate_costs(target, jaxspec.NGramDrafter(), (0, 8), batch=64)[0]
+    many = estimate_costs(target, jaxspec.NGramDrafter(), (0, 8), batch=64)
     assert many[1] == round((1.35 + 544 * 0.2 / 24) / (1.35 + 32 * 0.2 / 24) + 0.03, 4)
 
 
@@ -81,13 +80,10 @@ def test_each_kind_gets_costs_that_rise(make, target):
     assert describe(make(), target) == str(make().max_drafts)
 
 
-def test_two_drafters_share_what_may_be_lost():
+def test_both_halves_of_a_hybrid_adapt_by_their_own_costs():
     both = adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD)), TARGET)
     lengths_ = [both.lookup.draft_length, both.model.draft_length]
     assert [one.lengths for one in lengths_] == [LENGTHS] * 2 and both.max_drafts == 8
-    assert [one.advance for one in lengths_] == [Adaptive.advance] * 2
-    assert sum(one.allowance for one in lengths_) == Adaptive.allowance
-    assert adapt(both.model, TARGET).draft_length.allowance == Adaptive.allowance
     assert lengths_[0].costs[1] < lengths_[1].costs[1]
 
 
@@ -96,7 +92,7 @@ def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
     both = jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=4), jaxspec.EagleDrafter(HEAD))
     # Rounds of two drafts give 1.96 tokens, of four 2.3056.
     tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}
-    monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: (tables[batch], 0.0))
+    monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: tables[batch])
     assert spare(both, TARGET) is both and spare(both, TARGET, batch=6) is both
     assert spare(both, TARGET, batch=8) is both.lookup and spare(both.model, TARGET, batch=8) is both.model
     save_costs(TARGET, both.model, dict(zip(LENGTHS, tables[1], strict=True)), batch=8)
@@ -164,9 +160,9 @@ def test_where_no_row_may_draft_none_is_searched():
     result = jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=12)
     assert result.stats.drafted.sum() == 0
     state = jaxspec.init(TARGET, drafter, PROMPT, max_new_tokens=12)
-    rich = dataclasses.replace(state.drafter_state.length_state, balance=jnp.full(2, 60.0))
+    tries = dataclasses.replace(state.drafter_state.length_state, due=jnp.ones(2, jnp.bool_))
     marked = dataclasses.replace(state.drafter_state.guess, tokens=jnp.full((2, 2), 9, jnp.int32))
-    for length_state, searched in ((state.drafter_state.length_state, False), (rich, True)):
+    for length_state, searched in ((state.drafter_state.length_state, False), (tries, True)):
         before = dataclasses.replace(state.drafter_state, length_state=length_state, guess=marked)
         after, _ = jaxspec.step(TARGET, drafter, None, dataclasses.replace(state, drafter_state=before))
         assert bool((after.drafter_state.guess.tokens != 9).any()) == searched

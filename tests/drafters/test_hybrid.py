@@ -12,7 +12,6 @@ from jaxspec.core.prefill import Prefilled
 from jaxspec.core.state import Context, Verdict
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
-from jaxspec.draft_length.pausing import Pausing
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import Guess
 from tests._fixtures import dflash as blocks
@@ -224,34 +223,32 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
     assert (state.record.rounds[5], state.record.promised[5]) == (0, 4.0)
 
 
-def test_a_paused_row_s_draft_length_learns_nothing():
-    """But what text it missed."""
-    length = Pausing(Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2), rate=0.5))
-    state = dataclasses.replace(length.init(2), paused=jnp.array([True, False]))
-    assert length.longest(state, jnp.ones(2, jnp.bool_)).tolist() == [0, 1]
-    # At the start a longer draft is due in all rows.
-    state = dataclasses.replace(state, inner=dataclasses.replace(state.inner, due=jnp.zeros(2, jnp.bool_)))
-    after = length.observe(state, jnp.array([0, 2]), jnp.array([2, 0]), jnp.array([True, True]))
-    before, after = (jax.tree.map(np.asarray, x.inner) for x in (state, after))
-    same = jax.tree.map(lambda a, b: (a == b).reshape(2, -1).all(axis=1), before, after)
-    changed = {field.name for field in dataclasses.fields(same) if not getattr(same, field.name)[0]}
-    assert changed == {"missed"} and not all(x[1] for x in jax.tree.leaves(same))
-    assert after.missed.tolist() == [3, 0]
-
-
-def test_a_row_that_copied_nothing_pays_for_waiting():
-    """Row 0 copied two drafts, both accepted; row 1 was drafted for by the model, and none of that is a copy's gain."""
-    lookup = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2)))
-    drafter, at = HybridDrafter(lookup, jaxspec.ModelDrafter(DRAFT, k=2)), context([[0, 1, 0, 1], [0, 1, 2, 2]])
+def test_each_half_s_draft_length_learns_from_the_rows_that_it_drafted_for():
+    """Row 0 copied two drafts, both accepted; the model drafted for row 1; row 2 has ended."""
+    length = Adaptive((1.0, 1.2, 1.4), lengths=(0, 1, 2))
+    drafter = HybridDrafter(jaxspec.NGramDrafter(k=length), jaxspec.ModelDrafter(DRAFT, k=length), cost=DEAR)
+    at = context([[0, 1, 0, 1], [0, 1, 2, 2], [0, 1, 0, 1]])
+    at = dataclasses.replace(at, done=jnp.array([False, False, True]))
     state = drafter.init(at, NOT_READ, 30)
-    guess = dataclasses.replace(state.lookup.guess, count=jnp.array([2, 2], jnp.int32))
-    state = dataclasses.replace(
-        state, lookup=dataclasses.replace(state.lookup, guess=guess), copied=jnp.array([True, False])
-    )
-    verdict = Verdict(jnp.array([2, 1], jnp.int32), jnp.zeros(2, jnp.int32))
-    after = drafter.observe(state, at, verdict, ()).lookup.length_state
-    np.testing.assert_allclose(after.balance, [1.25 + 3 * 1.008 - 1.4, 1.25 + 1.008 - 1.4], rtol=1e-5)
-    assert after.seen.tolist() == [[1, 1], [0, 0]]
+    rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), 3), at.length)
+    proposal, state = drafter.propose(rng, state, at)
+    assert state.copied.tolist()[:2] == [True, False]
+    assert proposal.valid.tolist()[:2] == [[True, True], [True, True]]
+    verdict = Verdict(jnp.array([2, 1, 0], jnp.int32), jnp.zeros(3, jnp.int32))
+    after = drafter.observe(state, at, verdict, ())
+    assert after.lookup.length_state.seen.tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert after.model.length_state.seen.tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_the_model_counts_the_rows_that_wait_for_it():
+    """Its drafts would pay for one row alone, and not where another, which copies, waits."""
+    lookup = jaxspec.NGramDrafter(k=2)
+    drafter = HybridDrafter(lookup, jaxspec.ModelDrafter(DRAFT, k=Adaptive((1.0, 1.7), lengths=(0, 2))), cost=DEAR)
+    for texts, drafted in (([[0, 1, 2, 2]], [True]), ([[0, 1, 2, 2], [0, 1, 0, 1]], [False, True])):
+        at = context(texts)
+        rng = jaxspec.TokenVerifier().rng(jax.random.split(jax.random.key(0), len(texts)), at.length)
+        proposal, _ = drafter.propose(rng, drafter.init(at, NOT_READ, 30), at)
+        assert proposal.valid.any(axis=1).tolist() == drafted
 
 
 HEADS = {

@@ -7,6 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.random import RoundKeys
+from jaxspec.core.state import Context
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
 from tests._fixtures import tiny
@@ -126,3 +127,14 @@ def test_a_round_without_a_guess_feeds_one_token(monkeypatch):
     jax.effects_barrier()
     assert len(widths) == len(drafted)
     assert {(width, count > 0) for width, count in zip(widths, drafted, strict=True)} == {(1, False), (5, True)}
+
+
+def test_rows_that_found_nothing_wait_for_those_that_did():
+    """Two copied tokens pay for a row alone, and not for the round of eight of which seven found nothing."""
+    drafter = jaxspec.NGramDrafter(k=jaxspec.Adaptive((1.0, 1.3), (0, 2)), min_ngram=1)
+    for rows, drafted in ((1, True), (8, False)):
+        tokens = jnp.asarray([[1, 2, 1], *[[1, 2, 3]] * 7], jnp.int32)[:rows]
+        state = jaxspec.init(tiny.history_model(0), drafter, tokens, max_new_tokens=9)
+        at = Context(None, None, state.tokens, state.length, state.done, jaxspec.Greedy())
+        proposal, _ = drafter.propose(RoundKeys(jax.random.split(jax.random.key(0), rows), state.length), state.drafter_state, at)
+        assert proposal.valid.any(axis=1).tolist() == [drafted] + [False] * (rows - 1)

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _CHAIN = "drafters/chain.py"
+_LOSSES = "tests/draft_length/test_adaptive_losses.py"
 _DRAFT = "drafters/draft_model.py"
 _ADAPTIVE = "draft_length/adaptive.py"
 _DRAFT_LENGTHS = "tests/draft_length/test_base.py"
@@ -140,30 +141,44 @@ MUTANTS = (
     Mutant(
         "longer lengths are never tried",
         _ADAPTIVE,
-        "tries = state.due & (state.choice < len(self.lengths) - 1)",
-        "tries = state.due & (state.choice < 0)",
+        "jnp.minimum(best + trial,",
+        "jnp.minimum(best,",
         (f"{_CONTROL}::test_it_comes_back_when_the_draft_becomes_good",),
     ),
     Mutant(
         "a trial in vain is repeated at once",
         _ADAPTIVE,
-        "(state.due & ~(moves | vain))",
-        "(state.due & ~moves)",
+        "jnp.where(tried, pays, state.due)",
+        "jnp.where(tried, True, state.due)",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
         "a trial that paid is not repeated",
         _ADAPTIVE,
-        "(state.due & ~(moves | vain))",
-        "(state.due & ~(moves | vain | tried))",
-        (_FORMULA,),
+        "jnp.where(tried, pays, state.due)",
+        "jnp.where(tried, False, state.due)",
+        (_FORMULA, f"{_CONTROL}::test_a_trial_that_pays_is_repeated_and_weighs_like_a_first_round"),
     ),
     Mutant(
-        "any gain changes the length",
+        "a trial that could not be made is not due any more",
         _ADAPTIVE,
-        "moves = _at(speed, best) > (1.0 + self.margin) * present",
-        "moves = _at(speed, best) > present",
-        (f"{_CONTROL}::test_small_gains_change_nothing",),
+        "jnp.where(tried, pays, state.due)",
+        "pays",
+        (f"{_CONTROL}::test_a_trial_that_pays_is_repeated_and_weighs_like_a_first_round",),
+    ),
+    Mutant(
+        "a trial that paid weighs as little as any round",
+        _ADAPTIVE,
+        "seen = jnp.where(pays, 0, state.seen)",
+        "seen = state.seen",
+        (f"{_CONTROL}::test_a_trial_that_pays_is_repeated_and_weighs_like_a_first_round",),
+    ),
+    Mutant(
+        "a trial pays if it emits what the present length promises for less time",
+        _ADAPTIVE,
+        "emitted > promised * jnp.asarray(self.costs, jnp.float32)[index]",
+        "emitted > promised * jnp.asarray(self.costs, jnp.float32)[best]",
+        (_FORMULA, f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks"),
     ),
     Mutant(
         "positions that a round did not reach count as rejected",
@@ -175,8 +190,8 @@ MUTANTS = (
     Mutant(
         "running acceptance may come to 0 and stay there",
         _ADAPTIVE,
-        "jnp.clip(state.acceptance + weight * (right - state.acceptance), LEAST, MOST)",
-        "jnp.clip(state.acceptance + weight * (right - state.acceptance), 0.0, 1.0)",
+        "jnp.clip(acceptance + weight * (right - acceptance), LEAST, MOST)",
+        "jnp.clip(acceptance + weight * (right - acceptance), 0.0, 1.0)",
         (_FORMULA,),
     ),
     Mutant(
@@ -189,37 +204,36 @@ MUTANTS = (
     Mutant(
         "rounds cost the same at every length",
         _ADAPTIVE,
-        "return self._tokens(acceptance) / jnp.asarray(self.costs, jnp.float32)[None]",
-        "return self._tokens(acceptance)",
+        "speed = tokens / jnp.asarray(self.costs, jnp.float32)",
+        "speed = tokens",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
         "rows share their acceptance",
         _ADAPTIVE,
-        "acceptance, seen = self._acceptance(state, submitted, accepted)",
-        "acceptance, seen = self._acceptance(state, submitted, accepted)\n"
-        "        acceptance = jnp.broadcast_to(jnp.mean(acceptance, axis=0, keepdims=True), acceptance.shape)",
+        "*self._acceptance(state.acceptance, seen, submitted, accepted), rounds, due",
+        "jnp.broadcast_to(jnp.mean(state.acceptance, axis=0, keepdims=True), state.acceptance.shape), seen, rounds, due",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(
-        "a row that drafts makes all others wait",
+        "rows that wait for those that draft do not count",
         _ADAPTIVE,
-        "stays = trial | (speed[best] <= (1.0 + self.margin) * speed[longest])",
-        "stays = True",
+        "jnp.sum(jnp.where(able[:, None], tokens, 1.0), axis=0, where=live[:, None])",
+        "jnp.sum(tokens, axis=0, where=able[:, None])",
+        (f"{_LOSSES}::test_rows_that_cannot_draft_count_one_token_each",),
+    ),
+    Mutant(
+        "rows that have ended count",
+        _ADAPTIVE,
+        "jnp.sum(jnp.where(able[:, None], tokens, 1.0), axis=0, where=live[:, None])",
+        "jnp.sum(jnp.where(able[:, None], tokens, 1.0), axis=0)",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(
-        "each row pays for its own drafts alone",
+        "rows that did not draft go on learning",
         _ADAPTIVE,
-        "price = self._price(state, submitted, live)",
-        "price = jax.vmap(lambda one: self._price(state, one[None], live[:1]))(submitted)",
-        (f"{_CONTROL}::test_a_row_s_good_draft_does_not_make_all_wait",),
-    ),
-    Mutant(
-        "ended rows go on learning",
-        _ADAPTIVE,
-        "return jax.tree.map(lambda new, old: _where(live, new, old), fresh, state)",
+        "return jax.tree.map(lambda new, old: _where(able, new, old), fresh, state)",
         "return fresh",
-        (f"{_CONTROL}::test_ended_rows_rest",),
+        (f"{_CONTROL}::test_rows_that_did_not_draft_learn_nothing",),
     ),
 )

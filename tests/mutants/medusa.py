@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "heads guess after one token",
         _DRAFTER,
-        "ready = ~context.done & (context.length >= 2)",
-        "ready = ~context.done & (context.length >= 1)",
+        "ready = context.able & (context.length >= 2)",
+        "ready = context.able & (context.length >= 1)",
         (f"{_TESTS}::TestMedusa::test_only_a_text_of_one_token_is_without_guesses",),
     ),
     Mutant(

@@ -230,9 +230,9 @@ class OwnLength(jaxspec.DraftLength):
 
     lengths: tuple[int, ...] = dataclasses.field(default=(0, 4), metadata={"static": True})
 
-    def observe(self, state: Array, submitted: Array, accepted: Array, live: Array) -> Array:
-        del submitted
-        return jnp.where(live, jnp.where(accepted > 0, 4, 0), state)
+    def observe(self, state: Array, submitted: Array, accepted: Array, able: Array, live: Array) -> Array:
+        del submitted, live
+        return jnp.where(able, jnp.where(accepted > 0, 4, 0), state)
 
 
 def own(prompt: Array) -> jaxspec.Generation:

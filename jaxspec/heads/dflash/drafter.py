@@ -126,7 +126,8 @@ class DFlashDrafter(AdjustableDrafter):
 
     def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
-        longest = jnp.where(context.done, 0, self.draft_length.longest(state.length_state, ~context.done))
+        able = context.able
+        longest = jnp.where(able, self.draft_length.longest(state.length_state, able, context.live), 0)
         proposal = _nothing(longest.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
         if self.max_drafts > 0:
             # The cache is read and not passed on, so the branches copy none.
@@ -139,7 +140,9 @@ class DFlashDrafter(AdjustableDrafter):
     def observe(self, state: DFlashState, context: Context, verdict, hidden):
         cache = state.cache.append(self.head.context(hidden, state.cache.length))
         held = state.cache.length + jnp.where(context.done, 0, verdict.accepted + 1)
-        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        length_state = self.draft_length.observe(
+            state.length_state, state.submitted, verdict.accepted, context.able, context.live
+        )
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
     def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:

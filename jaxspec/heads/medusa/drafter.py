@@ -157,10 +157,10 @@ class MedusaDrafter(AdjustableDrafter):
         return MedusaDrafterState(newest, self.draft_length.init(batch), jnp.zeros(batch, jnp.int32))
 
     def propose(self, rng: Rng, state: MedusaDrafterState, context: Context):
-        ready = ~context.done & (context.length >= 2)
+        ready = context.able & (context.length >= 2)
         if self.topology is not None:
             return self._draft_tree(self.topology, state, context, ready), state
-        longest = jnp.where(ready, self.draft_length.longest(state.length_state, ready), 0)
+        longest = jnp.where(ready, self.draft_length.longest(state.length_state, ready, context.live), 0)
         proposal = self._draft_chain(rng, state, context, longest)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -168,7 +168,9 @@ class MedusaDrafter(AdjustableDrafter):
     def observe(self, state: MedusaDrafterState, context, verdict, hidden):
         # The last token's state stands first, then the drafts'; the next token has none yet.
         newest = take_row(hidden[0], verdict.accepted)
-        length_state = self.draft_length.observe(state.length_state, state.submitted, verdict.accepted, ~context.done)
+        length_state = self.draft_length.observe(
+            state.length_state, state.submitted, verdict.accepted, context.able, context.live
+        )
         return MedusaDrafterState(newest, length_state, state.submitted)
 
     def _logits(self, state: MedusaDrafterState, context: Context) -> Float[Array, "b k n"]:
