@@ -136,5 +136,6 @@ def test_rows_that_found_nothing_wait_for_those_that_did():
         tokens = jnp.asarray([[1, 2, 1], *[[1, 2, 3]] * 7], jnp.int32)[:rows]
         state = jaxspec.init(tiny.history_model(0), drafter, tokens, max_new_tokens=9)
         at = Context(None, None, state.tokens, state.length, state.done, jaxspec.Greedy())
-        proposal, _ = drafter.propose(RoundKeys(jax.random.split(jax.random.key(0), rows), state.length), state.drafter_state, at)
+        rng = RoundKeys(jax.random.split(jax.random.key(0), rows), state.length)
+        proposal, _ = drafter.propose(rng, state.drafter_state, at)
         assert proposal.valid.any(axis=1).tolist() == [drafted] + [False] * (rows - 1)

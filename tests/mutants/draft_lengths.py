@@ -212,7 +212,7 @@ MUTANTS = (
         "rows share their acceptance",
         _ADAPTIVE,
         "*self._acceptance(state.acceptance, seen, submitted, accepted), rounds, due",
-        "jnp.broadcast_to(jnp.mean(state.acceptance, axis=0, keepdims=True), state.acceptance.shape), seen, rounds, due",
+        "jnp.zeros_like(state.acceptance) + jnp.mean(state.acceptance, axis=0, keepdims=True), seen, rounds, due",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(
