@@ -57,7 +57,7 @@ def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up:
     for turn in range(warm_up + repeats):
         for name, case in cases.items():
             start = clock()
-            samples.results[name] = jax.block_until_ready(case())
+            samples.results[name], end = jax.block_until_ready(case()), clock()
             if turn >= warm_up:
-                samples.seconds[name].append(clock() - start)
+                samples.seconds[name].append(end - start)
     return samples
