@@ -14,7 +14,7 @@ clock = time.perf_counter
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The least, the median and the largest over turns."""
+    """Gives the least, the median and the largest over turns."""
 
     low: float
     median: float
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Seconds of each case, in the order of the turns, and what each returned last."""
+    """Holds seconds of each case, in the order of the turns, and what each returned last."""
 
     seconds: dict[str, list[float]]
     results: dict[str, Any]

@@ -23,7 +23,7 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as every reader hands it on: a Hugging Face configuration, and tensors that are not yet read.
+    """Holds a checkpoint as every reader hands it on: a Hugging Face configuration, and tensors that are not yet read.
 
     Attributes:
       source: where it was read from, for error messages.

@@ -21,7 +21,7 @@ from jaxspec.drafters.lookup import one_hot
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionState:
-    """The state of a `UnionDrafter`.
+    """Holds the state of a `UnionDrafter`.
 
     Attributes:
       drafters: each drafter's own state.

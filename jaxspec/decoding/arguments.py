@@ -41,7 +41,7 @@ _ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 @register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The arguments that differ by row. Every leaf has the batch as its first axis, so a mapped axis can become rows.
+    """Holds the arguments that differ by row. Every leaf has the batch as its first axis, so a mapped one can be rows.
 
     Attributes:
       prompt: token ids, padded on the right to a bucket.
@@ -63,7 +63,7 @@ class Rows:
 @register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The checked arguments of one call, from `generate`, `init` or `stream` to the loop.
+    """Holds the checked arguments of one call, from `generate`, `init` or `stream` to the loop.
 
     Attributes:
       target: as passed, on the mesh if there is one.

@@ -28,7 +28,7 @@ _LAYERS = 0.25
 
 
 class DraftCosts(NamedTuple):
-    """The time that drafting takes, in rounds of plain decoding.
+    """Gives the time that drafting takes, in rounds of plain decoding.
 
     Attributes:
       first: once in a round that drafts.

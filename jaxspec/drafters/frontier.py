@@ -31,7 +31,7 @@ _PARTS = 256
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """The result of the pass over one level.
+    """Holds the result of the pass over one level.
 
     Attributes:
       tokens: the next level's fed nodes.
@@ -49,7 +49,7 @@ class Level:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """A tree drafter's state between `propose` and `observe`.
+    """Holds a tree drafter's state between `propose` and `observe`.
 
     Attributes:
       draft_state: the draft's own; its cache holds the text.

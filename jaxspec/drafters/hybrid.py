@@ -29,7 +29,7 @@ _PRIOR = 4.0
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The past accuracy of each row's guesses and model drafts.
+    """Records the past accuracy of each row's guesses and model drafts.
 
     Attributes:
       promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
@@ -52,7 +52,7 @@ class Record:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HybridState:
-    """Both drafters' states, the record, and the last round's drafts.
+    """Holds both drafters' states, the record, and the last round's drafts.
 
     Attributes:
       lookup: the lookup half's state; it has the last guess.

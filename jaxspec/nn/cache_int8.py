@@ -16,7 +16,7 @@ from jaxspec.ops.int8 import dequantize, quantize
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8KVCache(KVCache):
-    """`KVCache` at a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
+    """Holds a `KVCache` in int8: a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
 
     A token's keys and values are rounded before anything attends to them, so its distribution is the same whether the
     tokens before it were fed with it or stood in the cache: verification agrees with plain decoding of this model.

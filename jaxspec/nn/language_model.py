@@ -21,7 +21,7 @@ from jaxspec.ops.packed import PackedWeight
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Network):
-    """A Flax Linen decoder and its parameters, as a `Model`.
+    """Makes a `Model` of a Flax Linen decoder and its parameters.
 
     Attributes:
       module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same

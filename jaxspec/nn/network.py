@@ -11,7 +11,7 @@ from jaxspec.ops.packed import PackedWeight, is_packed
 
 
 class Network:
-    """A Flax module with its parameters and their placement: a whole model, or a head on one. A frozen dataclass.
+    """Holds a Flax module with its parameters and their placement: a whole model, or a head on one. A frozen dataclass.
 
     `jaxspec.shard` splits the parameters of each by their names.
 

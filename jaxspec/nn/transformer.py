@@ -29,7 +29,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class Norm(nn.Module):
-    """RMS or layer normalization over the last axis, computed in float32."""
+    """Applies RMS or layer normalization over the last axis, computed in float32."""
 
     config: NormConfig
 
@@ -49,7 +49,7 @@ class Norm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A product with a kernel `[*out, in]`, and a bias `[*out]` where the family has one."""
+    """Multiplies by a kernel `[*out, in]`, and adds a bias `[*out]` where the family has one."""
 
     out: tuple[int, ...]
     bias: bool
@@ -65,7 +65,7 @@ class Dense(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of the fed tokens over the cache and each other.
+    """Computes grouped-query attention of the fed tokens over the cache and each other.
 
     `table` is the layer's rotary table of their positions, if the caller has it (`rope_tables`).
     """
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block, gated (SwiGLU, GeGLU) or plain."""
+    """Applies the feed-forward block, gated (SwiGLU, GeGLU) or plain."""
 
     config: MLPConfig
     dtype: Any
@@ -141,7 +141,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """Applies attention and feed-forward, each added to the residual stream."""
 
     config: TransformerConfig
     layer: int
@@ -180,7 +180,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder: tokens and a cache in; logits, fresh cache entries and captured states out.
+    """Decodes tokens behind a cache: logits, fresh cache entries and captured states come out.
 
     Attributes:
       config: its sizes and options.

@@ -34,7 +34,7 @@ def dequantize(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8Weight(PackedWeight):
-    """A weight in int8 with one scale for each output.
+    """Holds a weight in int8 with one scale for each output.
 
     Attributes:
       values: the integers.

@@ -21,7 +21,7 @@ _MOST_ROWS = 96
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NativeWeight(PackedWeight):
-    """A weight for float32 activations on one CPU device; no gradient flows through it.
+    """Holds a weight for float32 activations on one CPU device; no gradient flows through it.
 
     `jaxspec.ops.native.build.register` must have run.
 

@@ -14,7 +14,7 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 
 
 class PackedWeight(abc.ABC):
-    """The base class of weight formats: stands in `params` where a weight `[*out, in]` stood.
+    """Stands in `params` where a weight `[*out, in]` stood: the base class of weight formats.
 
     A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
     `ops/formats.py`. Its first leaf has the weight's shape: Flax compares that with the parameter's.

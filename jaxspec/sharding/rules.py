@@ -22,7 +22,7 @@ _TOGETHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """A table of the mesh axis, or axes, that each logical axis is split over; `None` is not split.
+    """Maps each logical axis to the mesh axis, or axes, that it is split over; `None` is not split.
 
     Attributes:
       batch: rows, of everything that the loop carries.

@@ -24,7 +24,7 @@ _RUN = "run.json"
 
 
 class Checkpoints:
-    """The last few checkpoints of a run, in one folder. Nothing else may write there."""
+    """Keeps the last few checkpoints of a run, in one folder. Nothing else may write there."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int):
         """Opens the folder, and makes it if need be."""

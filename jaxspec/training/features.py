@@ -34,7 +34,7 @@ _AT_ONCE = 2048
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredStates:
-    """States of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
+    """Holds states of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
 
     Several processes may fill one folder: they write the same.
 
@@ -120,7 +120,7 @@ class StoredStates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shard:
-    """The sequences of a shard, of which neighbors of one width are computed together."""
+    """Holds the sequences of a shard, of which neighbors of one width are computed together."""
 
     texts: list[np.ndarray]
 
@@ -146,7 +146,7 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
-    """The files of one layer."""
+    """Holds the files of one layer."""
 
     states: np.memmap
     there: np.memmap

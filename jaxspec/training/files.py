@@ -67,7 +67,7 @@ def read_json(path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Token sequences, one after the other.
+    """Holds token sequences, one after the other.
 
     Attributes:
       tokens: of all sequences, uint16 or int32.

@@ -36,7 +36,7 @@ from jaxspec.training.state import TrainingOptions, TrainState, add, gradients, 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A finished run.
+    """Holds a finished run.
 
     Attributes:
       params: the recipe's parameters.
@@ -142,7 +142,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A run: its parts that do not change."""
+    """Holds a run: its parts that do not change."""
 
     recipe: Recipe
     target: LanguageModel

@@ -27,7 +27,7 @@ _COUNT = "count"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a run: how long and how fast to train, whatever the drafter.
+    """Defines a run: how long and how fast to train, whatever the drafter.
 
     Attributes:
       steps: updates of the parameters.
@@ -95,7 +95,7 @@ def _check(options: TrainingOptions, name: str, good: Callable[[Any], bool], exp
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run, which goes on from one of these as if it had never stopped.
+    """Holds the state of a run, which goes on from one of these as if it had never stopped.
 
     Attributes:
       step: updates so far.

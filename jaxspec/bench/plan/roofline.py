@@ -24,7 +24,7 @@ _LONG_ENOUGH = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The measured rates of a device, by programs that do nothing else.
+    """Gives the measured rates of a device, by programs that do nothing else.
 
     Attributes:
       bandwidth: bytes read in a second, by vector-matrix products over half a GiB.
@@ -37,7 +37,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """One step of plain decoding beside the bounds of its device.
+    """Puts one step of plain decoding beside the bounds of its device.
 
     Attributes:
       batch: rows.

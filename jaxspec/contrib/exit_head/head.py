@@ -23,7 +23,7 @@ from jaxspec.ops.matmul import project
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitHead(Network):
-    """An exit after some of a target's layers. `jaxspec.load_head` reads it; `EarlyExitDrafter` drafts with it.
+    """Exits after some of a target's layers. `jaxspec.load_head` reads it; `EarlyExitDrafter` drafts with it.
 
     Attributes:
       module: static.

@@ -15,7 +15,7 @@ from jaxspec.nn.transformer import MLP, Norm
 
 @dataclasses.dataclass(frozen=True)
 class ExitConfig:
-    """The sizes of an early exit.
+    """Sets the sizes of an early exit.
 
     Attributes:
       width: of the state.
@@ -38,7 +38,7 @@ class ExitConfig:
 
 
 class ExitNetwork(nn.Module):
-    """The blocks and the norm of an early exit."""
+    """Applies the blocks and the norm of an early exit."""
 
     config: ExitConfig
     dtype: Any

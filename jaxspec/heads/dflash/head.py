@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashHead(Network):
-    """A DFlash or DSpark network with its parameters, made for one target.
+    """Drafts blocks with a DFlash or DSpark network and its parameters, made for one target.
 
     Attributes:
       module: the static network.

@@ -32,7 +32,7 @@ _init = nn.initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig(TransformerConfig):
-    """The hyperparameters of a DFlash head, whose layers are those of a decoder.
+    """Sets the hyperparameters of a DFlash head, whose layers are those of a decoder.
 
     `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the head's own, `width` is the
     target's.
@@ -72,7 +72,7 @@ class DFlashConfig(TransformerConfig):
 
 
 class DFlashAttention(nn.Module):
-    """Grouped-query attention of blocks over the context and over themselves."""
+    """Computes grouped-query attention of blocks over the context and over themselves."""
 
     config: DFlashConfig
     layer: int
@@ -133,7 +133,7 @@ class DFlashAttention(nn.Module):
 
 
 class DFlashLayer(nn.Module):
-    """A layer: attention and feed-forward, each added to the residual stream."""
+    """Applies attention and feed-forward, each added to the residual stream."""
 
     config: DFlashConfig
     layer: int
@@ -150,7 +150,7 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashNetwork(nn.Module):
-    """The layers, their inputs, and the heads on them.
+    """Applies the layers, their inputs, and the heads on them.
 
     `head` holds the target's frozen rows for the draft vocabulary; everything else is trained.
     """

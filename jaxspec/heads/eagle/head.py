@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleHead(Network):
-    """One decoder layer over the target's states and embeddings: EAGLE-1, EAGLE-3 or multi-token prediction.
+    """Applies one decoder layer to the target's states and embeddings: EAGLE-1, EAGLE-3 or multi-token prediction.
 
     Attributes:
       module: a layer of `jaxspec.heads.eagle.network`, or a `jaxspec.heads.eagle.mtp.MtpLayer`.

@@ -31,7 +31,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class MtpLayer(nn.Module):
-    """The layer of a multi-token prediction module, for `EagleHead`.
+    """Applies the layer of a multi-token prediction module, for `EagleHead`.
 
     Attributes:
       config: of one decoder layer.

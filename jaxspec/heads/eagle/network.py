@@ -25,7 +25,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
-    """EAGLE-3's layer, with its output head over a draft vocabulary of `config.vocab_size` tokens.
+    """Applies EAGLE-3's layer, with its output head over a draft vocabulary of `config.vocab_size` tokens.
 
     Attributes:
       config: of one layer.
@@ -85,7 +85,7 @@ class EagleLayer(nn.Module):
 
 
 class FirstEagleLayer(nn.Module):
-    """EAGLE-1's layer, which reads the target's last states as its output head does; that head is the target's.
+    """Applies EAGLE-1's layer, which reads the target's last states as its output head does; that head is the target's.
 
     Attributes:
       config: of one layer.

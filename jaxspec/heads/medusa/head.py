@@ -22,7 +22,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaHead(Network):
-    """All heads of one drafter. `jaxspec.load_head` reads them; `MedusaDrafter` drafts with them.
+    """Applies all heads of one drafter. `jaxspec.load_head` reads them; `MedusaDrafter` drafts with them.
 
     Attributes:
       module: static: `jaxspec.heads.medusa.network.MedusaHeads`, the paper's, or `ConditionedHeads`.

@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TandemHead(Network):
-    """A small decoder that also attends to the target's states, made for one target.
+    """Decodes with a small model that also attends to the target's states, made for one target.
 
     Attributes:
       module: the static network.

@@ -31,7 +31,7 @@ _init = nn.initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class TandemConfig(TransformerConfig):
-    """The hyperparameters of a tandem decoder: those of its layers, `vocab_size` that of the draft vocabulary.
+    """Sets the hyperparameters of a tandem decoder: those of its layers, `vocab_size` that of the draft vocabulary.
 
     Attributes:
       target_width: the target's.
@@ -43,7 +43,7 @@ class TandemConfig(TransformerConfig):
 
 
 class Injection(nn.Module):
-    """The keys, at their positions, and values that one layer reads of the target's states."""
+    """Computes the keys, at their positions, and values that one layer reads of the target's states."""
 
     config: TandemConfig
     layer: int
@@ -61,7 +61,7 @@ class Injection(nn.Module):
 
 
 class TandemNetwork(nn.Module):
-    """The decoder. `head` holds the target's frozen rows for the draft vocabulary; everything else is trained."""
+    """Applies the decoder; `head` has the target's frozen rows for the draft vocabulary, all else is trained."""
 
     config: TandemConfig
     dtype: Any = jnp.float32
