@@ -189,7 +189,7 @@ class Agreement:
         answers = list(_answers(turns, label, "divergences"))
         diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
         wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
-        first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
+        first = dict(zip(["question", "turn", "place", "distance"], wrong[0], strict=True)) if wrong else None
         return cls(len(answers), len(answers) - len(diverged), len(diverged) - len(wrong), len(wrong), first)
 
 

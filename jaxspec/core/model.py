@@ -249,7 +249,7 @@ class Unsharded:
         return number
 
 
-def placement_of(model: Any) -> Layout:
+def placement_of(model: object) -> Layout:
     """Returns a model's `placement`; `Unsharded()` where it has none.
 
     Example:

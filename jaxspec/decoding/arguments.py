@@ -188,7 +188,7 @@ def bucket(size: int) -> int:
     return power
 
 
-def check_kinds(target: Any, drafter: Any, verifier: Any, sampling: Any) -> None:
+def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:
     """Raises `TypeError` unless each argument is an instance of its kind; a verifier may be `None`."""
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
     for value, kind, name in kinds[: 2 if verifier is None else 3]:

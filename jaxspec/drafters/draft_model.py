@@ -154,7 +154,7 @@ def as_draft(model: Model | DraftSource, k: int) -> Draft:
     return model.as_draft(k) if isinstance(model, DraftSource) else ModelDraft(model)
 
 
-def check_is_model(name: str, model: Any) -> None:
+def check_is_model(name: str, model: object) -> None:
     """Raises `TypeError` unless `model`, which drafter `name` was given, is a `Model`."""
     if isinstance(model, type) or not isinstance(model, Model):
         raise TypeError(f"{name} needs a Model, got {type(model).__name__}; jaxspec.load makes one")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache
+from jaxspec.core.model import Cache, Entries
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
@@ -59,7 +59,7 @@ class Drafted:
     """
 
     draft_state: Any
-    pending: Any
+    pending: Entries | None
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
 

@@ -273,7 +273,7 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
     return Proposal(tokens, valid, log_probs)
 
 
-def _check_kinds(lookup: Any, model: Any) -> None:
+def _check_kinds(lookup: object, model: object) -> None:
     if not isinstance(lookup, LookupDrafter):
         raise TypeError(
             f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass a LookupDrafter, such "
@@ -296,5 +296,5 @@ def _check_kinds(lookup: Any, model: Any) -> None:
         )
 
 
-def _kind(drafter: Any) -> str:
+def _kind(drafter: object) -> str:
     return f"the class {drafter.__name__} itself" if isinstance(drafter, type) else type(drafter).__name__

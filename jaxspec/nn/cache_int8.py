@@ -1,7 +1,7 @@
 """Holds keys and values in int8, with one scale for each of their vectors."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -39,7 +39,7 @@ class Int8KVCache(KVCache):
     length: Int[Array, "b"]
     key_scale: Float[Array, "l b g s 1"]
     value_scale: Float[Array, "l b g s 1"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:

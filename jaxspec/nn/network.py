@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.core.model import Layout
 from jaxspec.nn.cache import KVCache
 from jaxspec.ops.packed import PackedWeight, is_packed
 
@@ -31,7 +32,7 @@ class Network:
 
     module: Any  # each subclass says which
     params: Any
-    placement: Any
+    placement: Layout
     cache_type: type[KVCache] = KVCache
 
     def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:

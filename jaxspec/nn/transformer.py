@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
@@ -53,7 +54,7 @@ class Dense(nn.Module):
 
     out: tuple[int, ...]
     bias: bool
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -72,7 +73,7 @@ class Attention(nn.Module):
 
     config: TransformerConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -126,7 +127,7 @@ class MLP(nn.Module):
     """Applies the feed-forward block, gated (SwiGLU, GeGLU) or plain."""
 
     config: MLPConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -145,7 +146,7 @@ class Block(nn.Module):
 
     config: TransformerConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -194,7 +195,7 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(

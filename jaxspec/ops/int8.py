@@ -46,7 +46,7 @@ class Int8Weight(PackedWeight):
 
     values: Int8[Array, "*out in"]
     scale: Float[Array, "*out"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:

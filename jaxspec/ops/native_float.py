@@ -34,7 +34,7 @@ class NativeWeight(PackedWeight):
     shardable: ClassVar[bool] = False
 
     values: Float[Array, "*out in"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:

@@ -164,7 +164,7 @@ def _normal(name: str, axes: Any) -> MeshAxes:
     raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {axes!r}")
 
 
-def _check_kind(mesh: Any) -> None:
+def _check_kind(mesh: object) -> None:
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}; jax.make_mesh makes one")
 

@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.language_model import LanguageModel
@@ -152,7 +152,7 @@ class _Layer:
     there: np.memmap
 
 
-def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
+def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.memmap:
     """Maps a file of so many numbers, zeros if it is new; raises `ValueError` if its size is another."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     # Two processes may come to this at once: to lengthen a file to the same size twice does no harm.

@@ -6,10 +6,10 @@ References:
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxspec.bench.timing import interleave
 from jaxspec.draft_length.costs import read_bytes
@@ -63,7 +63,7 @@ class Roofline:
         return self.least_seconds / self.seconds
 
 
-def measure_device(dtype: Any, *, repeats: int = 3) -> Device:
+def measure_device(dtype: DTypeLike, *, repeats: int = 3) -> Device:
     """Measures bandwidth and peak of JAX's default device, by products of the model's dtype and of float32.
 
     Some processors are faster at the second.
@@ -91,7 +91,7 @@ def bandwidth_probe(passes: int = 1):
     return lambda: product(matrix, vector)
 
 
-def _peak(dtype: Any, repeats: int) -> float:
+def _peak(dtype: DTypeLike, repeats: int) -> float:
     """Returns the best rate over sizes that grow until one takes long."""
     product = jax.jit(lambda matrix: matrix @ matrix)
     best = 0.0

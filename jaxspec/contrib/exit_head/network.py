@@ -4,10 +4,11 @@ state after layer E-1 -> block -> ... -> norm -> rows of the target's output hea
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import flax.linen as nn
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.transformer import MLP, Norm
@@ -41,7 +42,7 @@ class ExitNetwork(nn.Module):
     """Applies the blocks and the norm of an early exit."""
 
     config: ExitConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:

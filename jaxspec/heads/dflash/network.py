@@ -18,6 +18,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
@@ -76,7 +77,7 @@ class DFlashAttention(nn.Module):
 
     config: DFlashConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     def setup(self):
         config = self.config
@@ -137,7 +138,7 @@ class DFlashLayer(nn.Module):
 
     config: DFlashConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     def setup(self):
         self.attention_norm, self.mlp_norm = Norm(self.config), Norm(self.config)
@@ -156,7 +157,7 @@ class DFlashNetwork(nn.Module):
     """
 
     config: DFlashConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config, rank = self.config, self.config.markov_rank

@@ -9,11 +9,10 @@ EAGLE-3 (Li et al. 2503.01840, section 3):
 EAGLE-1 (Li et al. 2401.15077, section 3) mixes both by one product, and has a usual layer behind it.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -34,7 +33,7 @@ class EagleLayer(nn.Module):
 
     config: TransformerConfig
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config
@@ -94,7 +93,7 @@ class FirstEagleLayer(nn.Module):
 
     config: TransformerConfig
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config

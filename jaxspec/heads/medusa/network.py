@@ -13,12 +13,12 @@ own; and their first blocks are shared, so that each answer token teaches them a
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.config import TransformerConfig
@@ -51,7 +51,7 @@ class MedusaHeads(nn.Module):
     """Applies the paper's heads: each is `x + silu(W x + b)`, some times over, and then an output matrix."""
 
     config: MedusaConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
@@ -119,7 +119,7 @@ class ConditionedHeads(nn.Module):
     """Applies heads that read the hidden state and the token after it, and share the target's output matrix."""
 
     config: ConditionedConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
@@ -150,7 +150,7 @@ class Output(nn.Module):
     """Holds an output matrix, `[n, width]`."""
 
     vocab_size: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: States) -> Float[Array, "b t n"]:

@@ -13,11 +13,11 @@ It is narrower than the target: it shares the target's embedding and output head
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -47,7 +47,7 @@ class Injection(nn.Module):
 
     config: TandemConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -64,7 +64,7 @@ class TandemNetwork(nn.Module):
     """Applies the decoder; `head` has the target's frozen rows for the draft vocabulary, all else is trained."""
 
     config: TandemConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config, layers = self.config, range(self.config.num_layers)
