@@ -32,7 +32,7 @@ _LOG_LINES = 6
 
 
 class SourceError(OSError):
-    """A source could not give the file."""
+    """Signals that a source could not give the file."""
 
 
 def fetch(entry: ZooEntry) -> Path:

@@ -30,7 +30,7 @@ BatchStream: TypeAlias = TextStream[tuple[int, str], list[TextResult]]
 
 
 class SpeculativeDecoder:
-    """A target model, a drafter and a tokenizer, ready for text.
+    """Decodes text with a target model, a drafter and a tokenizer.
 
     `SpeculativeDecoder("smollm2-135m-instruct")` loads by name, and downloads what is missing.
 
