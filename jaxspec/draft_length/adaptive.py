@@ -29,12 +29,14 @@ class AdaptiveState:
       seen: how many rounds reached draft `i`.
       rounds: how many rounds there were.
       due: whether the next longer length is to be tried.
+      emitted: how many tokens there were.
     """
 
     acceptance: Float[Array, "b k"]
     seen: Int[Array, "b k"]
     rounds: Int[Array, "b"]
     due: Bool[Array, "b"]
+    emitted: Int[Array, "b"]
 
 
 @register_dataclass
@@ -47,8 +49,10 @@ class Adaptive(DraftLength):
         1 + a_1 + a_1 a_2 + ... + a_1 ... a_n
 
     tokens, or one if it cannot draft. A round takes the time of its longest row, so all rows draft the same length:
-    the one with the most tokens for its cost, and 0 where nothing pays. Acceptance is an exponential average over the
-    rounds that reached a position; one that none has reached yet is taken to be like the one before it.
+    the one with the most tokens for its cost, and 0 where nothing pays. A batch takes the time of its slowest row, so a
+    length must pay for all rows together, and for those alone that have emitted no more than the mean. Acceptance is an
+    exponential average over the rounds that reached a position; one that none has reached yet is taken to be like the
+    one before it.
 
     Every `period` rounds the next longer length is tried, and again for as long as each trial emits more for its cost
     than the present length promises; such a trial also weighs like the first rounds, so a draft that becomes good is
@@ -102,10 +106,11 @@ class Adaptive(DraftLength):
             seen=jnp.zeros(shape, jnp.int32),
             rounds=jnp.zeros(batch, jnp.int32),
             due=jnp.zeros(batch, jnp.bool_),
+            emitted=jnp.zeros(batch, jnp.int32),
         )
 
     def longest(self, state: AdaptiveState, able: Bool[Array, "b"], live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        best, _ = self._best(state.acceptance, able, live)
+        best, _ = self._best(state, able, live)
         trial = jnp.any(state.due & able).astype(jnp.int32)
         index = jnp.minimum(best + trial, len(self.lengths) - 1)
         return jnp.broadcast_to(jnp.asarray(self.lengths, jnp.int32)[index], able.shape)
@@ -119,26 +124,27 @@ class Adaptive(DraftLength):
         live: Bool[Array, "b"],
     ) -> AdaptiveState:
         drafted = able & (submitted > 0)
-        best, promised = self._best(state.acceptance, drafted, live)
+        best, promised = self._best(state, drafted, live)
         index = jnp.minimum(best + 1, len(self.lengths) - 1)
         tried = jnp.max(submitted, where=drafted, initial=0) > jnp.asarray(self.lengths, jnp.int32)[best]
-        emitted = jnp.sum(jnp.where(drafted, 1 + accepted, 1), where=live).astype(jnp.float32)
+        emitted = _mean(jnp.where(drafted, 1 + accepted, 1).astype(jnp.float32)[:, None], state, live)[0]
         pays = tried & (emitted > promised * jnp.asarray(self.costs, jnp.float32)[index])
         # What a trial has found out does not wait for as many rounds as said otherwise.
         seen = jnp.where(pays, 0, state.seen)
         rounds = state.rounds + 1
         due = jnp.where(tried, pays, state.due) | (rounds % self.period == 0)
-        fresh = AdaptiveState(*self._acceptance(state.acceptance, seen, submitted, accepted), rounds, due)
-        return jax.tree.map(lambda new, old: _where(able, new, old), fresh, state)
+        learned = self._acceptance(state.acceptance, seen, submitted, accepted)
+        fresh = AdaptiveState(*learned, rounds, due, state.emitted)
+        fresh = jax.tree.map(lambda new, old: _where(able, new, old), fresh, state)
+        return dataclasses.replace(fresh, emitted=state.emitted + jnp.where(live, 1 + accepted, 0))
 
     def _best(
-        self, acceptance: Float[Array, "b k"], able: Bool[Array, "b"], live: Bool[Array, "b"]
+        self, state: AdaptiveState, able: Bool[Array, "b"], live: Bool[Array, "b"]
     ) -> tuple[Int[Array, ""], Float[Array, ""]]:
         """Returns which length has the most tokens for its cost, and how many in the time of a plain round."""
-        each = jnp.cumsum(jnp.cumprod(acceptance, axis=1), axis=1)
+        each = jnp.cumsum(jnp.cumprod(state.acceptance, axis=1), axis=1)
         tokens = 1.0 + jnp.pad(each, ((0, 0), (1, 0)))[:, np.asarray(self.lengths)]
-        tokens = jnp.sum(jnp.where(able[:, None], tokens, 1.0), axis=0, where=live[:, None])
-        speed = tokens / jnp.asarray(self.costs, jnp.float32)
+        speed = _mean(jnp.where(able[:, None], tokens, 1.0), state, live) / jnp.asarray(self.costs, jnp.float32)
         best = jnp.argmax(speed).astype(jnp.int32)
         return best, speed[best]
 
@@ -156,6 +162,17 @@ class Adaptive(DraftLength):
         last = jnp.take_along_axis(acceptance, jnp.maximum(known - 1, 0)[:, None], axis=1)
         new = (position >= known[:, None]) & (known > 0)[:, None]
         return jnp.where(new, last, acceptance), seen
+
+
+def _mean(tokens: Float[Array, "b n"], state: AdaptiveState, live: Bool[Array, "b"]) -> Float[Array, "n"]:
+    """Returns the mean over live rows, or over those of them that are behind if that is less."""
+    count = jnp.sum(live, dtype=jnp.int32)
+    behind = live & (state.emitted * count <= jnp.sum(state.emitted, where=live))
+    means = [
+        jnp.sum(tokens, axis=0, where=rows[:, None]) / jnp.maximum(jnp.sum(rows, dtype=jnp.float32), 1.0)
+        for rows in (live, behind)
+    ]
+    return jnp.minimum(*means)
 
 
 def _where(rows: Bool[Array, "b"], new: Any, old: Any) -> Any:

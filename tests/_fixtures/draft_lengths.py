@@ -126,15 +126,19 @@ class PlainAdaptive:
         self.costs, self.lengths, self.rate, self.period = costs, lengths, rate, period
         self.acceptance = [[prior] * lengths[-1] for _ in range(rows)]
         self.seen = [[0] * lengths[-1] for _ in range(rows)]
-        self.rounds, self.due = [0] * rows, [False] * rows
+        self.rounds, self.due, self.emitted = [0] * rows, [False] * rows, [0] * rows
 
     def tokens(self, row, length):
         return 1 + sum(np.prod(self.acceptance[row][: n + 1]) for n in range(length))
 
+    def behind(self, live):
+        mean = np.mean([emitted for emitted, here in zip(self.emitted, live, strict=True) if here] or [0])
+        return [here and emitted <= mean for emitted, here in zip(self.emitted, live, strict=True)]
+
     def best(self, able, live):
-        speeds = []
+        speeds, counts = [], self.behind(live)
         for length, cost in zip(self.lengths, self.costs, strict=True):
-            tokens = [self.tokens(row, length if able[row] else 0) for row, here in enumerate(live) if here]
+            tokens = [self.tokens(row, length if able[row] else 0) for row, here in enumerate(counts) if here]
             speeds.append(sum(tokens) / cost)
         return int(np.argmax(speeds)), max(speeds)
 
@@ -150,13 +154,15 @@ class PlainAdaptive:
         index, speed = self.best(drafted, live)
         tried = max((drafts for drafts, here in zip(submitted, drafted, strict=True) if here), default=0)
         tried = tried > self.lengths[index]
-        emitted = sum(1 + (kept if drafts else 0) for kept, drafts, here in zip(accepted, drafted, live) if here)
+        counts = zip(accepted, drafted, self.behind(live), strict=True)
+        emitted = sum(1 + (kept if drafts else 0) for kept, drafts, here in counts if here)
         pays = tried and emitted > speed * self.costs[min(index + 1, len(self.costs) - 1)]
         for row, here in enumerate(live):
             if here:
                 self.seen[row] = [0] * self.lengths[-1] if pays else self.seen[row]
                 self.learn(self.acceptance[row], self.seen[row], submitted[row], accepted[row])
                 self.rounds[row] += 1
+                self.emitted[row] += 1 + accepted[row]
                 self.due[row] = (pays if tried else self.due[row]) or self.rounds[row] % self.period == 0
 
     def learn(self, acceptance, seen, submitted, accepted):

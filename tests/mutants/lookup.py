@@ -88,13 +88,6 @@ MUTANTS = (
         (_RECORD,),
     ),
     Mutant(
-        "a paused row's draft length learns from others' drafts",
-        "draft_length/pausing.py",
-        "live & ~state.paused",
-        "live",
-        (f"{_CHOICE}::test_a_paused_row_s_draft_length_learns_nothing",),
-    ),
-    Mutant(
         "guessed drafts are kept unseen",
         _CASCADE,
         "right = count_leading(meant & (guess.tokens == own[:, :-1]))",
