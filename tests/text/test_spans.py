@@ -36,7 +36,7 @@ def test_spans_are_the_text_and_count_what_the_statistics_do(reciting):
     assert all(span.ends_round for span in result.spans if not span.from_draft)
 
 
-@pytest.mark.parametrize("stop", [(), "is", "e <b", "deep"])
+@pytest.mark.parametrize("stop", [(), "is", "e <b", "deep", "p!"])  # the last is held back to the end
 def test_streamed_spans_are_those_of_the_result(reciting, stop):
     stream, seen = reciting.stream(PROMPT, **OPTIONS, stop=stop), ""
     for piece in stream:
@@ -64,6 +64,8 @@ SPANS = [Span("a", False, True), Span("", True, False), Span("b<", True, False),
 
 def test_neighbors_that_look_alike_are_one():
     assert list(merge(SPANS)) == [Span("a", False, True), Span("b<", True, False), Span("c", False, True)]
+    rounds = [Span("a", True, True), Span("b", True, True)]
+    assert list(merge(rounds)) == rounds
     held = [Span("", True, False), Span("é", False, True)]
     assert list(merge(held)) == [Span("é", False, True)]
     assert list(merge([])) == []
