@@ -68,6 +68,27 @@ def test_words_in_prose():
     report(found)
 
 
+# Words that end as verbs do, and are none where a sentence begins with them.
+NOUNS = {"Axes", "Cells", "Counts of", "Data", "Drafts of", "Draws of", "Errors", "Heads", "Kernels", "Keys", "Layers"}
+NOUNS |= {"Models", "Names of", "Options", "Places of", "Prompts", "Reasons", "Rows", "States of", "Steps", "Texts"}
+NOUNS |= {"This", "Times of", "Tokens", "Values", "Words"}
+
+
+def test_a_docstring_begins_with_a_verb_and_its_object():
+    """Of classes and functions, whoever may call them; "Whether ..." of a property that is a fact."""
+    found = set()
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or not (text := ast.get_docstring(node)):
+                continue
+            first, _, rest = text.replace("\n", " ").partition(" ")
+            is_property = any(ast.unparse(each).endswith("property") for each in getattr(node, "decorator_list", []))
+            begins = re.fullmatch(r"[A-Z][a-z]+s,?", first) and not {first, f"{first} {rest.split(' ')[0]}"} & NOUNS
+            if not begins and not is_property:
+                found.add(f"{name(path)}: {node.name}: {text.splitlines()[0]}")
+    report(found)
+
+
 def _identifiers(tree: ast.Module) -> set[str]:
     found = set()
     for node in ast.walk(tree):

@@ -45,7 +45,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The sizes of one chip of a TPU generation, or of one device, where a chip is several.
+    """Gives the sizes of one chip of a TPU generation, or of one device, where a chip is several.
 
     Attributes:
       memory: bytes of main memory.
@@ -74,7 +74,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A program to compile, and the devices it is for.
+    """Names a program to compile, and the devices it is for.
 
     Attributes:
       model: the target, a name of `SHAPES` or a `config.json`.
@@ -103,7 +103,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A program for one device of a topology.
+    """Holds a program for one device of a topology.
 
     Attributes:
       text: its HLO; empty if it does not fit.

@@ -17,7 +17,7 @@ PLAIN = "plain"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way of decoding.
+    """Names one way of decoding.
 
     Attributes:
       label: its name in tables.

@@ -35,7 +35,7 @@ _TEXT = 256
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Held(DraftLength):
-    """Always `count` drafts, traced: all lengths run in the program that `Adaptive` runs in."""
+    """Drafts always `count` tokens, traced: all lengths run in the program that `Adaptive` runs in."""
 
     count: jax.Array | int
     lengths: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -89,7 +89,7 @@ def measure_costs(
 
 @dataclasses.dataclass(frozen=True)
 class RoundCost:
-    """Times in steps of plain decoding of the same batch, taken turn by turn.
+    """Gives times in steps of plain decoding of the same batch, taken turn by turn.
 
     Attributes:
       round: a round in which every row drafts all it can.

@@ -27,7 +27,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """The shape of one array of an instruction; `local` if it lies in on-chip memory."""
+    """Gives the shape of one array of an instruction; `local` if it lies in on-chip memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """Reads one line of a computation."""
 
     name: str
     opcode: str
@@ -122,7 +122,7 @@ def _yielded(one: Instruction) -> tuple[Array, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One instruction that runs, with how often, and how many bytes of main memory it moves each time."""
+    """Describes one instruction that runs, with how often, and how many bytes of main memory it moves each time."""
 
     instruction: Instruction
     times: int
@@ -130,7 +130,7 @@ class Step:
 
 
 class Program:
-    """A compiled program: its computations by name, that which runs first, and the instructions that run in it."""
+    """Reads a compiled program: its computations by name, that which runs first, and the instructions that run."""
 
     def __init__(self, text: str):
         """Reads it from its text."""

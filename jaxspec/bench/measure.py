@@ -79,7 +79,7 @@ def peak_memory() -> tuple[int, str]:
 
 @dataclasses.dataclass
 class Measurement:
-    """The cases of a run.
+    """Measures the cases of a run.
 
     Attributes:
       target: the model that answers.

@@ -67,7 +67,7 @@ def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy,
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The difference of a figure from plain decoding's over the same questions, and whether it is noise.
+    """Gives the difference of a figure from plain decoding's over the same questions, and whether it is noise.
 
     Attributes:
       plain: the figure of plain decoding.
@@ -164,7 +164,7 @@ def bleu(counts: Sequence[np.ndarray]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """The number of answers that have the tokens of plain decoding.
+    """Counts the number of answers that have the tokens of plain decoding.
 
     Attributes:
       answers: those compared, of all repeats.
@@ -189,13 +189,13 @@ class Agreement:
         answers = list(_answers(turns, label, "divergences"))
         diverged = [(question, turn, *found) for question, turn, found in answers if found is not None]
         wrong = [one for one in diverged if one[3] is None or one[3] > NEAR]
-        first = dict(zip(("question", "turn", "place", "distance"), wrong[0], strict=True)) if wrong else None
+        first = dict(zip(["question", "turn", "place", "distance"], wrong[0], strict=True)) if wrong else None
         return cls(len(answers), len(answers) - len(diverged), len(diverged) - len(wrong), len(wrong), first)
 
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """One case against plain decoding, at one batch and temperature.
+    """Compares one case against plain decoding, at one batch and temperature.
 
     Attributes:
       batch: requests decoded together.

@@ -84,7 +84,7 @@ def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = Non
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The rows of one batch, all of one task.
+    """Names the rows of one batch, all of one task.
 
     Attributes:
       task: its name.
@@ -145,7 +145,7 @@ def prompt_of(tokenizer: Tokenizer, question: Conversation, answers: Sequence[st
 
 @dataclasses.dataclass(frozen=True)
 class AskedTurn:
-    """One turn of a group's conversations.
+    """Holds one turn of a group's conversations.
 
     Attributes:
       turn: its index.

@@ -18,7 +18,7 @@ Divergence = tuple[int, float | None]
 
 
 class Timed(TypedDict):
-    """One answer of a batch, or of a peer: its time, and the number of new tokens and their ids by row."""
+    """Holds one answer of a batch, or of a peer: its time, and the number of new tokens and their ids by row."""
 
     seconds: float
     tokens: list[int]
@@ -27,7 +27,7 @@ class Timed(TypedDict):
 
 
 class Counts(TypedDict):
-    """New tokens, their ids, rounds and drafts of each row; by position in the draft, all rows together."""
+    """Counts new tokens, their ids, rounds and drafts of each row; by position in the draft, all rows together."""
 
     tokens: list[int]
     ids: list[list[int]]
@@ -39,14 +39,14 @@ class Counts(TypedDict):
 
 
 class Repeat(Timed, Counts):
-    """One answer of a batch, with the prompt's time and the sum of the log-probs of each row's tokens."""
+    """Holds one answer of a batch, with the prompt's time and the sum of the log-probs of each row's tokens."""
 
     prefill_seconds: float
     log_probs: list[float]
 
 
 class Turn(TypedDict):
-    """One turn of a batch of conversations: the repeats of each case, and of each mode of a peer.
+    """Holds one turn of a batch of conversations: the repeats of each case, and of each mode of a peer.
 
     `questions` and `left_out` are indices of questions.
     """

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells of text; every row is as long as `columns`."""
+    """Holds cells of text; every row is as long as `columns`."""
 
     title: str
     columns: tuple[str, ...]

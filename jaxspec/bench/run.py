@@ -32,7 +32,7 @@ _TEMPLATE = 256
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run's header, its records, and the figures that follow from them."""
+    """Holds a run's header, its records, and the figures that follow from them."""
 
     header: dict[str, Any]
     records: list[Turn]

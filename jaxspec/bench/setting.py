@@ -19,7 +19,7 @@ from jaxspec.training.prompts import Conversation
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The options of a run.
+    """Defines the options of a run.
 
     Attributes:
       model: the target's name.

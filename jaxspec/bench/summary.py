@@ -17,7 +17,7 @@ ALL = "all"
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The figures of one case on one task, or on all of them.
+    """Gives the figures of one case on one task, or on all of them.
 
     Attributes:
       batch: requests decoded together.
@@ -56,7 +56,7 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True)
 class Against:
-    """One mode of a peer on one task, or on all of them, batch 1.
+    """Sums up one mode of a peer on one task, or on all of them, batch 1.
 
     Attributes:
       temperature: 0 is greedy decoding.
@@ -107,7 +107,7 @@ def _by_task(turns: Sequence[Turn]) -> list[tuple[str, list[Turn]]]:
 
 
 class _Figures:
-    """The figures of one case, or of a peer's mode, in some turns."""
+    """Computes the figures of one case, or of a peer's mode, in some turns."""
 
     def __init__(self, turns: Sequence[Turn], label: str):
         self.turns, self.label = turns, label

@@ -14,7 +14,7 @@ clock = time.perf_counter
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The least, the median and the largest over turns."""
+    """Gives the least, the median and the largest over turns."""
 
     low: float
     median: float
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Seconds of each case, in the order of the turns, and what each returned last."""
+    """Holds seconds of each case, in the order of the turns, and what each returned last."""
 
     seconds: dict[str, list[float]]
     results: dict[str, Any]
@@ -57,7 +57,7 @@ def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up:
     for turn in range(warm_up + repeats):
         for name, case in cases.items():
             start = clock()
-            samples.results[name] = jax.block_until_ready(case())
+            samples.results[name], end = jax.block_until_ready(case()), clock()
             if turn >= warm_up:
-                samples.seconds[name].append(clock() - start)
+                samples.seconds[name].append(end - start)
     return samples

@@ -20,7 +20,7 @@ _LARGE = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The costs of one round, or one step of plain decoding, on one device.
+    """Gives the costs of one round, or one step of plain decoding, on one device.
 
     Attributes:
       bytes: moved from and to the main memory.
@@ -109,7 +109,7 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The costs of a case's two programs; `round` and `plain` are `None` if one does not fit.
+    """Gives the costs of a case's two programs; `round` and `plain` are `None` if one does not fit.
 
     Attributes:
       devices: how many run it.

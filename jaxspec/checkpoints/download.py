@@ -33,7 +33,7 @@ _HUB_SECONDS = 4.0
 
 
 class SourceError(OSError):
-    """A source could not give the file."""
+    """Signals that a source could not give the file."""
 
 
 def fetch(entry: ZooEntry) -> Path:

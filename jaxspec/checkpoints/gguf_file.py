@@ -25,7 +25,7 @@ _ADVICE = "delete it and download it again"
 
 @dataclasses.dataclass(frozen=True)
 class GGUFFile:
-    """An open GGUF file.
+    """Reads an open GGUF file.
 
     Attributes:
       metadata: its key-value pairs; arrays are lists.

@@ -40,7 +40,7 @@ _END_TEXTS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """A way to cut text before the merges of a byte-level vocabulary.
+    """Defines a way to cut text before the merges of a byte-level vocabulary.
 
     Attributes:
       regex: matches the pieces; `None` is GPT-2's.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.families.base import LazyTensor, ParamMapping
@@ -23,7 +24,7 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as every reader hands it on: a Hugging Face configuration, and tensors that are not yet read.
+    """Holds a checkpoint as every reader hands it on: a Hugging Face configuration, and tensors that are not yet read.
 
     Attributes:
       source: where it was read from, for error messages.
@@ -99,7 +100,7 @@ def build_params(
     return params
 
 
-def _put(mapping: ParamMapping, values: np.ndarray, dtype: Any, placement: Placement | None) -> jax.Array:
+def _put(mapping: ParamMapping, values: np.ndarray, dtype: DTypeLike, placement: Placement | None) -> jax.Array:
     if placement is None:
         return jnp.array(values, dtype=dtype)
     sharding = placement.sharding(values.shape, parameter_axes(mapping.path, values.ndim))
@@ -147,7 +148,7 @@ def abstract_params(module: Transformer) -> Any:
     return jax.eval_shape(module.init, jax.random.key(0), tokens, cache)["params"]
 
 
-def abstract_model(config: TransformerConfig, dtype: Any) -> LanguageModel:
+def abstract_model(config: TransformerConfig, dtype: DTypeLike) -> LanguageModel:
     """Returns a model whose parameters are `jax.ShapeDtypeStruct`s. It can be lowered, not run."""
     module = Transformer(config, jnp.dtype(dtype))
     return LanguageModel(module, abstract_params(module))

@@ -19,7 +19,7 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
-    """A tokenizer, its special tokens and its chat template.
+    """Turns text into tokens and back, with its special tokens and its chat template.
 
     Two are equal if they have the same content, so one can be a static field of a pytree that goes through `jax.jit`.
 

@@ -18,7 +18,7 @@ class UnknownNameError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """A wheel in the package registry, and the file in it that is a part of the model.
+    """Names a wheel in the package registry, and the file in it that is a part of the model.
 
     Attributes:
       requirement: the pinned distribution, `name==version`.
@@ -31,14 +31,14 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """A model file whose parts, joined in order, are carried by wheels."""
+    """Names a model file whose parts, joined in order, are carried by wheels."""
 
     packages: tuple[Package, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Hub:
-    """A file on the model hub that has the very bytes of the model's file.
+    """Names a file on the model hub that has the very bytes of the model's file.
 
     Attributes:
       repo: "organization/name".
@@ -53,7 +53,7 @@ class Hub:
 
 @dataclasses.dataclass(frozen=True)
 class ZooEntry:
-    """A model of the zoo.
+    """Describes a model of the zoo.
 
     Attributes:
       name: what to pass to `load`.

@@ -27,7 +27,7 @@ _COMMANDS = MappingProxyType(
 
 
 class _Commands(TyperGroup):
-    """The commands and groups of commands."""
+    """Lists the commands and groups of commands."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_COMMANDS, *super().list_commands(ctx)]
@@ -74,7 +74,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    """Speculative decoding for JAX."""
+    """Decodes language models speculatively, in JAX."""
 
 
 def _version() -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec bench`."""
+    """Defines the options of `jaxspec bench`."""
 
     questions: Annotated[
         str | None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec compile-report`."""
+    """Defines the options of `jaxspec compile-report`."""
 
     model: Annotated[str, typer.Option("--model", "-m", help="A known shape, or a config.json.")] = "llama-3.1-8b"
     draft: Annotated[

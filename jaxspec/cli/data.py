@@ -10,7 +10,7 @@ from jaxspec.cli.options import DEFAULT_MODEL, DtypeOption, ModelOption
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec data`."""
+    """Defines the options of `jaxspec data`."""
 
     prompts: Annotated[
         list[str],

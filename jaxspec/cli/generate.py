@@ -24,7 +24,7 @@ _SAMPLING = ("top_p", "top_k", "min_p", "seed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """The options of decoding: those of `SpeculativeDecoder.generate`, where `None` is its own default."""
+    """Defines the options of decoding: those of `SpeculativeDecoder.generate`, where `None` is its own default."""
 
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0
@@ -50,7 +50,7 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec generate`."""
+    """Defines the options of `jaxspec generate`."""
 
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue; '-' is standard input.")

@@ -15,7 +15,7 @@ _FIELDS = ("name", "description", "size", "cached", "license", "drafter", "draft
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec models`."""
+    """Defines the options of `jaxspec models`."""
 
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `jaxspec plan`."""
+    """Defines the options of `jaxspec plan`."""
 
     questions: Annotated[
         str | None,

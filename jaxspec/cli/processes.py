@@ -22,7 +22,7 @@ _EXAMPLE = "--mesh data=2,model=4"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """The options of where a command runs; they stand among its own.
+    """Defines the options of where a command runs; they stand among its own.
 
     Raises:
       ValueError: if they do not fit each other.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateOptions:
-    """The options of the updates: the fields of `TrainingOptions`, without their number."""
+    """Defines the options of the updates: the fields of `TrainingOptions`, without their number."""
 
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch, padding included.")] = 4096
     accumulation: Annotated[int, typer.Option(help="Batches an update.")] = 1
@@ -56,7 +56,7 @@ class UpdateOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, whatever is trained."""
+    """Defines the options of a run, whatever is trained."""
 
     data: Annotated[
         list[str], typer.Option("--data", metavar="DIR", help="A folder that `jaxspec data` wrote; repeatable.")
@@ -127,7 +127,7 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a command.
+    """Defines the options of a command.
 
     Attributes:
       run: whatever is trained.
@@ -222,7 +222,7 @@ def command(name: str) -> Callable[..., None]:
 
 
 class _Kinds(TyperGroup):
-    """The commands of all kinds, each made when it is asked for."""
+    """Lists the commands of all kinds, each made when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*kinds()]

@@ -157,7 +157,7 @@ class CascadeDrafter(Drafter):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Drafts:
-    """The drafts of a round so far: `count` a row, standing behind the text."""
+    """Holds the drafts of a round so far: `count` a row, standing behind the text."""
 
     count: Int[Array, "b"]
     text: Int[Array, "b s"]

@@ -21,7 +21,7 @@ from jaxspec.drafters.lookup import one_hot
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionState:
-    """The state of a `UnionDrafter`.
+    """Holds the state of a `UnionDrafter`.
 
     Attributes:
       drafters: each drafter's own state.
@@ -157,7 +157,7 @@ def _starts(counts: list[int]) -> list[tuple[int, int]]:
     return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
 
 
-def _check_kind(drafter: Any) -> None:
+def _check_kind(drafter: object) -> None:
     name = type(drafter).__name__
     if isinstance(drafter, type) or not isinstance(drafter, Drafter):
         got = f"the class {drafter.__name__} itself" if isinstance(drafter, type) else name

@@ -17,7 +17,7 @@ _Tree = TypeVar("_Tree")
 
 @runtime_checkable
 class Entries(Protocol):
-    """The entries that a forward pass leaves for the cache, such as keys and values, by fed token. A pytree of arrays.
+    """Specifies what a forward pass leaves for the cache, such as keys and values, by fed token. A pytree of arrays.
 
     A cache's `append` takes them as they are. The methods below rearrange tokens first; none looks at a cache, and
     stale entries may hold anything, since no token ever sees them.
@@ -57,7 +57,7 @@ class Entries(Protocol):
 
 @runtime_checkable
 class Cache(Protocol):
-    """The history of a model's rows, whatever it holds of them. A pytree; every method returns another cache.
+    """Specifies the history of a model's rows, whatever it holds of them. A pytree; every method returns another cache.
 
     Rows have lengths of their own, and roll back alone. Tokens at or beyond a row's length are stale: a model must
     not see them, and the next `append` writes over them. A cache whose state cannot be cut (a ring, a recurrent state)
@@ -93,7 +93,7 @@ class Cache(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
-    """The results of one forward pass.
+    """Holds the results of one forward pass.
 
     Attributes:
       logits: `[b, t, v]` float32; row `i` scores the token after fed token `i`.
@@ -113,7 +113,7 @@ class ModelOutput:
 
 @runtime_checkable
 class Model(Protocol):
-    """A causal language model over a cache that the caller holds. A pytree.
+    """Specifies a causal language model over a cache that the caller holds. A pytree.
 
     A call does not write the cache: it returns entries, and `cache.append` stores them. So a
     forward pass may stand inside a `lax.cond` or `lax.switch` without copying the cache, and
@@ -168,7 +168,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class ResumableModel(Model, Protocol):
-    """A model whose passes can stop after some layers and go on later, for drafts that exit early.
+    """Specifies a model whose passes can stop after some layers and go on later, for drafts that exit early.
 
     Example:
         >>> isinstance(target, jaxspec.core.ResumableModel) and target.resumes
@@ -195,7 +195,7 @@ class ResumableModel(Model, Protocol):
 
 @runtime_checkable
 class Layout(Protocol):
-    """The layout of a model's arrays on devices: `Unsharded`, or `jaxspec.sharding.Placement`. Static and hashable.
+    """Specifies how a model's arrays lie on devices: `Unsharded`, or `jaxspec.sharding.Placement`. Static and hashable.
 
     Example:
         >>> isinstance(target.placement, jaxspec.core.Layout)
@@ -225,7 +225,7 @@ class Layout(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Unsharded:
-    """The layout of models that are on no mesh: arrays stay where JAX puts them.
+    """Leaves arrays where JAX puts them: the layout of models that are on no mesh.
 
     Example:
         >>> target.placement
@@ -249,7 +249,7 @@ class Unsharded:
         return number
 
 
-def placement_of(model: Any) -> Layout:
+def placement_of(model: object) -> Layout:
     """Returns a model's `placement`; `Unsharded()` where it has none.
 
     Example:

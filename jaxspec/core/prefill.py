@@ -18,7 +18,7 @@ CATCH_UP_CHUNK = 16
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
-    """A model's pass over the prompt.
+    """Holds a model's pass over the prompt.
 
     Attributes:
       cache: holds the first `length - 1` tokens of each row.

@@ -161,7 +161,7 @@ class RoundKeys:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PositionNoise:
-    """The Gumbel noise that draft, target and plain decoding share, by absolute position.
+    """Draws the Gumbel noise that draft, target and plain decoding share, by absolute position.
 
     `CoupledVerifier.rng` returns it: draft and target take the argmax of their own log-probabilities plus the same
     noise, so they often agree, and the output is that of plain decoding with the same key.

@@ -20,7 +20,7 @@ from jaxspec.core.pytree import register_dataclass
 
 @runtime_checkable
 class Policy(Protocol):
-    """A distribution over next tokens, computed from logits. A pytree; plain decoding, drafts and verifiers share it.
+    """Computes a distribution over next tokens from logits. A pytree; plain decoding, drafts and verifiers share it.
 
     A policy of your own is a frozen dataclass under `jaxspec.core.register_dataclass`.
 
@@ -46,7 +46,7 @@ class Policy(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The policy that takes the argmax, the first of equals. Needs no key and no softmax.
+    """Takes the argmax, the first of equals. Needs no key and no softmax.
 
     Example:
         >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4, sampling=jaxspec.Greedy())
@@ -63,7 +63,7 @@ class Greedy:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The policy of temperature, top-k, top-p and min-p: each one value or one a row, each traced.
+    """Samples by temperature, top-k, top-p and min-p: each one value or one a row, each traced.
 
     Attributes:
       temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.

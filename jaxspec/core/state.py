@@ -19,7 +19,7 @@ from jaxspec.core.tree import depths
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, a chain or a tree of them, and the distribution that each was drawn from.
+    """Holds drafted tokens, a chain or a tree of them, and the distribution that each was drawn from.
 
     A tree's nodes follow their parents, and siblings stand in the order they were drawn in:
 
@@ -80,7 +80,7 @@ class Proposal:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A verifier's decision, row by row.
+    """Records a verifier's decision, row by row.
 
     Attributes:
       accepted: the number of accepted drafts.
@@ -105,7 +105,7 @@ class Verdict:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The input of a drafter: everything committed, and the target.
+    """Gives a drafter its input: everything committed, and the target.
 
     Attributes:
       target: the target, whose embeddings, layers and head a drafter may share.
@@ -139,7 +139,7 @@ class Context:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GenerationState:
-    """The state of the loop between two rounds. Shapes and dtypes never change.
+    """Holds the state of the loop between two rounds. Shapes and dtypes never change.
 
     Attributes:
       tokens: prompt and new tokens, left-aligned; final up to `length`.
@@ -187,7 +187,7 @@ class GenerationState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """The tokens that one round emitted: row `b` got `tokens[b, :count[b]]`.
+    """Reports the tokens that one round emitted: row `b` got `tokens[b, :count[b]]`.
 
     Attributes:
       tokens: accepted drafts, the token after them, and padding.
@@ -212,7 +212,7 @@ class RoundInfo:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The result of `generate`. Row `b` got `tokens[b, :length[b]]`; zeros follow.
+    """Holds the result of `generate`. Row `b` got `tokens[b, :length[b]]`; zeros follow.
 
     Attributes:
       tokens: the new tokens alone, a stop token included.

@@ -14,7 +14,7 @@ from jaxspec.core.pytree import register_dataclass
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Counts of one generation, a row each; the methods pool the rows.
+    """Counts what one generation drafted and accepted, a row each; the methods pool the rows.
 
     A drafted token counts if it was submitted to verification and the row did not end before
     it; of a tree, the longest path counts. The names follow vLLM: the *mean acceptance length* is

@@ -4,7 +4,7 @@ import enum
 
 
 class StopReason(enum.IntEnum):
-    """Reasons for which a row stopped.
+    """Names the reasons for which a row stopped.
 
     Example:
         >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4)
@@ -19,7 +19,7 @@ class StopReason(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """Errors of a row. A program on an accelerator cannot raise, so it reports.
+    """Names the errors of a row. A program on an accelerator cannot raise, so it reports.
 
     Example:
         >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4)

@@ -21,7 +21,7 @@ _RATES = tuple(0.6 / (rank + 1) ** 2 for rank in range(16))
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """The topology of a drafted tree, fixed when a program is compiled. Hashable.
+    """Describes the topology of a drafted tree, fixed when a program is compiled. Hashable.
 
     Siblings stand in the order of their indices: the first is the parent's best child.
 

@@ -19,18 +19,18 @@ from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.status import Status
 
 
-def is_concrete(*values: Any) -> bool:
+def is_concrete(*values: object) -> bool:
     """Returns whether the host can read the values: none is traced, or has parts that other processes hold."""
     return not any(_is_unreadable(leaf) for value in values for leaf in jax.tree.leaves(value))
 
 
-def _is_unreadable(leaf: Any) -> bool:
+def _is_unreadable(leaf: object) -> bool:
     if isinstance(leaf, Tracer):
         return True
     return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
-def draft_length(k: Any) -> None:
+def draft_length(k: object) -> None:
     """Raises unless `k` is an integer of at least 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
@@ -38,7 +38,7 @@ def draft_length(k: Any) -> None:
         raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
 
 
-def draft_lengths(lengths: Any, smallest: int = 0) -> tuple[int, ...]:
+def draft_lengths(lengths: object, smallest: int = 0) -> tuple[int, ...]:
     """Returns numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`."""
     if isinstance(lengths, int | np.integer):
         draft_length(lengths)
@@ -63,7 +63,7 @@ def in_range(owner: str, **values: tuple[Any, float, float]) -> None:
             raise ValueError(f"{owner} needs {name} {bounds}, got {value}")
 
 
-def counts(owner: str, **values: Any) -> None:
+def counts(owner: str, **values: object) -> None:
     """Raises unless each value is a static integer of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -189,7 +189,7 @@ def sampling(policy: Policy, batch: int) -> None:
                 raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
 
 
-def max_new_tokens(value: Any, batch: int) -> None:
+def max_new_tokens(value: object, batch: int) -> None:
     """Raises unless `value` is one non-negative integer or one a row."""
     shape, dtype = _shape_and_dtype(value)
     if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
@@ -200,7 +200,7 @@ def max_new_tokens(value: Any, batch: int) -> None:
         raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
 
 
-def capacity(value: Any) -> None:
+def capacity(value: object) -> None:
     """Raises unless `value` is `None` or a static positive integer."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
         raise TypeError(f"capacity must be a static integer or None, got {type(value).__name__}; it fixes shapes")
@@ -223,7 +223,7 @@ def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
             )
 
 
-def stop_tokens(value: Any, batch: int, vocab_size: int) -> Int[Array, "b n"]:
+def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]:
     """Returns stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
     array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
     array = array.astype(np.int32) if array.size == 0 else array
@@ -246,7 +246,7 @@ def to_int32(value: Any) -> Int[Array, "..."]:
     return jnp.asarray(array, jnp.int32)
 
 
-def key_needed(key: Any, policy: Policy) -> None:
+def key_needed(key: object, policy: Policy) -> None:
     """Raises if a policy draws and there is no key to draw with."""
     if key is None and not policy.greedy:
         raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")

@@ -41,7 +41,7 @@ _ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 @register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The arguments that differ by row. Every leaf has the batch as its first axis, so a mapped axis can become rows.
+    """Holds the arguments that differ by row. Every leaf has the batch as its first axis, so a mapped one can be rows.
 
     Attributes:
       prompt: token ids, padded on the right to a bucket.
@@ -63,7 +63,7 @@ class Rows:
 @register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The checked arguments of one call, from `generate`, `init` or `stream` to the loop.
+    """Holds the checked arguments of one call, from `generate`, `init` or `stream` to the loop.
 
     Attributes:
       target: as passed, on the mesh if there is one.
@@ -188,7 +188,7 @@ def bucket(size: int) -> int:
     return power
 
 
-def check_kinds(target: Any, drafter: Any, verifier: Any, sampling: Any) -> None:
+def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:
     """Raises `TypeError` unless each argument is an instance of its kind; a verifier may be `None`."""
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
     for value, kind, name in kinds[: 2 if verifier is None else 3]:

@@ -38,7 +38,7 @@ _Carry = TypeVar("_Carry")
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Verified:
-    """The results of a verification pass along the accepted path, at the shape of the longest one.
+    """Holds the results of a verification pass along the accepted path, at the shape of the longest one.
 
     `finite` counts the rows of logits before the first that is not.
     """

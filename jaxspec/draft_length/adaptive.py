@@ -22,7 +22,7 @@ PRIOR_ROUNDS = 4
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveState:
-    """The state of `Adaptive`: what each row has seen.
+    """Holds the state of `Adaptive`: what each row has seen.
 
     Attributes:
       acceptance: the running probability that draft `i` is accepted, those before it being so.

@@ -28,7 +28,7 @@ _LAYERS = 0.25
 
 
 class DraftCosts(NamedTuple):
-    """The time that drafting takes, in rounds of plain decoding.
+    """Gives the time that drafting takes, in rounds of plain decoding.
 
     Attributes:
       first: once in a round that drafts.
@@ -112,7 +112,7 @@ def rising(costs: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(itertools.accumulate(costs, max))
 
 
-def read_bytes(model: Any) -> int:
+def read_bytes(model: object) -> int:
     """Returns the bytes of weights that a pass reads; of an untied embedding it reads one row a token."""
     from jaxspec.nn.language_model import LanguageModel  # loads Flax, which the loop does not
 
@@ -138,9 +138,9 @@ def _pass(kind: str, tokens: int) -> float:
     return float(np.interp(tokens, counts, times)) + slope * max(0, tokens - counts[-1])
 
 
-def _layers(model: Any) -> int | None:
+def _layers(model: object) -> int | None:
     return getattr(getattr(getattr(model, "module", None), "config", None), "num_layers", None)
 
 
-def _bytes(params: Any) -> int:
+def _bytes(params: object) -> int:
     return max(1, sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))

@@ -92,7 +92,7 @@ class CumulativeConfidence(DraftLength):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStopState:
-    """The threshold that each row has come to, and its running share of accepted drafts."""
+    """Holds the threshold that each row has come to, and its running share of accepted drafts."""
 
     threshold: Float[Array, "b"]
     acceptance: Float[Array, "b"]

@@ -14,7 +14,7 @@ from jaxspec.draft_length.base import DraftLength
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PausingState:
-    """The inner draft length's state, and which rows draft nothing this round, which the caller sets before it."""
+    """Holds the inner draft length's state, and which rows draft nothing this round, set by the caller before it."""
 
     inner: Any
     paused: Bool[Array, "b"]

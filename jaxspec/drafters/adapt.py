@@ -20,7 +20,7 @@ _ACCEPTED, _WORTH = 0.6, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class LengthOption:
-    """The option `k` of commands and of `load_drafter`, read.
+    """Reads the option `k` of commands and of `load_drafter`.
 
     Attributes:
       k: a number or a `DraftLength`; `None` is the default of the drafter.

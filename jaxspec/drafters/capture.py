@@ -1,11 +1,9 @@
 """Checks that a target has the hidden states that a drafter reads."""
 
-from typing import Any
-
 from jaxspec.nn.language_model import LanguageModel
 
 
-def check_capture(name: str, target: Any, capture: tuple[int, ...], width: int) -> LanguageModel:
+def check_capture(name: str, target: object, capture: tuple[int, ...], width: int) -> LanguageModel:
     """Returns `target`, which has the states `capture`, each `width` wide.
 
     Args:

@@ -26,7 +26,7 @@ from jaxspec.drafters.draft_model import Draft, Hidden
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChainState:
-    """The state of a chain between rounds.
+    """Holds the state of a chain between rounds.
 
     Attributes:
       draft_state: the draft's own; its cache may lag the text, however far the text has come since.
@@ -173,7 +173,7 @@ class ChainDrafter(AdjustableDrafter):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Drafts:
-    """The drafts of a round so far: `count` of them, and which rows go on."""
+    """Holds the drafts of a round so far: `count` of them, and which rows go on."""
 
     count: Int[Array, ""]
     tokens: Int[Array, "b k"]

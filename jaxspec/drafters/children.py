@@ -48,7 +48,7 @@ class Draw(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MostLikely(Draw):
-    """The most probable tokens, in order: the child of rank 0 is the draft's own best.
+    """Takes the most probable tokens, in order: the child of rank 0 is the draft's own best.
 
     These are deterministic guesses: they need no distribution, and are accepted with the target's probability of them.
     They do not follow the noise that `CoupledVerifier` shares: there, `WithoutReplacement` is accepted more.
@@ -75,7 +75,7 @@ class MostLikely(Draw):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Draw):
-    """Different tokens, each drawn from what the siblings before it left of their parent's distribution.
+    """Draws different tokens, each from what the siblings before it left of their parent's distribution.
 
     All are drawn at once: the largest log-probabilities with Gumbel noise added, in falling order. Where fewer tokens
     have any probability, the other children do not exist. With the noise that `CoupledVerifier` shares, these are the
@@ -111,7 +111,7 @@ class WithoutReplacement(Draw):
 
 @dataclasses.dataclass(frozen=True)
 class WithReplacement(Draw):
-    """Independent draws from the parent's distribution, so that siblings may be the same token.
+    """Draws independently from the parent's distribution, so that siblings may be the same token.
 
     With the noise that `CoupledVerifier` shares they always are: pass `WithoutReplacement` there.
 

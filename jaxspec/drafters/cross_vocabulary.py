@@ -41,7 +41,7 @@ from jaxspec.drafters.token_map import TokenMap
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DraftText:
-    """The committed text in the draft's tokens.
+    """Holds the committed text in the draft's tokens.
 
     Attributes:
       tokens: `tokens[b, :length[b]]` is final; `s` is the draft's room, not the target's.
@@ -89,7 +89,7 @@ class DraftText:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossVocabularyState:
-    """The draft's text, and the state of the chain that is drawn over it."""
+    """Holds the draft's text, and the state of the chain that is drawn over it."""
 
     text: DraftText
     chain: Any
@@ -98,7 +98,7 @@ class CrossVocabularyState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossVocabularyDraft(ModelDraft):
-    """A language model that reads its own vocabulary and guesses in the target's."""
+    """Reads its own vocabulary with a language model, and guesses in the target's."""
 
     token_map: TokenMap
 

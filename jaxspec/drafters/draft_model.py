@@ -26,7 +26,7 @@ Hidden = tuple[Array, ...]
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The outcome of the pass over the end of the text.
+    """Holds the outcome of the pass over the end of the text.
 
     Attributes:
       logits: those of the first draft, over the draft vocabulary.
@@ -42,7 +42,7 @@ class Window:
 
 
 class Draft(abc.ABC):
-    """A cheap model that reads its own guesses. A frozen pytree.
+    """Specifies a cheap model that reads its own guesses. A frozen pytree.
 
     Its state between rounds contains a cache, which a round fills with drafts. It may know fewer tokens than the
     target; logits are then over those alone until `over_vocabulary` spreads them over the target's tokens.
@@ -142,7 +142,7 @@ class Draft(abc.ABC):
 
 @runtime_checkable
 class DraftSource(Protocol):
-    """A head that makes its own `Draft`. A model needs no such method: it is drafted from by `ModelDraft`."""
+    """Specifies a head that makes its own `Draft`. A model needs no such method: it is drafted from by `ModelDraft`."""
 
     def as_draft(self, k: int) -> Draft:
         """Returns what chains and trees of up to `k` tokens along a path are drawn from."""
@@ -154,7 +154,7 @@ def as_draft(model: Model | DraftSource, k: int) -> Draft:
     return model.as_draft(k) if isinstance(model, DraftSource) else ModelDraft(model)
 
 
-def check_is_model(name: str, model: Any) -> None:
+def check_is_model(name: str, model: object) -> None:
     """Raises `TypeError` unless `model`, which drafter `name` was given, is a `Model`."""
     if isinstance(model, type) or not isinstance(model, Model):
         raise TypeError(f"{name} needs a Model, got {type(model).__name__}; jaxspec.load makes one")
@@ -163,7 +163,7 @@ def check_is_model(name: str, model: Any) -> None:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft(Draft):
-    """A language model with the target's vocabulary. Its cache is all of its state."""
+    """Drafts from a language model with the target's vocabulary. Its cache is all of its state."""
 
     model: Model
 
@@ -217,7 +217,7 @@ class ModelDraft(Draft):
 
 
 class SelfDraft(Draft):
-    """The target, drafting for itself from its own cache: no other state is held between rounds.
+    """Drafts from the target's own layers and cache: no other state is held between rounds.
 
     A round begins with `catch_up`, which makes the round's state anew. A subclass is a dataclass with a field `target`,
     the model that `Context` has too.

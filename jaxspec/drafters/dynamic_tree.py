@@ -31,7 +31,7 @@ from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows, top
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Nodes that could be submitted, each with the log-probability of its path from the text.
+    """Holds nodes that could be submitted, each with the log-probability of its path from the text.
 
     `fed` numbers the fed candidates, in the order of their passes.
     """

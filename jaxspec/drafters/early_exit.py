@@ -33,7 +33,7 @@ from jaxspec.nn.partial import Partial
 
 @runtime_checkable
 class ExitHead(Protocol):
-    """A trained exit, such as `jaxspec.contrib.exit_head` trains.
+    """Specifies a trained exit, such as `jaxspec.contrib.exit_head` trains.
 
     Attributes:
       layers: after how many of the target's layers it exits.
@@ -62,7 +62,7 @@ class ExitHead(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """The tokens that went through the first layers in a round: the last committed token, then drafts.
+    """Holds the tokens that went through the first layers in a round: the last committed token, then drafts.
 
     Attributes:
       partial: their pass, with room for a round's.

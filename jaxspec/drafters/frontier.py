@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache
+from jaxspec.core.model import Cache, Entries
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
@@ -31,7 +31,7 @@ _PARTS = 256
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """The result of the pass over one level.
+    """Holds the result of the pass over one level.
 
     Attributes:
       tokens: the next level's fed nodes.
@@ -49,7 +49,7 @@ class Level:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """A tree drafter's state between `propose` and `observe`.
+    """Holds a tree drafter's state between `propose` and `observe`.
 
     Attributes:
       draft_state: the draft's own; its cache holds the text.
@@ -59,7 +59,7 @@ class Drafted:
     """
 
     draft_state: Any
-    pending: Any
+    pending: Entries | None
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
 

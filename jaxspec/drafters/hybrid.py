@@ -29,7 +29,7 @@ _PRIOR = 4.0
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The past accuracy of each row's guesses and model drafts.
+    """Records the past accuracy of each row's guesses and model drafts.
 
     Attributes:
       promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
@@ -52,7 +52,7 @@ class Record:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HybridState:
-    """Both drafters' states, the record, and the last round's drafts.
+    """Holds both drafters' states, the record, and the last round's drafts.
 
     Attributes:
       lookup: the lookup half's state; it has the last guess.
@@ -273,7 +273,7 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
     return Proposal(tokens, valid, log_probs)
 
 
-def _check_kinds(lookup: Any, model: Any) -> None:
+def _check_kinds(lookup: object, model: object) -> None:
     if not isinstance(lookup, LookupDrafter):
         raise TypeError(
             f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass a LookupDrafter, such "
@@ -296,5 +296,5 @@ def _check_kinds(lookup: Any, model: Any) -> None:
         )
 
 
-def _kind(drafter: Any) -> str:
+def _kind(drafter: object) -> str:
     return f"the class {drafter.__name__} itself" if isinstance(drafter, type) else type(drafter).__name__

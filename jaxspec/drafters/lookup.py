@@ -22,7 +22,7 @@ from jaxspec.drafters.adjustable import AdjustableDrafter
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A guess of what follows each row's text, with the drafter's confidence in it.
+    """Holds a guess of what follows each row's text, with the drafter's confidence in it.
 
     Attributes:
       tokens: the guessed tokens.
@@ -59,7 +59,7 @@ class Guess:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LookupState:
-    """The draft length's own state, and the last round's guess, of which `count` drafts were submitted."""
+    """Holds the draft length's own state, and the last round's guess, of which `count` drafts were submitted."""
 
     length_state: Any
     guess: Guess

@@ -25,7 +25,7 @@ from jaxspec.drafters.lookup import Guess, LookupDrafter
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TextStore:
-    """The newest `n` texts of up to `w` tokens each; a new one takes the place of the oldest.
+    """Holds the newest `n` texts of up to `w` tokens each; a new one takes the place of the oldest.
 
     Its shape never changes, so a drafter whose store has grown runs the same compiled program.
 

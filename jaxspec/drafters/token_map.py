@@ -153,7 +153,7 @@ class TokenMap:
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """The identity of a token across vocabularies: its bytes, and whether it is special."""
+    """Identifies a token across vocabularies: its bytes, and whether it is special."""
 
     data: bytes
     special: bool = False

@@ -155,7 +155,7 @@ class TreeDrafter(Drafter):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Children:
-    """The children of some nodes, each node's side by side, and the distributions they come from.
+    """Holds the children of some nodes, each node's side by side, and the distributions they come from.
 
     `weights` is `None` for deterministic guesses.
     """
@@ -190,7 +190,7 @@ def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The places, on the host, of a tree's nodes among those that are fed and found.
+    """Holds the places, on the host, of a tree's nodes among those that are fed and found.
 
     Each level's nodes with children are fed side by side in `width` places, and each gets `most`
     children, of which the tree has some.

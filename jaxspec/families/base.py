@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is still in its file.
+    """Holds a tensor that is still in its file.
 
     Attributes:
       shape: its shape, known without reading it.
@@ -84,7 +84,7 @@ def _unchanged_array(name: str, x: np.ndarray, config: TransformerConfig) -> np.
 
 @dataclasses.dataclass(frozen=True)
 class GGUFLayout:
-    """A family's layout in GGUF files, as llama.cpp's converter writes them.
+    """Describes a family's layout in GGUF files, as llama.cpp's converter writes them.
 
     Attributes:
       architecture: the value of `general.architecture`.
@@ -118,7 +118,7 @@ class GGUFLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of decoders: how its checkpoints describe a model and name its tensors.
+    """Describes a family of decoders: how its checkpoints describe a model and name its tensors.
 
     Attributes:
       model_type: its `model_type` in a Hugging Face `config.json`.

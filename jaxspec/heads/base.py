@@ -15,7 +15,7 @@ else:  # types of annotations alone, whose modules load JAX
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """One kind of trained head: how it is recognized, read, made, drafted from and trained.
+    """Describes one kind of trained head: how it is recognized, read, made, drafted from and trained.
 
     What needs JAX is given by its place below `package`, `module.name`, and imported when it is first asked for. A new
     kind of head is a folder with such a `KIND` in its `__init__.py`, and one row of a table.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.nn.language_model import LanguageModel
@@ -59,7 +60,7 @@ def initial(module: nn.Module, rng: Array, *inputs: Any, method: str | None = No
     return dict(module.init(rng, *inputs, method=method)["params"])
 
 
-def in_dtype(params: Any, dtype: Any) -> Any:
+def in_dtype(params: Any, dtype: DTypeLike) -> Any:
     """Casts a head's parameters as readers do: to `dtype`, but those of norms, which stay float32."""
     is_norm = lambda path: len(path) > 1 and "norm" in path[-2].key  # noqa: E731
     return jax.tree.map_with_path(lambda path, x: x.astype(jnp.float32 if is_norm(path) else dtype), params)

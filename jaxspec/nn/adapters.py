@@ -85,7 +85,7 @@ def from_nnx(
 
 @dataclasses.dataclass(frozen=True)
 class _CallNNX:
-    """An NNX module as a function of its state; equal graphs share a compiled program."""
+    """Calls an NNX module as a function of its state; equal graphs share a compiled program."""
 
     graph: nnx.GraphDef
 
@@ -96,7 +96,7 @@ class _CallNNX:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NNXModel:
-    """An NNX module that speaks the `Model` protocol; its graph is static, its state a leaf."""
+    """Makes an NNX module speak the `Model` protocol; its graph is static, its state a leaf."""
 
     graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     state: Any
@@ -125,7 +125,7 @@ class NNXModel:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenEntries:
-    """Fed tokens, not yet in any history."""
+    """Holds fed tokens, not yet in any history."""
 
     tokens: Int[Array, "b t"]
 
@@ -143,7 +143,7 @@ class TokenEntries:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryCache:
-    """The text itself: the cache of a model that has none of its own."""
+    """Holds the text itself: the cache of a model that has none of its own."""
 
     tokens: Int[Array, "b s"]
     length: Int[Array, "b"]
@@ -163,7 +163,7 @@ class HistoryCache:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
-    """A function of the complete text, as a `Model`. Every call reruns all of it."""
+    """Makes a `Model` of a function of the complete text. Every call reruns all of it."""
 
     function: Callable[[Any, Array], Array] = dataclasses.field(metadata={"static": True})
     params: Any

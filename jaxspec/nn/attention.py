@@ -33,7 +33,7 @@ _MOST_PAIRS = 2**12
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Keys and values of the fed tokens, behind those of `u - t` pending ones.
+    """Holds keys and values of the fed tokens, behind those of `u - t` pending ones.
 
     Attributes:
       keys: of the pending and the fed tokens.
@@ -51,7 +51,7 @@ class Fresh:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One layer's view of the cache. Slot `i` holds a row's token at position `i`, or `cache.positions[b, i]`."""
+    """Views one layer's cache. Slot `i` holds a row's token at position `i`, or `cache.positions[b, i]`."""
 
     cache: KVCache
     layer: int = dataclasses.field(metadata={"static": True})
@@ -60,7 +60,7 @@ class History:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Partial:
-    """An unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
+    """Holds an unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
 
     weighted: Float[Array, "b g r t d"]
     weight: Float[Array, "b g r t"]

@@ -26,7 +26,7 @@ _TILE = 8
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVEntries:
-    """The keys and values of freshly fed tokens, not yet in any cache: `jaxspec.core.Entries` of a `KVCache`.
+    """Holds the keys and values of freshly fed tokens, not yet in any cache: `jaxspec.core.Entries` of a `KVCache`.
 
     Example:
         >>> output = target(prompt, target.init_cache(batch=2, capacity=32))
@@ -58,7 +58,7 @@ class KVEntries:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, and the number of tokens that each row holds.
+    """Holds keys and values of every layer, and the number of tokens that each row holds.
 
     Attributes:
       keys: by layer, row, key-value head, slot.

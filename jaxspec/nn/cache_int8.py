@@ -1,7 +1,7 @@
 """Holds keys and values in int8, with one scale for each of their vectors."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -16,7 +16,7 @@ from jaxspec.ops.int8 import dequantize, quantize
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8KVCache(KVCache):
-    """`KVCache` at a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
+    """Holds a `KVCache` in int8: a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
 
     A token's keys and values are rounded before anything attends to them, so its distribution is the same whether the
     tokens before it were fed with it or stood in the cache: verification agrees with plain decoding of this model.
@@ -39,7 +39,7 @@ class Int8KVCache(KVCache):
     length: Int[Array, "b"]
     key_scale: Float[Array, "l b g s 1"]
     value_scale: Float[Array, "l b g s 1"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:

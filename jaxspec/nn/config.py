@@ -8,7 +8,7 @@ from jaxspec.ops.rope import Rope
 
 @runtime_checkable
 class NormConfig(Protocol):
-    """The part of a configuration that norms read."""
+    """Specifies the part of a configuration that norms read."""
 
     @property
     def norm(self) -> Literal["rms", "layer"]: ...
@@ -19,7 +19,7 @@ class NormConfig(Protocol):
 
 @runtime_checkable
 class MLPConfig(Protocol):
-    """The part of a configuration that feed-forward blocks read."""
+    """Specifies the part of a configuration that feed-forward blocks read."""
 
     @property
     def width(self) -> int: ...
@@ -39,7 +39,7 @@ class MLPConfig(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """The hyperparameters of a decoder-only transformer.
+    """Sets the hyperparameters of a decoder-only transformer.
 
     Sizes count elements. `windows[i]` is the number of positions back that layer `i` may attend, itself
     included (`None`: all); `ropes[i]` is its rotary embedding (`None`: learned absolute

@@ -170,13 +170,13 @@ def kernels_of(model: Network) -> str:
     return packed[0].kernels if packed else "xla"
 
 
-def _check(model: Any, name: str, *, heads: bool = True) -> None:
+def _check(model: object, name: str, *, heads: bool = True) -> None:
     if not _is_known(model) or not (heads or isinstance(model, LanguageModel)):
         kind, or_head = type(getattr(model, "module", model)).__name__, ", or a head" if heads else ""
         raise TypeError(f"{name} takes a LanguageModel of a jaxspec.nn.Transformer{or_head}, got {kind}")
 
 
-def _is_known(model: Any) -> bool:
+def _is_known(model: object) -> bool:
     """Returns whether a model's products are those of this package: a head's all are."""
     if isinstance(model, LanguageModel):
         return isinstance(model.module, Transformer)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import ModelOutput, Unsharded
+from jaxspec.core.model import Layout, ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -21,7 +21,7 @@ from jaxspec.ops.packed import PackedWeight
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Network):
-    """A Flax Linen decoder and its parameters, as a `Model`.
+    """Makes a `Model` of a Flax Linen decoder and its parameters.
 
     Attributes:
       module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same
@@ -43,7 +43,7 @@ class LanguageModel(Network):
     module: nn.Module = dataclasses.field(metadata={"static": True})
     params: Any
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property

@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.core.model import Layout
 from jaxspec.nn.cache import KVCache
 from jaxspec.ops.packed import PackedWeight, is_packed
 
 
 class Network:
-    """A Flax module with its parameters and their placement: a whole model, or a head on one. A frozen dataclass.
+    """Holds a Flax module with its parameters and their placement: a whole model, or a head on one. A frozen dataclass.
 
     `jaxspec.shard` splits the parameters of each by their names.
 
@@ -31,7 +32,7 @@ class Network:
 
     module: Any  # each subclass says which
     params: Any
-    placement: Any
+    placement: Layout
     cache_type: type[KVCache] = KVCache
 
     def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:

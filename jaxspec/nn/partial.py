@@ -23,7 +23,7 @@ from jaxspec.ops.rope import rope_tables
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """A pass that stopped after its first layers.
+    """Holds a pass that stopped after its first layers.
 
     Attributes:
       hidden: the state after them.

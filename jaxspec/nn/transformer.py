@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
@@ -29,7 +30,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class Norm(nn.Module):
-    """RMS or layer normalization over the last axis, computed in float32."""
+    """Applies RMS or layer normalization over the last axis, computed in float32."""
 
     config: NormConfig
 
@@ -49,11 +50,11 @@ class Norm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A product with a kernel `[*out, in]`, and a bias `[*out]` where the family has one."""
+    """Multiplies by a kernel `[*out, in]`, and adds a bias `[*out]` where the family has one."""
 
     out: tuple[int, ...]
     bias: bool
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -65,14 +66,14 @@ class Dense(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of the fed tokens over the cache and each other.
+    """Computes grouped-query attention of the fed tokens over the cache and each other.
 
     `table` is the layer's rotary table of their positions, if the caller has it (`rope_tables`).
     """
 
     config: TransformerConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -123,10 +124,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block, gated (SwiGLU, GeGLU) or plain."""
+    """Applies the feed-forward block, gated (SwiGLU, GeGLU) or plain."""
 
     config: MLPConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -141,11 +142,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """Applies attention and feed-forward, each added to the residual stream."""
 
     config: TransformerConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -180,7 +181,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder: tokens and a cache in; logits, fresh cache entries and captured states out.
+    """Decodes tokens behind a cache: logits, fresh cache entries and captured states come out.
 
     Attributes:
       config: its sizes and options.
@@ -194,7 +195,7 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(

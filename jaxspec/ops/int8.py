@@ -34,7 +34,7 @@ def dequantize(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8Weight(PackedWeight):
-    """A weight in int8 with one scale for each output.
+    """Holds a weight in int8 with one scale for each output.
 
     Attributes:
       values: the integers.
@@ -46,7 +46,7 @@ class Int8Weight(PackedWeight):
 
     values: Int8[Array, "*out in"]
     scale: Float[Array, "*out"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:

@@ -21,7 +21,7 @@ _MOST_ROWS = 96
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NativeWeight(PackedWeight):
-    """A weight for float32 activations on one CPU device; no gradient flows through it.
+    """Holds a weight for float32 activations on one CPU device; no gradient flows through it.
 
     `jaxspec.ops.native.build.register` must have run.
 
@@ -34,7 +34,7 @@ class NativeWeight(PackedWeight):
     shardable: ClassVar[bool] = False
 
     values: Float[Array, "*out in"]
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:

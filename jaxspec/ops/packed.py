@@ -14,7 +14,7 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 
 
 class PackedWeight(abc.ABC):
-    """The base class of weight formats: stands in `params` where a weight `[*out, in]` stood.
+    """Stands in `params` where a weight `[*out, in]` stood: the base class of weight formats.
 
     A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
     `ops/formats.py`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
@@ -33,7 +33,7 @@ class PackedWeight(abc.ABC):
     name: ClassVar[str]
     shardable: ClassVar[bool] = True
 
-    dtype: Any
+    dtype: DTypeLike
 
     @classmethod
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class PackedWeight(abc.ABC):
         """The size of all arrays in bytes."""
         return sum(x.nbytes for x in jax.tree.leaves(self))
 
-    def astype(self, dtype: Any) -> Float[Array, "*out in"]:
+    def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""
         return self[:].astype(dtype)
 
@@ -95,6 +95,6 @@ class PackedWeight(abc.ABC):
         return jax.tree.map(lambda x: function(x, axes), self)
 
 
-def is_packed(x: Any) -> bool:
+def is_packed(x: object) -> bool:
     """Returns whether `x` is a packed weight: the `is_leaf` of functions over parameters."""
     return isinstance(x, PackedWeight)

@@ -15,7 +15,7 @@ RopeTable = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """A stretch of rotary frequencies for contexts longer than the trained one.
+    """Defines a stretch of rotary frequencies for contexts longer than the trained one.
 
     `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
     between the two cut-offs (Llama 3.1 model card).
@@ -30,7 +30,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """The rotary position embedding of one layer: base frequency and optional scaling."""
+    """Defines the rotary position embedding of one layer: base frequency and optional scaling."""
 
     theta: float
     scaling: RopeScaling | None = None

@@ -18,7 +18,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype)
 _MOST_VALUES = 2**24
 
 
-def describe(value: Any, *, with_values: bool = True) -> Iterator[bytes]:
+def describe(value: object, *, with_values: bool = True) -> Iterator[bytes]:
     """Yields classes, static fields, shapes and dtypes, and the values of arrays.
 
     Left out are the values of arrays inside a `Model`, of arrays of more than 2^24 elements, and of those of which this
@@ -41,7 +41,7 @@ def describe(value: Any, *, with_values: bool = True) -> Iterator[bytes]:
     yield b")"
 
 
-def _describe_parts(value: Any, with_values: bool) -> Iterator[bytes]:
+def _describe_parts(value: object, with_values: bool) -> Iterator[bytes]:
     if isinstance(value, Mapping):
         pairs = (b"".join(describe(pair, with_values=with_values)) for pair in value.items())
         yield from sorted(pairs)
@@ -58,7 +58,7 @@ def _describe_parts(value: Any, with_values: bool) -> Iterator[bytes]:
             yield from describe(part, with_values=with_values)
 
 
-def _pytree_parts(value: Any) -> tuple[Any, ...]:
+def _pytree_parts(value: object) -> tuple[Any, ...]:
     if isinstance(value, tuple | list):
         return tuple(value)
     children, static = default_registry.flatten_one_level(value) or ((), None)

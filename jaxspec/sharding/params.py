@@ -40,7 +40,7 @@ _AXES: dict[tuple[str, ...], Axes] = {
 
 @runtime_checkable
 class SelfSharding(Protocol):
-    """A pytree node of several models that places itself: `shard_models` calls `shard` where it has no placement."""
+    """Places itself, a pytree node of several models: `shard_models` calls `shard` where it has no placement."""
 
     @property
     def placement(self) -> Any:

@@ -17,7 +17,7 @@ _Tree = TypeVar("_Tree")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh and the rules by which arrays are split over it: the `jaxspec.core.Layout` of sharded models.
+    """Splits arrays over a mesh by rules: the `jaxspec.core.Layout` of sharded models.
 
     Static and hashable.
 

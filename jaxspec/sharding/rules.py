@@ -22,7 +22,7 @@ _TOGETHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """A table of the mesh axis, or axes, that each logical axis is split over; `None` is not split.
+    """Maps each logical axis to the mesh axis, or axes, that it is split over; `None` is not split.
 
     Attributes:
       batch: rows, of everything that the loop carries.
@@ -164,7 +164,7 @@ def _normal(name: str, axes: Any) -> MeshAxes:
     raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {axes!r}")
 
 
-def _check_kind(mesh: Any) -> None:
+def _check_kind(mesh: object) -> None:
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}; jax.make_mesh makes one")
 

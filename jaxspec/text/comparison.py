@@ -19,7 +19,7 @@ _WIDTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first position at which the tokens of one prompt differ.
+    """Describes the first position at which the tokens of one prompt differ.
 
     Attributes:
       row: which prompt, from 0.
@@ -38,7 +38,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two ways of decoding, measured after compilation.
+    """Compares two ways of decoding, measured after compilation.
 
     Attributes:
       speculative: tokens a second.

@@ -34,7 +34,7 @@ _TURNS = 3
 
 
 class SpeculativeDecoder:
-    """A target model, a drafter and a tokenizer, ready for text.
+    """Decodes text with a target model, a drafter and a tokenizer.
 
     `SpeculativeDecoder("smollm2-135m-instruct")` loads by name, and downloads what is missing.
 

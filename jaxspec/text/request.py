@@ -20,7 +20,7 @@ from jaxspec.verifiers.base import Verifier
 
 
 class TextKeywords(TypedDict, total=False):
-    """The names and types of `TextOptions`, for the signatures that take them by keyword."""
+    """Lists the names and types of `TextOptions`, for the signatures that take them by keyword."""
 
     max_new_tokens: int | Sequence[int]
     temperature: float
@@ -34,7 +34,7 @@ class TextKeywords(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
-    """The keyword arguments of `SpeculativeDecoder.generate`, `stream`, `chat` and `stream_chat`.
+    """Defines the keyword arguments of `SpeculativeDecoder.generate`, `stream`, `chat` and `stream_chat`.
 
     Attributes:
       max_new_tokens: the most tokens to add, one number or one a prompt.
@@ -86,7 +86,7 @@ class TextOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """A batch of encoded prompts and the models that continue them, checked, with what makes text of the tokens.
+    """Holds a batch of encoded prompts and the models that continue them, checked, with what makes text of the tokens.
 
     Attributes:
       arguments: the models, the prompts and the policy, for the loop.

@@ -19,7 +19,7 @@ _STOP_REASONS = {StopReason.STOP_TOKEN: "stop token", StopReason.MAX_NEW_TOKENS:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Wall-clock seconds of one call, all its prompts together, without the time of the loop that consumes a stream.
+    """Gives the seconds of one call, all its prompts together, without those of the loop that reads a stream.
 
     The first call for new shapes compiles, which takes many times as long as running.
 
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class TextResult:
-    """The text that continues one prompt.
+    """Holds the text that continues one prompt.
 
     Attributes:
       text: without the prompt, special tokens, and the stop string that ended it.
@@ -125,7 +125,7 @@ class TextResult:
 
 
 class RowText:
-    """One row's tokens as they come, and its text so far.
+    """Collects one row's tokens as they come, and its text so far.
 
     Attributes:
       ids: the tokens, those of the round that completed a stop string included.

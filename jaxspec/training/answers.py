@@ -24,7 +24,7 @@ _NARROWEST = 64
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """Options of how the target answers.
+    """Defines how the target answers.
 
     Attributes:
       max_new_tokens: the most tokens of one answer; 0 asks for none and keeps each first prompt alone, to be
@@ -69,7 +69,7 @@ class AnswerOptions:
 
 @dataclasses.dataclass
 class Dialogue:
-    """A conversation in the making.
+    """Holds a conversation in the making.
 
     Attributes:
       index: its place in the prompt files, from which its keys are made.

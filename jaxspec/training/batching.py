@@ -16,7 +16,7 @@ from jaxspec.core.pytree import register_dataclass
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Conversations, padded on the right; an empty row has length 0.
+    """Holds conversations, padded on the right; an empty row has length 0.
 
     Attributes:
       tokens: the text.
@@ -45,7 +45,7 @@ def at_places(x: Shaped[Array, "b t *d"], places: Int[Array, "b a"]) -> Shaped[A
 
 @runtime_checkable
 class Schedule(Protocol):
-    """An endless sequence of batches."""
+    """Yields an endless sequence of batches."""
 
     def batch(self, step: int) -> Batch:
         """Returns the batch at a place; the same one whenever it is asked for."""
@@ -54,7 +54,7 @@ class Schedule(Protocol):
 
 @runtime_checkable
 class Data(Protocol):
-    """Data to train on, such as a `jaxspec.training.dataset.Dataset`."""
+    """Specifies data to train on, such as a `jaxspec.training.dataset.Dataset`."""
 
     def token_counts(self) -> np.ndarray:
         """Returns `int64[v]`, how often each token stands in the answers."""
@@ -78,7 +78,7 @@ def widths_for(longest: int) -> tuple[int, ...]:
 
 
 class BatchSchedule:
-    """The batches of all epochs; every sequence stands in one batch of each epoch.
+    """Yields the batches of all epochs; every sequence stands in one batch of each epoch.
 
     Attributes:
       steps_per_epoch: batches an epoch.

@@ -24,7 +24,7 @@ _RUN = "run.json"
 
 
 class Checkpoints:
-    """The last few checkpoints of a run, in one folder. Nothing else may write there."""
+    """Keeps the last few checkpoints of a run, in one folder. Nothing else may write there."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int):
         """Opens the folder, and makes it if need be."""
@@ -116,7 +116,7 @@ def identity(
     }
 
 
-def described(value: Any) -> Any:
+def described(value: object) -> Any:
     """Returns plain values for JSON: of dataclasses the class and fields, of arrays a digest, else the class."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: described(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -132,7 +132,7 @@ def described(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__)
 
 
-def digest(*trees: Any) -> str:
+def digest(*trees: object) -> str:
     """Hashes arrays, their dtypes and shapes to sixteen hexadecimal digits."""
     hashed = hashlib.sha256()
     for array in map(np.asarray, jax.tree.leaves(trees)):

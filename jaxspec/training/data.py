@@ -244,7 +244,7 @@ def _counts(chosen: Iterable[tuple[int, Conversation]], field: str) -> dict[str,
 
 
 class _Progress:
-    """A bar of answers, with tokens a second."""
+    """Draws a bar of answers, with tokens a second."""
 
     def __init__(self, answers: int):
         self._bar = tqdm(total=answers, desc="answers", unit="answer", smoothing=0.05)

@@ -15,7 +15,7 @@ from jaxspec.training.files import Sequences, read_manifest, sha256
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Conversations as token sequences, in memory.
+    """Holds conversations as token sequences, in memory.
 
     Attributes:
       vocab_size: the target's.

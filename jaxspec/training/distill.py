@@ -45,7 +45,7 @@ _FRESH = 0.02  # the spread of an embedding that is not trained yet
 
 @dataclasses.dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """A small Llama that learns the target's distribution, saved as any model is.
+    """Trains a small Llama that learns the target's distribution, saved as any model is.
 
     Costs about `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
     (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
@@ -164,7 +164,7 @@ class DistillRecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Tokens that distributions are taken over.
+    """Holds tokens that distributions are taken over.
 
     Attributes:
       weight: the logarithm of how many tokens each stands for.
@@ -202,7 +202,7 @@ class Candidates:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """Places of the text before answer tokens, in chunks, padded with others.
+    """Holds the places of the text before answer tokens, in chunks, padded with others.
 
     Attributes:
       there: whether it is such a place.

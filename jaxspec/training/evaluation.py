@@ -16,7 +16,7 @@ from jaxspec.drafters.base import Drafter
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """Prompts to measure acceptance on.
+    """Holds prompts to measure acceptance on.
 
     Attributes:
       rows: the token ids of each prompt.
@@ -45,7 +45,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Counts of a run of the loop.
+    """Counts what a run of the loop emitted and accepted.
 
     Attributes:
       mean_acceptance_length: emitted tokens a round, over all rows.

@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.language_model import LanguageModel
@@ -34,7 +34,7 @@ _AT_ONCE = 2048
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredStates:
-    """States of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
+    """Holds states of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
 
     Several processes may fill one folder: they write the same.
 
@@ -120,7 +120,7 @@ class StoredStates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shard:
-    """The sequences of a shard, of which neighbors of one width are computed together."""
+    """Holds the sequences of a shard, of which neighbors of one width are computed together."""
 
     texts: list[np.ndarray]
 
@@ -146,13 +146,13 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
-    """The files of one layer."""
+    """Holds the files of one layer."""
 
     states: np.memmap
     there: np.memmap
 
 
-def _opened(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
+def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.memmap:
     """Maps a file of so many numbers, zeros if it is new; raises `ValueError` if its size is another."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     # Two processes may come to this at once: to lengthen a file to the same size twice does no harm.

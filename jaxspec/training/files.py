@@ -67,7 +67,7 @@ def read_json(path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Token sequences, one after the other.
+    """Holds token sequences, one after the other.
 
     Attributes:
       tokens: of all sequences, uint16 or int32.
@@ -155,7 +155,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def weights_digest(model: Any) -> str:
+def weights_digest(model: object) -> str:
     """Hashes a model's arrays: their names, shapes, dtypes and a sample of each one's values.
 
     It tells models from each other; it does not prove that two of them are equal.

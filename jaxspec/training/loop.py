@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.core.model import placement_of
+from jaxspec.core.model import Layout, placement_of
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.placement import Placement, to_host
@@ -36,7 +36,7 @@ from jaxspec.training.state import TrainingOptions, TrainState, add, gradients, 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A finished run.
+    """Holds a finished run.
 
     Attributes:
       params: the recipe's parameters.
@@ -142,7 +142,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A run: its parts that do not change."""
+    """Holds a run: its parts that do not change."""
 
     recipe: Recipe
     target: LanguageModel
@@ -151,7 +151,7 @@ class _Task:
     batches: Schedule
     key: jax.Array
     validation: Prompts | None
-    placement: Any
+    placement: Layout
     stored: StoredStates | None
 
     def update(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -262,7 +262,7 @@ def _check_states(recipe: Recipe, data: Data, mesh: Mesh | None) -> Dataset:
     return data
 
 
-def row_devices(placement: Any) -> int:
+def row_devices(placement: Layout) -> int:
     """Returns how many devices the rows of a batch are split over."""
     return pieces(placement.mesh, as_tuple(placement.rules.batch)) if isinstance(placement, Placement) else 1
 
@@ -274,7 +274,7 @@ def _check_capture(recipe: Recipe, target: LanguageModel) -> None:
         raise ValueError(f"capture must be of layers from 0 to {layers} for this target, got {recipe.capture}")
 
 
-def _check_target(target: Any) -> None:
+def _check_target(target: object) -> None:
     """Raises `TypeError` or `ValueError` unless drafters can be trained for this target."""
     if not isinstance(target, LanguageModel):
         raise TypeError(

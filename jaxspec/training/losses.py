@@ -21,7 +21,7 @@ _LOWEST = -30.0
 
 
 class Divergence(abc.ABC):
-    """A measure of how far a draft's distribution is from the target's, a position; least where they are the same."""
+    """Measures how far a draft's distribution is from the target's, a position; least where they are the same."""
 
     @abc.abstractmethod
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -35,7 +35,7 @@ class Divergence(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
-    """Divergence `sum target log(target / draft)`, over tokens that may be guessed: covers all of the target's mass."""
+    """Computes `sum target log(target / draft)`, over tokens that may be guessed: covers all of the target's mass."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return _expected(target, target, draft)
@@ -43,7 +43,7 @@ class ForwardKL(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class ReverseKL(Divergence):
-    """Divergence `sum draft log(draft / target)`: keeps the draft where the target's mass is.
+    """Computes `sum draft log(draft / target)`: keeps the draft where the target's mass is.
 
     A token that the target never gives would be infinitely far; it counts as if given with probability e^-30.
     """
@@ -54,7 +54,7 @@ class ReverseKL(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class JensenShannon(Divergence):
-    """Divergence `beta KL(target | mix) + (1 - beta) KL(draft | mix)`, with `mix = beta target + (1 - beta) draft`.
+    """Computes `beta KL(target | mix) + (1 - beta) KL(draft | mix)`, with `mix = beta target + (1 - beta) draft`.
 
     Attributes:
       beta: in (0, 1).
@@ -76,7 +76,7 @@ class JensenShannon(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class TotalVariation(Divergence):
-    """Divergence `1 - sum min(target, draft)`: the probability that a draft is rejected.
+    """Computes `1 - sum min(target, draft)`: the probability that a draft is rejected.
 
     Its gradient vanishes where the distributions have little in common: begin with another, or mix.
     """
@@ -87,7 +87,7 @@ class TotalVariation(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodOfAcceptance(Divergence):
-    """Divergence `-log sum min(target, draft)`, of acceptance; its gradient does not vanish at a cold start."""
+    """Computes `-log sum min(target, draft)`, of acceptance; its gradient does not vanish at a cold start."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return -jax.nn.logsumexp(jnp.minimum(_floored(target), _floored(draft)), axis=-1)

@@ -25,7 +25,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """A conversation: what the user says in each turn, and the answers that are given and not generated.
+    """Holds a conversation: what the user says in each turn, and the answers that are given and not generated.
 
     Attributes:
       turns: the user's messages, one at least.
@@ -189,7 +189,7 @@ def turn_hash(text: str) -> str:
 
 
 class Exclusion:
-    """The questions of an evaluation, which no training prompt may share."""
+    """Lists the questions of an evaluation, which no training prompt may share."""
 
     def __init__(self, conversations: Iterable[Conversation]):
         """Learns the turns, and every run of words in the system message, the turns and the answers."""

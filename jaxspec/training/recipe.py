@@ -20,7 +20,7 @@ from jaxspec.training.batching import Batch
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The target's states over a batch, computed anew for each step and never trained through.
+    """Computes the target's states over a batch, anew for each step and never trained through.
 
     For a recipe that trains the target itself they are those of the target as it is now.
 
@@ -49,7 +49,7 @@ def option(help: str, **default: Any) -> Any:
 
 
 class Recipe(abc.ABC):
-    """A recipe: a kind of drafter, its options, and how it is trained. Frozen and static.
+    """Describes a kind of drafter, its options, and how it is trained. Frozen and static.
 
     Attributes:
       capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).

@@ -69,7 +69,7 @@ class Progress:
 
 
 class Curve:
-    """The curve of a run: one line of JSON for every few updates, in a file as they come."""
+    """Writes the curve of a run: one line of JSON for every few updates, in a file as they come."""
 
     def __init__(self, folder: Path, step: int):
         """Reads the lines up to an update and drops those after it, which will be written again."""

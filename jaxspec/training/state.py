@@ -12,6 +12,7 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.model import Layout
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes
@@ -27,7 +28,7 @@ _COUNT = "count"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a run: how long and how fast to train, whatever the drafter.
+    """Defines a run: how long and how fast to train, whatever the drafter.
 
     Attributes:
       steps: updates of the parameters.
@@ -95,7 +96,7 @@ def _check(options: TrainingOptions, name: str, good: Callable[[Any], bool], exp
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run, which goes on from one of these as if it had never stopped.
+    """Holds the state of a run, which goes on from one of these as if it had never stopped.
 
     Attributes:
       step: updates so far.
@@ -105,7 +106,7 @@ class TrainState:
 
     step: Int[Array, ""]
     params: Any
-    optimizer: Any
+    optimizer: optax.OptState
 
     @classmethod
     def initial(cls, params: Any, options: TrainingOptions) -> "TrainState":
@@ -256,7 +257,7 @@ def join(trained: Any, constants: Any) -> Any:
     return jax.tree.map(lambda x, other: other if x is None else x, trained, constants, is_leaf=is_none)
 
 
-def laid_out(tree: Any, placement: Any) -> Any:
+def laid_out(tree: Any, placement: Layout) -> Any:
     """Splits parameters, or what has their names and shapes, over a mesh as a model's are; does nothing without one."""
     if not isinstance(placement, Placement):
         return tree

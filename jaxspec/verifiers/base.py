@@ -15,7 +15,7 @@ from jaxspec.verifiers.tree_walk import match_path
 
 @runtime_checkable
 class DraftKind(Protocol):
-    """The facts about a `jaxspec.Drafter` that a verifier checks."""
+    """States the facts about a `jaxspec.Drafter` that a verifier checks."""
 
     @property
     def tree(self) -> bool:

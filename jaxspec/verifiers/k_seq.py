@@ -69,7 +69,7 @@ class KSequence:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A position that candidates compete for: the target's row, one of the candidates, their number, and `log rho`."""
+    """Holds a place that candidates compete for: the target's row, a candidate, their number, and `log rho`."""
 
     row: Int[Array, "b"]
     node: Int[Array, "b"]

@@ -110,7 +110,7 @@ class MultiDraftVerifier(Verifier):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """A walk with the residual where it stands, and the threshold of each tested node."""
+    """Holds a walk with the residual where it stands, and the threshold of each tested node."""
 
     walk: TreeWalk
     residual: Float[Array, "b v"]

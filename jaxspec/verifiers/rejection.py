@@ -17,7 +17,7 @@ from jaxspec.verifiers.base import Verifier
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenVerifier(Verifier):
-    """Speculative sampling: accepts draft `x` with probability `min(1, target(x) / draft(x))`.
+    """Verifies by speculative sampling: accepts draft `x` with probability `min(1, target(x) / draft(x))`.
 
     The first rejected draft is replaced by a token of the residual distribution `max(target - draft, 0)`,
     normalized; after full acceptance a bonus token follows the target's distribution. Lossless for any

@@ -59,7 +59,7 @@ def check_number(owner: str, name: str, value: Any, expected: str, in_range: Cal
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A path down a tree, as a relaxed rule accepts it.
+    """Holds a path down a tree, as a relaxed rule accepts it.
 
     Attributes:
       accepted: the number of its nodes.
@@ -76,7 +76,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class RelaxedRule(abc.ABC):
-    """A rule that accepts more than the target's distribution allows. Pure arithmetic on log-probabilities.
+    """Accepts more than the target's distribution allows. Pure arithmetic on log-probabilities.
 
     Attributes:
       trees: whether it chooses in proposals that branch.
@@ -188,7 +188,7 @@ class RelaxedVerifier(Verifier):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelaxedChain:
-    """A rule's acceptance of each draft of a chain, given that those before it were accepted.
+    """Computes a rule's acceptance of each draft of a chain, given that those before it were accepted.
 
     Attributes:
       log_acceptance: the log-probability that the draft is accepted.

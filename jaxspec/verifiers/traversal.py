@@ -64,7 +64,7 @@ def descend(
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Traversal:
-    """The path from the root to the node being visited; arrays over levels are a stack.
+    """Holds the path from the root to the node being visited; arrays over levels are a stack.
 
     Attributes:
       level: the visited node's depth; 0 is the root.

@@ -28,7 +28,7 @@ from jaxspec.core.state import Proposal, Verdict
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """A proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path.
+    """Holds a proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path.
 
     Example:
         >>> chain = jaxspec.core.Proposal(jnp.asarray([[5, 6]], jnp.int32), jnp.ones((1, 2), bool))
@@ -66,7 +66,7 @@ def draft_log_probs(drafts: Proposal | DraftTree) -> Float[Array, "b n v"]:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WalkResult:
-    """The end of a walk that given uniforms lead to, before the next token is drawn: what tests integrate exactly.
+    """Holds the end of a walk that given uniforms lead to, before the next token is drawn; tests integrate it exactly.
 
     Attributes:
       accepted: the number of accepted nodes.
@@ -93,7 +93,7 @@ class WalkResult:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeWalk:
-    """A walk down a tree that is under way, row by row.
+    """Holds a walk down a tree that is under way, row by row.
 
     Attributes:
       at: the rows of logits that score the accepted text. Several, where drafts that were drawn independently are the

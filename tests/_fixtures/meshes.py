@@ -19,10 +19,11 @@ def make_mesh(data=2, model=4, kind=AxisType.Auto):
 VOCAB = 8000
 LENGTHS = np.array([6, 3, 5, 1])
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
+BLOCK = jaxspec.BlockVerifier()
 POLICY = jaxspec.Sampling(jnp.array([0.7, 1.0, 0.0, 1.3]), top_k=50, top_p=0.95, min_p=0.001)
 
 
-def generate(target, drafter, verifier, prompt=PROMPT, lengths=LENGTHS, policy=POLICY, **options):
+def generate(target, drafter, verifier=BLOCK, prompt=PROMPT, lengths=LENGTHS, policy=POLICY, **options):
     return jaxspec.generate(
         target,
         drafter,

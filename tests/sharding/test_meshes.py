@@ -147,7 +147,7 @@ def test_a_mesh_can_be_passed(name, kind):
 @pytest.mark.slow
 def test_a_mesh_can_be_passed_inside_the_callers_jit():
     mesh = make_mesh()
-    jitted = jax.jit(lambda target, drafter: generate(target, drafter, BlockVerifier(), mesh=mesh))
+    jitted = jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))
     same(jitted(TARGET, NAMED["model, block"][0]), on_one_device("model, block"))
 
 
@@ -174,7 +174,7 @@ def test_models_that_the_caller_has_split(name, kind, inside):
     drafter, verifier = drafters(draft)[name]
     prompt = jax.device_put(PROMPT, NamedSharding(mesh, PartitionSpec("data")))
     call = jax.jit(generate) if inside else generate
-    same(call(target, drafter, prompt, verifier), on_one_device(name))
+    same(call(target, drafter, verifier, prompt), on_one_device(name))
 
 
 @pytest.mark.slow

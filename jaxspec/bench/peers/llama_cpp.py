@@ -15,7 +15,7 @@ _CACHES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class LlamaCpp:
-    """A server for each mode, inside this process; the GGUF file's tokens have their numbers as texts."""
+    """Runs a server for each mode, inside this process; the GGUF file's tokens have their numbers as texts."""
 
     def __init__(self, loaded: Loaded):
         """Loads the models into a server for each mode."""

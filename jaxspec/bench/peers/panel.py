@@ -20,7 +20,7 @@ _WARM_UP = 8
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Another program, and what it needs.
+    """Names another program, and what it needs.
 
     Attributes:
       engine: `module:Class` of a `jaxspec.bench.peers.worker.Engine`.
@@ -52,7 +52,7 @@ PEERS: dict[str, Peer] = {
 
 
 class Panel:
-    """Some peers, which answer by any of their modes.
+    """Asks some peers, which answer by any of their modes.
 
     Attributes:
       labels: "peer mode" of each, in the order they take turns.

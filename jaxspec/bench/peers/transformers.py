@@ -11,7 +11,7 @@ LOOKUP = 10  # there is no default; this is Spec-Bench's
 
 
 class Transformers:
-    """The `generate` of a Hugging Face folder, on the CPU."""
+    """Runs the `generate` of a Hugging Face folder, on the CPU."""
 
     def __init__(self, loaded: Loaded):
         """Loads the models."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A prompt to continue.
+    """Holds a prompt to continue.
 
     Attributes:
       prompt: token ids.
@@ -37,7 +37,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The models and the resources of a peer.
+    """Names the models and the resources of a peer.
 
     Attributes:
       model: the target's file or folder.
@@ -55,7 +55,7 @@ class Loaded:
 
 
 class Engine(Protocol):
-    """A peer, made of `Loaded`; `modes` are the names of its ways of decoding."""
+    """Answers requests as a peer, made of `Loaded`; `modes` are the names of its ways of decoding."""
 
     modes: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 
 class Worker:
-    """The process of one peer."""
+    """Runs the process of one peer."""
 
     def __init__(self, engine: str, loaded: Loaded):
         """Starts it and waits until its models are loaded.

@@ -28,7 +28,7 @@ _TURNS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that was measured, and what follows from it.
+    """Holds all that was measured, and what follows from it.
 
     Attributes:
       setting: what was asked for, with the questions, for JSON.

@@ -23,7 +23,7 @@ from jaxspec.bench.records import group_by
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The rounds of one answer.
+    """Holds the rounds of one answer.
 
     Attributes:
       question: index of the question.
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Acceptance:
-    """A drafter's answers to all questions.
+    """Holds a drafter's answers to all questions.
 
     Attributes:
       name: the drafter's.
@@ -84,7 +84,7 @@ class Acceptance:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The gain of decoding with one case.
+    """Predicts the gain of decoding with one case.
 
     Attributes:
       batch: rows.

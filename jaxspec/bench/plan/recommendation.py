@@ -14,7 +14,7 @@ _FEW_ACCEPTED = 0.4
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """The recommendation for one batch.
+    """Gives the recommendation for one batch.
 
     Attributes:
       speculate: whether to use a drafter at all.
@@ -80,7 +80,7 @@ def _why_not(predicted: Prediction, measured: Summary, acceptance: Acceptance) -
 
 @dataclasses.dataclass(frozen=True)
 class Crossover:
-    """The batch at which speculation stops to pay as batches grow.
+    """Predicts the batch at which speculation stops to pay as batches grow.
 
     Attributes:
       pays_at: the largest batch below those that do not pay; `None` if none pays.

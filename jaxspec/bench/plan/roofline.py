@@ -6,10 +6,10 @@ References:
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxspec.bench.timing import interleave
 from jaxspec.draft_length.costs import read_bytes
@@ -24,7 +24,7 @@ _LONG_ENOUGH = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The measured rates of a device, by programs that do nothing else.
+    """Gives the measured rates of a device, by programs that do nothing else.
 
     Attributes:
       bandwidth: bytes read in a second, by vector-matrix products over half a GiB.
@@ -37,7 +37,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """One step of plain decoding beside the bounds of its device.
+    """Puts one step of plain decoding beside the bounds of its device.
 
     Attributes:
       batch: rows.
@@ -63,7 +63,7 @@ class Roofline:
         return self.least_seconds / self.seconds
 
 
-def measure_device(dtype: Any, *, repeats: int = 3) -> Device:
+def measure_device(dtype: DTypeLike, *, repeats: int = 3) -> Device:
     """Measures bandwidth and peak of JAX's default device, by products of the model's dtype and of float32.
 
     Some processors are faster at the second.
@@ -91,7 +91,7 @@ def bandwidth_probe(passes: int = 1):
     return lambda: product(matrix, vector)
 
 
-def _peak(dtype: Any, repeats: int) -> float:
+def _peak(dtype: DTypeLike, repeats: int) -> float:
     """Returns the best rate over sizes that grow until one takes long."""
     product = jax.jit(lambda matrix: matrix @ matrix)
     best = 0.0

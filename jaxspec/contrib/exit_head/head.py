@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
-from jaxspec.core.model import Unsharded
+from jaxspec.core.model import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
@@ -23,7 +23,7 @@ from jaxspec.ops.matmul import project
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitHead(Network):
-    """An exit after some of a target's layers. `jaxspec.load_head` reads it; `EarlyExitDrafter` drafts with it.
+    """Exits after some of a target's layers. `jaxspec.load_head` reads it; `EarlyExitDrafter` drafts with it.
 
     Attributes:
       module: static.
@@ -46,7 +46,7 @@ class EarlyExitHead(Network):
     params: Any
     layers: int = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
 
     @property
     def width(self) -> int:

@@ -4,10 +4,11 @@ state after layer E-1 -> block -> ... -> norm -> rows of the target's output hea
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import flax.linen as nn
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.transformer import MLP, Norm
@@ -15,7 +16,7 @@ from jaxspec.nn.transformer import MLP, Norm
 
 @dataclasses.dataclass(frozen=True)
 class ExitConfig:
-    """The sizes of an early exit.
+    """Sets the sizes of an early exit.
 
     Attributes:
       width: of the state.
@@ -38,10 +39,10 @@ class ExitConfig:
 
 
 class ExitNetwork(nn.Module):
-    """The blocks and the norm of an early exit."""
+    """Applies the blocks and the norm of an early exit."""
 
     config: ExitConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:

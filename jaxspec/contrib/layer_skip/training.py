@@ -168,7 +168,7 @@ class LayerSkipRecipe(Recipe):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Answers:
-    """The answer tokens of each row, in chunks of all rows, and behind them the others.
+    """Holds the answer tokens of each row, in chunks of all rows, and behind them the others.
 
     Attributes:
       order: of each row the places before answer tokens, then the others.

@@ -21,7 +21,7 @@ from jaxspec.sharding.rules import Rules, as_tuple, pieces
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelStack:
-    """Models of one architecture; once placed, they lie side by side along mesh axes.
+    """Runs models of one architecture; once placed, they lie side by side along mesh axes.
 
         mesh         model 0   model 1
         draft 0      a . .     . a .        a's parameters, split over `model`

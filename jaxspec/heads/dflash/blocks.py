@@ -17,7 +17,7 @@ from jaxspec.training.recipe import Features
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The drafts of blocks that begin at `a` anchors of each text, all tokens before a draft being the text's.
+    """Holds the drafts of blocks that begin at `a` anchors of each text, all tokens before a draft being the text's.
 
     Attributes:
       draft_log_probs: the draft's distribution at each place, over the draft vocabulary.

@@ -29,7 +29,7 @@ from jaxspec.nn.language_model import LanguageModel
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashState:
-    """The state of a `DFlashDrafter` between rounds.
+    """Holds the state of a `DFlashDrafter` between rounds.
 
     Attributes:
       cache: the context's keys and values: of all committed tokens but the last.

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.model import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import places
 from jaxspec.heads import untrained
@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashHead(Network):
-    """A DFlash or DSpark network with its parameters, made for one target.
+    """Drafts blocks with a DFlash or DSpark network and its parameters, made for one target.
 
     Attributes:
       module: the static network.
@@ -53,7 +53,7 @@ class DFlashHead(Network):
     places: Int[Array, "v"]
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     confidence_scale: Float[Array, "k"] | None = None
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @classmethod
@@ -210,7 +210,7 @@ def network_for(
     mlp_width: int,
     markov_rank: int,
     confidence: bool,
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> DFlashNetwork:
     """Returns the network that fits a target.
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.attention import Fresh, History, attend
@@ -32,7 +33,7 @@ _init = nn.initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig(TransformerConfig):
-    """The hyperparameters of a DFlash head, whose layers are those of a decoder.
+    """Sets the hyperparameters of a DFlash head, whose layers are those of a decoder.
 
     `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the head's own, `width` is the
     target's.
@@ -72,11 +73,11 @@ class DFlashConfig(TransformerConfig):
 
 
 class DFlashAttention(nn.Module):
-    """Grouped-query attention of blocks over the context and over themselves."""
+    """Computes grouped-query attention of blocks over the context and over themselves."""
 
     config: DFlashConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     def setup(self):
         config = self.config
@@ -133,11 +134,11 @@ class DFlashAttention(nn.Module):
 
 
 class DFlashLayer(nn.Module):
-    """A layer: attention and feed-forward, each added to the residual stream."""
+    """Applies attention and feed-forward, each added to the residual stream."""
 
     config: DFlashConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     def setup(self):
         self.attention_norm, self.mlp_norm = Norm(self.config), Norm(self.config)
@@ -150,13 +151,13 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashNetwork(nn.Module):
-    """The layers, their inputs, and the heads on them.
+    """Applies the layers, their inputs, and the heads on them.
 
     `head` holds the target's frozen rows for the draft vocabulary; everything else is trained.
     """
 
     config: DFlashConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config, rank = self.config, self.config.markov_rank

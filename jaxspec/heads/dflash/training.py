@@ -37,7 +37,7 @@ from jaxspec.training.recipe import Recipe, check_at_least, option
 
 @dataclasses.dataclass(frozen=True)
 class DFlashRecipe(Recipe):
-    """A DFlash head with DSpark's heads and losses, whose output head is the target's, frozen.
+    """Trains a DFlash head with DSpark's heads and losses, whose output head is the target's, frozen.
 
     A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
     `2 * block_size * rows * width`; a token of the text `6 * (parameters of the mix and of keys and values)`, and the

@@ -38,7 +38,7 @@ _PATIENCE = 16
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleState:
-    """The state of an `EagleDraft`: what the head has read, and what it has not yet.
+    """Holds the state of an `EagleDraft`: what the head has read, and what it has not yet.
 
     `cache.length + waiting` are the pairs of the text, one fewer than its tokens.
 

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.model import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EagleHead(Network):
-    """One decoder layer over the target's states and embeddings: EAGLE-1, EAGLE-3 or multi-token prediction.
+    """Applies one decoder layer to the target's states and embeddings: EAGLE-1, EAGLE-3 or multi-token prediction.
 
     Attributes:
       module: a layer of `jaxspec.heads.eagle.network`, or a `jaxspec.heads.eagle.mtp.MtpLayer`.
@@ -55,7 +55,7 @@ class EagleHead(Network):
     vocab_size: int = dataclasses.field(metadata={"static": True})
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     normalized: bool = dataclasses.field(default=False, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property

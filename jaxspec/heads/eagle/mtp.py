@@ -11,7 +11,6 @@ output before its norm, as in vLLM. As there, the embedding at a text's first pl
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class MtpLayer(nn.Module):
-    """The layer of a multi-token prediction module, for `EagleHead`.
+    """Applies the layer of a multi-token prediction module, for `EagleHead`.
 
     Attributes:
       config: of one decoder layer.
@@ -40,7 +39,7 @@ class MtpLayer(nn.Module):
 
     config: TransformerConfig
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config

@@ -9,11 +9,10 @@ EAGLE-3 (Li et al. 2503.01840, section 3):
 EAGLE-1 (Li et al. 2401.15077, section 3) mixes both by one product, and has a usual layer behind it.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -25,7 +24,7 @@ _init = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
-    """EAGLE-3's layer, with its output head over a draft vocabulary of `config.vocab_size` tokens.
+    """Applies EAGLE-3's layer, with its output head over a draft vocabulary of `config.vocab_size` tokens.
 
     Attributes:
       config: of one layer.
@@ -34,7 +33,7 @@ class EagleLayer(nn.Module):
 
     config: TransformerConfig
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config
@@ -85,7 +84,7 @@ class EagleLayer(nn.Module):
 
 
 class FirstEagleLayer(nn.Module):
-    """EAGLE-1's layer, which reads the target's last states as its output head does; that head is the target's.
+    """Applies EAGLE-1's layer, which reads the target's last states as its output head does; that head is the target's.
 
     Attributes:
       config: of one layer.
@@ -94,7 +93,7 @@ class FirstEagleLayer(nn.Module):
 
     config: TransformerConfig
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config

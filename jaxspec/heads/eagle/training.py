@@ -33,7 +33,7 @@ from jaxspec.training.recipe import Features, Recipe, check_at_least, check_deca
 
 @dataclasses.dataclass(frozen=True)
 class EagleRecipe(Recipe):
-    """An EAGLE-3 head whose output head is the target's, frozen, over a draft vocabulary.
+    """Trains an EAGLE-3 head whose output head is the target's, frozen, over a draft vocabulary.
 
     Costs about `6 * steps * (parameters of the layer) + 4 * steps * (rows of the head)` flops a chosen place, and the
     target's pass.
@@ -133,7 +133,7 @@ def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """The chains of all chosen places after some steps.
+    """Holds the chains of all chosen places after some steps.
 
     Attributes:
       head: the head.

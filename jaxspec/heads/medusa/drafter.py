@@ -30,7 +30,7 @@ from jaxspec.heads.medusa.head import MedusaHead
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafterState:
-    """The state of a `MedusaDrafter` between rounds: no cache, as the heads read only the target's own pass.
+    """Holds the state of a `MedusaDrafter` between rounds: no cache, as the heads read only the target's own pass.
 
     Attributes:
       hidden: the state of the token before the last one, which is unfed; none of a one-token text.

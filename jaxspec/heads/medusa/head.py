@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.model import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import expand, places
 from jaxspec.heads import untrained
@@ -22,7 +22,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MedusaHead(Network):
-    """All heads of one drafter. `jaxspec.load_head` reads them; `MedusaDrafter` drafts with them.
+    """Applies all heads of one drafter. `jaxspec.load_head` reads them; `MedusaDrafter` drafts with them.
 
     Attributes:
       module: static: `jaxspec.heads.medusa.network.MedusaHeads`, the paper's, or `ConditionedHeads`.
@@ -47,7 +47,7 @@ class MedusaHead(Network):
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     ids: Int[Array, "n"] | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = dataclasses.field(default=None, metadata={"static": True})
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
 
     @property
     def num_heads(self) -> int:

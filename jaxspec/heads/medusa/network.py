@@ -13,12 +13,12 @@ own; and their first blocks are shared, so that each answer token teaches them a
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.config import TransformerConfig
@@ -30,7 +30,7 @@ States = Float[Array, "b t width"]
 
 @dataclasses.dataclass(frozen=True)
 class MedusaConfig:
-    """The sizes of the paper's heads.
+    """Sets the sizes of the paper's heads.
 
     Attributes:
       width: of the hidden state.
@@ -48,10 +48,10 @@ class MedusaConfig:
 
 
 class MedusaHeads(nn.Module):
-    """The paper's heads: each is `x + silu(W x + b)`, some times over, and then an output matrix."""
+    """Applies the paper's heads: each is `x + silu(W x + b)`, some times over, and then an output matrix."""
 
     config: MedusaConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
@@ -77,7 +77,7 @@ class MedusaHeads(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ConditionedConfig:
-    """The sizes of heads that read the last committed token too.
+    """Sets the sizes of heads that read the last committed token too.
 
     Attributes:
       width: of the hidden state and the embedding.
@@ -116,10 +116,10 @@ class ConditionedConfig:
 
 
 class ConditionedHeads(nn.Module):
-    """Heads that read the hidden state and the token after it, and share the target's output matrix."""
+    """Applies heads that read the hidden state and the token after it, and share the target's output matrix."""
 
     config: ConditionedConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, hidden: States, embedding: States) -> Float[Array, "b t k n"]:
@@ -147,10 +147,10 @@ class ConditionedHeads(nn.Module):
 
 
 class Output(nn.Module):
-    """An output matrix, `[n, width]`."""
+    """Holds an output matrix, `[n, width]`."""
 
     vocab_size: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: States) -> Float[Array, "b t n"]:

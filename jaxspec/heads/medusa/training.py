@@ -41,7 +41,7 @@ from jaxspec.training.recipe import Recipe, check_at_least, check_decay, option
 
 @dataclasses.dataclass(frozen=True)
 class MedusaRecipe(Recipe):
-    """Heads that read the target's last state and the token after it, over a frozen draft vocabulary.
+    """Trains heads that read the target's last state and the token after it, over a frozen draft vocabulary.
 
     Costs about `6 * (parameters of the blocks) + 2 * (1 + 2 * num_heads) * draft_vocabulary * width` flops a chosen
     place, and the target's pass. For SmolLM2-135M and the defaults that is 53 + 85 million, beside the target's 220
@@ -183,7 +183,7 @@ def _rank_counts(head: MedusaHead, target: LanguageModel, batch: Batch, ranks: i
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Places of a batch where guesses begin, and those after them that the further heads guess.
+    """Holds the places of a batch where guesses begin, and those after them that the further heads guess.
 
     Attributes:
       num_heads: how many tokens are guessed from each.

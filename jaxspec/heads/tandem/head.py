@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.model import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
@@ -24,7 +24,7 @@ from jaxspec.nn.network import Network
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TandemHead(Network):
-    """A small decoder that also attends to the target's states, made for one target.
+    """Decodes with a small model that also attends to the target's states, made for one target.
 
     Attributes:
       module: the static network.
@@ -49,7 +49,7 @@ class TandemHead(Network):
     ids: Int[Array, "n"]
     vocab_size: int = dataclasses.field(metadata={"static": True})
     capture: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    placement: Any = dataclasses.field(default=Unsharded(), metadata={"static": True})
+    placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
 
     @property
@@ -189,7 +189,7 @@ def network_for(
     layers: int,
     heads: int,
     mlp_width: int,
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> TandemNetwork:
     """Returns the network that fits a target.
 

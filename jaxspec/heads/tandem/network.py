@@ -13,11 +13,11 @@ It is narrower than the target: it shares the target's embedding and output head
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -31,7 +31,7 @@ _init = nn.initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class TandemConfig(TransformerConfig):
-    """The hyperparameters of a tandem decoder: those of its layers, `vocab_size` that of the draft vocabulary.
+    """Sets the hyperparameters of a tandem decoder: those of its layers, `vocab_size` that of the draft vocabulary.
 
     Attributes:
       target_width: the target's.
@@ -43,11 +43,11 @@ class TandemConfig(TransformerConfig):
 
 
 class Injection(nn.Module):
-    """The keys, at their positions, and values that one layer reads of the target's states."""
+    """Computes the keys, at their positions, and values that one layer reads of the target's states."""
 
     config: TandemConfig
     layer: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(
@@ -61,10 +61,10 @@ class Injection(nn.Module):
 
 
 class TandemNetwork(nn.Module):
-    """The decoder. `head` holds the target's frozen rows for the draft vocabulary; everything else is trained."""
+    """Applies the decoder; `head` has the target's frozen rows for the draft vocabulary, all else is trained."""
 
     config: TandemConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config, layers = self.config, range(self.config.num_layers)

@@ -36,7 +36,7 @@ from jaxspec.training.recipe import Features, Recipe, check_at_least, check_deca
 
 @dataclasses.dataclass(frozen=True)
 class TandemRecipe(Recipe):
-    """A small decoder whose every layer also attends to the target's states up to the last verified block.
+    """Trains a small decoder whose every layer also attends to the target's states up to the last verified block.
 
     It shares the target's embedding and, over a draft vocabulary, its output head, both frozen, through a projection of
     each. About `6 * (parameters) + 6 * (rows of the head) * (target's width)` flops a token of the text, and the

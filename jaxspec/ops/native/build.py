@@ -25,7 +25,7 @@ _SECONDS = 300
 
 
 class NoCompilerError(RuntimeError):
-    """No C++ compiler was found, or it did not compile the kernels."""
+    """Signals that no C++ compiler was found, or that it did not compile the kernels."""
 
 
 @functools.cache
