@@ -50,4 +50,5 @@ def to_html(spans: Iterable[Span], captions: Sequence[str]) -> str:
 def _span_to_html(span: Span) -> str:
     style = ";".join(part for part, wanted in ((_DRAFT, span.from_draft), (_END, span.ends_round)) if wanted)
     title = "accepted drafts" if span.from_draft else "from the target"
-    return f'<span style="{style}" title="{title}">{html.escape(span.text)}</span>'
+    text = html.escape(span.text).replace("\n", "&#10;")  # a blank line would end a piece of HTML within Markdown
+    return f'<span style="{style}" title="{title}">{text}</span>'

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "text is put into a page as it is",
         "text/spans.py",
-        "{html.escape(span.text)}",
-        "{span.text}",
+        "html.escape(span.text).replace",
+        "span.text.replace",
         (f"{_SPANS}::test_a_notebook_shows_the_same_and_figures",),
     ),
     Mutant(
