@@ -72,10 +72,8 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
     nbclient.NotebookClient(read, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
     for cell in read.cells:  # warnings and progress bars are those of the machine
         cell.outputs = [output for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
-
     resources = {"output_files_dir": ".", "unique_key": path.stem}
     text, resources = nbconvert.MarkdownExporter().from_notebook_node(read, resources)
-
     outputs = {f"notebooks/{pathlib.Path(name).name}": data for name, data in resources["outputs"].items()}
     return {f"notebooks/{path.stem}.md": text, **outputs}
 

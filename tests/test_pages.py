@@ -59,7 +59,7 @@ class TestSampleAndMatch(VERIFIER["TestSampleAndMatch"]):
 
 
 def test_the_drafter_of_the_page_drafts():
-    """In a text that counts its drafts are accepted, and nowhere else does it draft."""
+    """In a text that counts its drafts are accepted; that it drafts nowhere else is in its contract."""
     counting = jnp.eye(8)[(jnp.arange(8) + 1) % 8] * 9.0
     target = jaxspec.from_function(lambda table, tokens: table[tokens], counting, vocab_size=8)
     found = jaxspec.generate(target, DRAFTER["CountingDrafter"](), jnp.array([[3], [0]]), max_new_tokens=6)

@@ -182,14 +182,15 @@ class SpeculativeDecoder:
     def compare(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> TextResult | list[TextResult]:
         """Continues prompts as `generate` does, and by plain decoding too; results have the `speedup`.
 
-        Both are compiled first, and then take turns: the median over three turns counts.
+        Both are compiled first, and then take turns: the median over three turns counts. `speedup` is `None` where
+        nothing was written.
         """
         plain = SpeculativeDecoder(self.target, tokenizer=self.tokenizer)
         request = self._continue(prompts, TextOptions.parse(options))
         beside = plain._continue(prompts, TextOptions.parse({**options, "seed": request.seed}))
         turns = [(_generate(request), _generate(beside)) for _ in range(1 + _TURNS)]
         speeds = [(fast[0].tokens_per_second, slow[0].tokens_per_second) for fast, slow in turns[1:]]
-        speedup = statistics.median(fast / slow if slow else 1.0 for fast, slow in speeds)
+        speedup = statistics.median(fast / slow for fast, slow in speeds) if all(map(all, speeds)) else None
         results = [dataclasses.replace(result, speedup=speedup) for result in turns[-1][0]]
         return results[0] if request.single else results
 

@@ -98,6 +98,10 @@ def test_a_stream_is_shown_as_far_as_it_has_come(reciting):
     assert stream._repr_html_() == stream.result._repr_html_()
 
 
+def test_nothing_is_no_faster_than_nothing(reciting):
+    assert reciting.compare(PROMPT, max_new_tokens=0, temperature=0).speedup is None
+
+
 @pytest.mark.parametrize("prompts", [PROMPT, [PROMPT, PROMPT]])
 def test_a_comparison_gives_the_speed_over_plain_decoding(reciting, prompts):
     found = reciting.compare(prompts, **OPTIONS)
