@@ -13,7 +13,7 @@ import jaxspec
 from tests._fixtures.public import PUBLIC, ROOMS
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "models").rglob("README.md")]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "models").rglob("README.md")]
 MODULES = {f"jaxspec.{room}".rstrip(".") for room in ROOMS}
 
 

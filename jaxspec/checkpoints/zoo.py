@@ -38,10 +38,17 @@ class Registry:
 
 @dataclasses.dataclass(frozen=True)
 class Hub:
-    """Names a repository on the model hub, of the same model."""
+    """Names a file on the model hub that has the very bytes of the model's file.
+
+    Attributes:
+      repo: "organization/name".
+      file: its path there.
+      revision: the commit.
+    """
 
     repo: str
-    revision: str | None = None
+    file: str
+    revision: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +89,9 @@ class ZooEntry:
         return cache_folder() / self.name / self.file_name
 
     @property
-    def hub_note(self) -> Path:
-        """The file that names the model's folder in the hub's cache, once it came from there."""
-        return self.path.with_name("hub-folder")
-
-    @property
-    def hub_folder(self) -> Path | None:
-        """The model's folder in the hub's cache, if it came from there and is still there."""
-        if not self.hub_note.is_file():
-            return None
-        folder = Path(self.hub_note.read_text("utf-8"))
-        return folder if (folder / "config.json").is_file() else None
-
-    @property
     def cached(self) -> bool:
         """Whether it can be loaded without the network, by the file's size only."""
-        if self.path.is_file() and self.path.stat().st_size == self.size:
-            return True
-        return self.hub_folder is not None
+        return self.path.is_file() and self.path.stat().st_size == self.size
 
     @property
     def missing_drafters(self) -> tuple[str, ...]:
@@ -258,6 +250,6 @@ def _source(values: dict[str, Any]) -> Registry | Hub:
     match values:
         case {"kind": "registry", "packages": packages}:
             return Registry(tuple(Package(**package) for package in packages))
-        case {"kind": "hub", "repo": repo}:
-            return Hub(repo, values.get("revision"))
+        case {"kind": "hub", "repo": repo, "file": file, "revision": revision}:
+            return Hub(repo, file, revision)
     raise ValueError(f"unknown source in a manifest: {values}")

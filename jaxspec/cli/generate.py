@@ -2,7 +2,6 @@
 
 import dataclasses
 import secrets
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -116,6 +115,11 @@ class Options:
         bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
     ] = False
 
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Color accepted drafts, and mark where each round ends."),
+    ] = False
+
     def __post_init__(self):
         if self.system is not None and not self.chat:
             raise ValueError("--system is a message of a conversation; pass --chat too")
@@ -178,6 +182,7 @@ def _run(options: Options, texts: list[str]) -> None:
     from rich.console import Console
 
     from jaxspec.cli import report
+    from jaxspec.cli.show import show
     from jaxspec.drafters.adapt import describe
 
     console = Console(stderr=True, highlight=False)
@@ -189,14 +194,15 @@ def _run(options: Options, texts: list[str]) -> None:
             for one in (decoder, _plain(decoder)):
                 next(options.stream(one, texts), None)
     stream = options.stream(decoder, texts)
-    _show(options, texts, stream, console)
+    show(texts, stream, console, drafts=options.show_drafts, silent=options.as_json)
     results = _results(stream)
     comparison = _compare(options, texts, decoder, results, console) if options.compare else None
     drafts = describe(decoder.drafter, decoder.target, batch=len(texts))
     if options.as_json:
         shared = {"model": options.model, "draft": options.draft, "k": decoder.drafter.max_drafts, "drafts": drafts}
         for row, (text, result) in enumerate(zip(texts, results, strict=True)):
-            typer.echo(report.json_line(text, result, shared, comparison, row=row))
+            own = shared | ({"spans": result.spans} if options.show_drafts else {})
+            typer.echo(report.json_line(text, result, own, comparison, row=row))
         return
     drafted = drafts if decoder.drafter.max_drafts > 0 else None
     console.print(report.summary_line(results, drafts=drafted), soft_wrap=True)
@@ -233,46 +239,3 @@ def _results(stream: "TextStream") -> "list[TextResult]":
     """Returns the results of an ended stream of several prompts."""
     result = stream.result
     return result if isinstance(result, list) else [result]
-
-
-def _show(options: Options, texts: list[str], stream: "TextStream", console: "Console") -> None:
-    """Runs the stream to its end, and prints its texts unless they are to be printed as JSON."""
-    pieces = _pieces(stream, console)
-    if options.as_json:
-        for _ in pieces:
-            pass
-    elif len(texts) == 1:
-        for _, piece in pieces:
-            typer.echo(piece, nl=False)
-        typer.echo()
-    else:
-        _show_several(texts, pieces, stream)
-
-
-def _show_several(texts: list[str], pieces: Iterator[tuple[int, str]], stream: "TextStream") -> None:
-    """Prints each text when it is complete."""
-    from jaxspec.cli.report import header
-
-    shown = [""] * len(texts)
-    waiting = set(range(len(texts)))
-
-    def show_ended() -> None:
-        for row in sorted(row for row in waiting if stream.ended[row]):
-            typer.secho(header(row, texts[row]), bold=True)
-            typer.echo(shown[row] + "\n")
-            waiting.remove(row)
-
-    for row, piece in pieces:
-        shown[row] += piece
-        show_ended()
-    show_ended()
-
-
-def _pieces(stream: "TextStream", console: "Console") -> Iterator[tuple[int, str]]:
-    """Yields `(row, piece)`, with a status line until the first."""
-    pieces = (piece if isinstance(piece, tuple) else (0, piece) for piece in stream)
-    with console.status("reading the prompt (the first run of a shape compiles) ..."):
-        first = next(pieces, None)
-    if first is not None:
-        yield first
-        yield from pieces

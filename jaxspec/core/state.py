@@ -158,6 +158,7 @@ class GenerationState:
       tokens: prompt and new tokens, left-aligned; final up to `length`.
       log_probs: the target's log-probability of each token, before warping.
       warped_log_probs: the same under the sampling policy's distribution.
+      from_draft: whether each token is an accepted draft.
       prompt_length: tokens of the prompt.
       length: committed tokens, the prompt's included.
       limit: the length at which a row has used its `max_new_tokens`.
@@ -181,6 +182,7 @@ class GenerationState:
     tokens: Int[Array, "b s"]
     log_probs: Float[Array, "b s"]
     warped_log_probs: Float[Array, "b s"]
+    from_draft: Bool[Array, "b s"]
     prompt_length: Int[Array, "b"]
     length: Int[Array, "b"]
     limit: Int[Array, "b"]
@@ -230,6 +232,7 @@ class Generation:
       length: the number of new tokens.
       log_probs: the target's log-probability of each, before warping.
       warped_log_probs: its log-probability under the sampling policy's distribution.
+      from_draft: whether each is an accepted draft; any other is the target's own, and ends its round.
       stop_reason: a `StopReason` a row.
       status: a `Status` a row.
       stats: counts of rounds, drafted and accepted tokens, a row each.
@@ -248,6 +251,7 @@ class Generation:
     length: Int[Array, "b"]
     log_probs: Float[Array, "b n"]
     warped_log_probs: Float[Array, "b n"]
+    from_draft: Bool[Array, "b n"]
     stop_reason: Int[Array, "b"]
     status: Int[Array, "b"]
     stats: Stats

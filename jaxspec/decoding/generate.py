@@ -39,6 +39,9 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.sharding.auto_axes import under_automatic_axes
 from jaxspec.verifiers.base import Verifier
 
+# The fields of a state, and of a result, that have a value for each token.
+_BY_TOKEN = ("tokens", "log_probs", "warped_log_probs", "from_draft")
+
 
 def generate(
     target: Model,
@@ -155,6 +158,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
         tokens=jnp.pad(prompt, ((0, 0), (0, slots - width))),
         log_probs=empty,
         warped_log_probs=empty,
+        from_draft=jnp.zeros((batch, slots), jnp.bool_),
         prompt_length=length,
         length=length,
         limit=length + budget,
@@ -180,18 +184,20 @@ def collect(state: GenerationState, width: int, lossless: bool) -> Generation:
     length = state.length - state.prompt_length
     new = offsets < length[:, None]
     at = jnp.minimum(state.prompt_length[:, None] + offsets, state.tokens.shape[1] - 1)
-    tokens, log_probs, warped = (
-        jnp.where(new, jnp.take_along_axis(x, at, axis=1), jnp.zeros((), x.dtype))
-        for x in (state.tokens, state.log_probs, state.warped_log_probs)
+
+    def moved(x: Array) -> Array:
+        return jnp.where(new, jnp.take_along_axis(x, at, axis=1), jnp.zeros((), x.dtype))
+
+    return Generation(
+        length=length,
+        stop_reason=state.stop_reason,
+        status=state.status,
+        stats=state.stats,
+        lossless=lossless,
+        **{name: moved(getattr(state, name)) for name in _BY_TOKEN},
     )
-    return Generation(tokens, length, log_probs, warped, state.stop_reason, state.status, state.stats, lossless)
 
 
 def cut(result: Generation, width: int) -> Generation:
     """Returns the result with at most `width` slots a row."""
-    return dataclasses.replace(
-        result,
-        tokens=result.tokens[:, :width],
-        log_probs=result.log_probs[:, :width],
-        warped_log_probs=result.warped_log_probs[:, :width],
-    )
+    return dataclasses.replace(result, **{name: getattr(result, name)[:, :width] for name in _BY_TOKEN})

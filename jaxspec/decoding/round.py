@@ -273,6 +273,7 @@ def _commit(
         tokens=_store(state.tokens, slots, verified.tokens),
         log_probs=_store(state.log_probs, slots, verified.log_probs),
         warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
+        from_draft=_store(state.from_draft, slots, position < accepted[:, None]),
         length=length,
         done=state.done | failed | stopped | out_of_budget,
         stop_reason=reason,

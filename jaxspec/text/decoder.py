@@ -1,6 +1,8 @@
 """Defines `SpeculativeDecoder`: text in, text out."""
 
+import dataclasses
 import os
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, Unpack, cast, overload
@@ -27,6 +29,8 @@ Prompts: TypeAlias = list[str] | tuple[str, ...]
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 OneStream: TypeAlias = TextStream[str, TextResult]
 BatchStream: TypeAlias = TextStream[tuple[int, str], list[TextResult]]
+# How often `compare` times both ways of decoding.
+_TURNS = 3
 
 
 class SpeculativeDecoder:
@@ -124,7 +128,7 @@ class SpeculativeDecoder:
           TypeError, ValueError: for prompts or options that do not fit.
           FloatingPointError: if the target's logits were not finite.
         """
-        return _generate(self._continue(prompts, TextOptions.parse(options)))
+        return _one_or_all(self._continue(prompts, TextOptions.parse(options)))
 
     @overload
     def stream(self, prompts: str, **options: Unpack[TextKeywords]) -> OneStream: ...
@@ -155,7 +159,7 @@ class SpeculativeDecoder:
         Raises:
           ValueError: if the tokenizer has no chat template, or it refuses the messages.
         """
-        return _generate(self._answer(messages, TextOptions.parse(options)))
+        return _one_or_all(self._answer(messages, TextOptions.parse(options)))
 
     @overload
     def stream_chat(self, messages: Messages, **options: Unpack[TextKeywords]) -> OneStream: ...
@@ -168,6 +172,27 @@ class SpeculativeDecoder:
     ) -> OneStream | BatchStream:
         """Writes the next turn as `chat` does, with its arguments, and yields the text while it is decoded."""
         return TextStream(self._answer(messages, TextOptions.parse(options)))
+
+    @overload
+    def compare(self, prompts: str, **options: Unpack[TextKeywords]) -> TextResult: ...
+
+    @overload
+    def compare(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+
+    def compare(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> TextResult | list[TextResult]:
+        """Continues prompts as `generate` does, and by plain decoding too; results have the `speedup`.
+
+        Both are compiled first, and then take turns: the median over three turns counts. `speedup` is `None` where
+        nothing was written.
+        """
+        plain = SpeculativeDecoder(self.target, tokenizer=self.tokenizer)
+        request = self._continue(prompts, TextOptions.parse(options))
+        beside = plain._continue(prompts, TextOptions.parse({**options, "seed": request.seed}))
+        turns = [(_generate(request), _generate(beside)) for _ in range(1 + _TURNS)]
+        speeds = [(fast[0].tokens_per_second, slow[0].tokens_per_second) for fast, slow in turns[1:]]
+        speedup = statistics.median(fast / slow for fast, slow in speeds) if all(map(all, speeds)) else None
+        results = [dataclasses.replace(result, speedup=speedup) for result in turns[-1][0]]
+        return results[0] if request.single else results
 
     def _continue(self, prompts: str | Prompts, options: TextOptions) -> TextRequest:
         """Encodes prompts."""
@@ -213,22 +238,26 @@ class SpeculativeDecoder:
         )
 
 
-def _generate(request: TextRequest) -> TextResult | list[TextResult]:
+def _one_or_all(request: TextRequest) -> TextResult | list[TextResult]:
+    results = _generate(request)
+    return results[0] if request.single else results
+
+
+def _generate(request: TextRequest) -> list[TextResult]:
     # A stop string is seen on the host alone, which must then look at each round.
     if request.stop:
         stream = TextStream[Any, TextResult | list[TextResult]](request)
         for _ in stream:
             pass
-        return stream.result
+        return [stream.result] if isinstance(stream.result, TextResult) else stream.result
     start = time.perf_counter()
     generation = run(request.arguments)
-    tokens, length = np.asarray(generation.tokens), np.asarray(generation.length)
+    tokens, drafted, length = (np.asarray(x) for x in (generation.tokens, generation.from_draft, generation.length))
     timing = Timing(time.perf_counter() - start, int(length.sum()))
     rows = new_rows(request)
-    for row, ids, count in zip(rows, tokens, length, strict=True):
-        row.push(ids[:count].tolist(), last=True)
-    results = collect(request, rows, generation, timing)
-    return results[0] if request.single else results
+    for row, ids, from_draft, count in zip(rows, tokens, drafted, length, strict=True):
+        row.push(ids[:count].tolist(), from_draft[:count].tolist(), last=True)
+    return collect(request, rows, generation, timing)
 
 
 def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:

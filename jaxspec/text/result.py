@@ -1,6 +1,7 @@
 """Holds the result of a text generation."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from jaxspec.core.stats import Stats
 from jaxspec.core.status import StopReason
 from jaxspec.text.detokenizer import Detokenizer, StopStrings
 from jaxspec.text.request import TextRequest
+from jaxspec.text.spans import Span, to_html
 
 _STOP_REASONS = {StopReason.STOP_TOKEN: "stop token", StopReason.MAX_NEW_TOKENS: "max new tokens"}
 
@@ -57,6 +59,9 @@ class TextResult:
       stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
       timing: of the call, which all its prompts share.
       lossless: whether the verifier keeps the target's distribution exactly.
+      spans: the text again, token by token, with which of them were drafted and where rounds ended. A notebook shows
+        them: accepted drafts on green, a line after each round.
+      speedup: the speed over that of plain decoding where both were run, by `SpeculativeDecoder.compare`.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -76,6 +81,8 @@ class TextResult:
     stats: Stats
     timing: Timing
     lossless: bool = True
+    spans: tuple[Span, ...] = ()
+    speedup: float | None = None
 
     def measured_total_variation(self) -> float:
         """Returns the total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
@@ -99,18 +106,37 @@ class TextResult:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str:
+        return to_html(self.spans, (self._figures(),))
+
+    def _figures(self) -> str:
+        """Returns a line of figures."""
+        rounds = int(self.stats.rounds[0])
+        parts = [
+            f"{len(self.token_ids)} tokens in {rounds} rounds",
+            f"{self.mean_acceptance_length:.2f} tokens a round",
+        ]
+        if np.sum(self.stats.drafted) > 0:
+            parts.append(f"{self.acceptance_rate:.0%} of drafts accepted")
+        parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+        if self.speedup is not None:
+            parts.append(f"{self.speedup:.2f} times as fast as plain decoding")
+        return " · ".join(parts)
+
 
 class RowText:
     """Collects one row's tokens as they come, and its text so far.
 
     Attributes:
       ids: the tokens, those of the round that completed a stop string included.
-      text: the text returned so far.
+      spans: the text returned so far, token by token.
+      text: the same in one piece.
       stopped: whether a stop string has ended it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], stop_tokens: tuple[int, ...]) -> None:
         self.ids: list[int] = []
+        self.spans: list[Span] = []
         self.text = ""
         self.stopped = False
         self._tokenizer = tokenizer
@@ -118,19 +144,31 @@ class RowText:
         self._stop_strings = StopStrings(stop)
         self._stop_tokens = frozenset(stop_tokens)
 
-    def push(self, ids: list[int], *, last: bool) -> str:
-        """Adds a round's tokens; returns the text that no later token can change.
+    def push(self, ids: Sequence[int], from_draft: Sequence[bool], *, last: bool) -> str:
+        """Adds tokens of whole rounds; returns the text that no later token can change.
 
         Args:
           ids: the tokens.
+          from_draft: whether each is an accepted draft.
           last: whether the row ends with them, so that nothing need be held back.
         """
         if self.stopped:
             return ""
         self.ids += ids
-        # Only the last token of a row can be a stop token, and it is no part of the text.
-        text = self._detokenizer.push(ids[:-1] if ids and ids[-1] in self._stop_tokens else ids)
-        text += self._detokenizer.flush() if last else ""
+        before = len(self.text)
+        for index, drafted in zip(ids, from_draft, strict=True):
+            # A stop token ends its row, and is no part of the text.
+            shown = self._show("" if index in self._stop_tokens else self._detokenizer.push([index]))
+            self.spans.append(Span(shown, drafted, not drafted or self.stopped))
+            if self.stopped:
+                break
+        if last and self.spans:
+            shown = self._show(self._detokenizer.flush(), last=True)
+            self.spans[-1] = Span(self.spans[-1].text + shown, self.spans[-1].from_draft, True)
+        return self.text[before:]
+
+    def _show(self, text: str, *, last: bool = False) -> str:
+        """Adds to the text what of it is part of no stop string; returns that."""
         shown, self.stopped = self._stop_strings.push(text)
         shown += self._stop_strings.flush() if last else ""
         self.text += shown
@@ -171,6 +209,7 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 stats=_row(stats, index),
                 timing=timing,
                 lossless=generation.lossless,
+                spans=tuple(row.spans),
             )
         )
     return results

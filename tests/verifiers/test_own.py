@@ -1,4 +1,4 @@
-"""The examples of a verifier of one's own, in docs/ and in `Verifier`, keep the contract."""
+"""The example of a verifier of one's own in `Verifier` keeps the contract; that of the site is in `test_pages.py`."""
 
 import dataclasses
 
@@ -6,34 +6,8 @@ import jax.numpy as jnp
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.rows import count_leading
-from jaxspec.verifiers.rejection import next_log_probs
 from tests.contracts import VerifierContract
 from tests.contracts.verifier import DISTRIBUTION
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SampleAndMatch(jaxspec.Verifier):
-    """Accepts a draft with the target's probability of it, whatever distribution it was drawn from."""
-
-    def verify(self, rng, proposal, target_log_probs):
-        certain = dataclasses.replace(proposal, log_probs=None)
-        n = proposal.tokens.shape[1]
-        chance = jnp.take_along_axis(target_log_probs[:, :n], proposal.tokens[..., None], axis=-1)[..., 0]
-        accepted = count_leading(proposal.valid & (jnp.log(rng.uniforms(n)) < chance))
-        log_probs = next_log_probs(certain, target_log_probs, accepted)  # without the rejected draft
-        next_token = jnp.argmax(log_probs + rng.next_noise(log_probs.shape[-1]), axis=-1)
-        return jaxspec.core.Verdict(accepted, next_token.astype(jnp.int32))
-
-
-class TestSampleAndMatch(VerifierContract):
-    quick_tests = (
-        *DISTRIBUTION,
-        "test_never_emits_what_the_target_excludes",
-        "test_greedy_accepts_the_longest_matching_prefix",
-    )
-    verifier = SampleAndMatch()
 
 
 @register_dataclass
@@ -49,5 +23,9 @@ class InverseCdf(jaxspec.Verifier):
 
 
 class TestInverseCdf(VerifierContract):
-    quick_tests = TestSampleAndMatch.quick_tests
+    quick_tests = (
+        *DISTRIBUTION,
+        "test_never_emits_what_the_target_excludes",
+        "test_greedy_accepts_the_longest_matching_prefix",
+    )
     verifier = InverseCdf()

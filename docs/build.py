@@ -1,0 +1,129 @@
+"""Builds the site: runs the notebooks, writes the reference, and has Zensical make pages of all that is in this folder.
+
+    python docs/build.py            # into build/site; fails on any warning, and on a notebook that fails
+    python docs/build.py --serve    # serves it
+
+Needs `pip install -e ".[docs]"`, and the default model, which the notebooks load.
+"""
+
+import argparse
+import inspect
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jupytext
+import nbclient
+import nbconvert
+
+DOCS = pathlib.Path(__file__).parent
+ROOT = DOCS.parent
+BUILD = ROOT / "build"
+PAGES = BUILD / "pages"
+sys.path.insert(0, str(ROOT))
+
+from tests._fixtures.public import PUBLIC, ROOMS  # noqa: E402
+
+
+def page_of(name: str) -> str:
+    """Returns the page of a public name."""
+    return f"reference/{name.replace('.', '/')}.md"
+
+
+def index_of(room: str) -> str:
+    """Returns the page that lists a room's names."""
+    return f"reference/{room.replace('.', '/')}/index.md" if room else "reference/jaxspec.md"
+
+
+def reference() -> dict[str, str]:
+    """Returns the text of every page of the reference: one for each public name, and one for each room."""
+    found = {page_of(name): f"---\ntitle: jaxspec.{name}\n---\n\n::: jaxspec.{name}\n" for name in PUBLIC}
+    for room in ROOMS:
+        own = sorted(name for name in PUBLIC if name.rpartition(".")[0] == room)
+        up = "../" * (index_of(room).count("/") - 1)
+        rows = [
+            f"| [`{name.rpartition('.')[2]}`]({up}{page_of(name).removeprefix('reference/')}) | {summary(name)} |"
+            for name in own
+        ]
+        found[index_of(room)] = "\n".join([f"# {_title(room)}", "", "| name | |", "|---|---|", *rows, ""])
+    about = (
+        "Every public name has a page with its arguments, its errors and an example, which the tests run. Examples "
+        "begin with `target` and `draft`, two small models, `prompt`, two rows of token ids, `key` and `folder`."
+    )
+    listed = [f"* [`{_title(room)}`]({index_of(room).removeprefix('reference/')})" for room in ROOMS]
+    found["reference/index.md"] = "\n".join(["# Reference", "", about, "", *listed, ""])
+    return found
+
+
+def summary(name: str) -> str:
+    """Returns the first sentence of a public name's docstring."""
+    text = (inspect.getdoc(PUBLIC[name]) or "").split("\n\n")[0].replace("\n", " ")
+    return text.split(". ")[0].rstrip(".").replace("|", "\\|") + "."
+
+
+def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
+    """Runs a notebook, and returns its page and its pictures.
+
+    Raises:
+      nbclient.exceptions.CellExecutionError: a cell failed.
+    """
+    read = jupytext.read(path)
+    nbclient.NotebookClient(read, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
+    for cell in read.cells:  # warnings and progress bars are those of the machine
+        cell.outputs = [output for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
+    resources = {"output_files_dir": ".", "unique_key": path.stem}
+    text, resources = nbconvert.MarkdownExporter().from_notebook_node(read, resources)
+    outputs = {f"notebooks/{pathlib.Path(name).name}": data for name, data in resources["outputs"].items()}
+    return {f"notebooks/{path.stem}.md": text, **outputs}
+
+
+def write_pages() -> None:
+    """Writes all that Zensical reads into a folder of its own."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(DOCS, PAGES, ignore=shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__"))
+    pages: dict[str, str | bytes] = {**reference()}
+    pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    pages["developer/contributing.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8").replace("](docs/", "](../")
+    for path in sorted((DOCS / "notebooks").glob("*.py")):
+        print(f"running {path.name}", flush=True)
+        pages |= notebook(path)
+    for name, content in pages.items():
+        path = PAGES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def _title(room: str) -> str:
+    return f"jaxspec.{room}".rstrip(".")
+
+
+def check_reference() -> None:
+    """Raises `SystemExit` if a public name has no page in the site, or one without an example."""
+    lacking = []
+    for name in PUBLIC:
+        page = BUILD / "site" / page_of(name).removesuffix(".md") / "index.html"
+        if not page.is_file() or "Examples:" not in page.read_text("utf-8"):
+            lacking.append(name)
+    if lacking:
+        raise SystemExit(f"no page with an example: {', '.join(lacking)}")
+    print(f"{len(PUBLIC)} public names have a page with an example")
+
+
+def main() -> int:
+    """Builds or serves the site; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", action="store_true", help="serve it, and build again what changes below build/pages")
+    options = parser.parse_args()
+    write_pages()
+    words = ["serve"] if options.serve else ["build", "--strict", "--clean"]
+    shutil.copy(DOCS / "zensical.toml", BUILD)
+    command = [sys.executable, "-m", "zensical", *words, "--config-file", str(BUILD / "zensical.toml")]
+    status = subprocess.run(command, cwd=ROOT).returncode
+    if status == 0 and not options.serve:
+        check_reference()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
