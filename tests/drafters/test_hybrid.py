@@ -238,6 +238,7 @@ def test_each_half_s_draft_length_learns_from_the_rows_that_it_drafted_for():
     after = drafter.observe(state, at, verdict, ())
     assert after.lookup.length_state.seen.tolist() == [[1, 1], [0, 0], [0, 0]]
     assert after.model.length_state.seen.tolist() == [[0, 0], [1, 1], [0, 0]]
+    assert after.model.length_state.rounds.tolist() == [0, 1, 0]
 
 
 def test_the_model_counts_the_rows_that_wait_for_it():

@@ -255,6 +255,6 @@ MUTANTS = (
         _ADAPTIVE,
         "return jnp.minimum(*means)",
         "return means[1]",
-        (f"{_LOSSES}::test_rows_that_take_turns_are_as_fast_as_all_together",),
+        (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
 )
