@@ -68,7 +68,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
     lines = [json.loads(line) for line in (folder / "r.jsonl").read_text().splitlines()]
     quality = [line for line in lines if line["kind"] == "quality"]
     assert [(one["case"], one["temperature"]) for one in quality] == [("ngram, k=2", 0.0), ("ngram, k=2", 1.0)]
-    assert quality[0]["agreement"]["same"] == 4 and quality[1]["bleu"]["questions"] == 1
+    assert quality[0]["agreement"]["same"] == 4 and quality[1]["bleu"]["error"] is None
     peers = {(line["temperature"], line["peer"], line["task"]) for line in lines if line["kind"] == "against"}
     tasks = ("multi-turn", "qa", "all")
     assert peers == {
