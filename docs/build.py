@@ -9,6 +9,7 @@ Needs `pip install -e ".[docs]"`, and the default model, which the notebooks loa
 import argparse
 import inspect
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,12 @@ PAGES = BUILD / "pages"
 sys.path.insert(0, str(ROOT))
 
 from tests._fixtures.public import PUBLIC, ROOMS  # noqa: E402
+
+# What the site has in another place than the repository.
+_PLACES = (
+    (re.compile(r"\]\(\.\./\.\./CONTRIBUTING\.md"), "](../developer/contributing.md"),
+    (re.compile(r"\]\((\S*notebooks/\w+)\.py\)"), r"](\1.md)"),
+)
 
 
 def page_of(name: str) -> str:
@@ -83,6 +90,11 @@ def write_pages() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES, ignore=shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__"))
     pages: dict[str, str | bytes] = {**reference()}
+    for path in PAGES.rglob("*.md"):
+        text = path.read_text("utf-8")
+        for place, made in _PLACES:
+            text = place.sub(made, text)
+        path.write_text(text, "utf-8")
     pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text("utf-8")
     pages["developer/contributing.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8").replace("](docs/", "](../")
     for path in sorted((DOCS / "notebooks").glob("*.py")):

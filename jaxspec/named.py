@@ -146,8 +146,9 @@ def _of_network(
             _check_single(num_drafts)
             return kind.drafter(draft, **options)
     if isinstance(draft, type) or not isinstance(draft, Model):
+        got = f"the class {draft.__name__} itself" if isinstance(draft, type) else type(draft).__name__
         raise TypeError(
-            f"draft must be a model, a head or the name of one, got {type(draft).__name__}; jaxspec.load, "
+            f"draft must be a drafter, a model, a head or the name of one, got {got}; jaxspec.load, "
             "jaxspec.load_head, jaxspec.from_function and jaxspec.from_nnx make one"
         )
     token_map = TokenMap.of_models(draft, target, tokenizer)

@@ -196,7 +196,7 @@ def test_a_drafter_of_ones_own_by_its_name(monkeypatch):
 
 
 def test_what_is_no_draft():
-    with pytest.raises(TypeError, match="must be a model, a head or the name of one, got int"):
+    with pytest.raises(TypeError, match="must be a drafter, a model, a head or the name of one, got int"):
         drafter_of(3)
     found = jaxspec.generate(TARGET, drafter_of(HEAD), jnp.asarray([[1, 2, 3]]), max_new_tokens=4)
     assert found.length.tolist() == [4]

@@ -35,6 +35,14 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 WITH_CODE = [page for page in PAGES if blocks(page) and page not in NOT_RUN | CLASSES]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere_and_sentences_end(page):
+    text = (DOCS / page).read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    absent = [link for link in links if link and not ((DOCS / page).parent / link).exists()]
+    assert not absent and text.rstrip()[-1] in ".:|`)>"
+
+
 class Uniform(nnx.Module):
     """Knows nothing."""
 

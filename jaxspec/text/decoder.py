@@ -196,15 +196,18 @@ class SpeculativeDecoder:
 
     def _continue(self, prompts: str | Prompts, options: TextOptions) -> TextRequest:
         """Encodes prompts."""
-        single = isinstance(prompts, str)
+        if not isinstance(prompts, str | Sequence):
+            raise TypeError(f"prompts must be a string or a list of them, got {type(prompts).__name__}; pass some text")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ValueError("there is no prompt; pass a string or a list of at least one")
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                raise TypeError(f"prompt {index} must be a string, got {type(text).__name__}")
+                raise TypeError(
+                    f"prompt {index} must be a string, got {type(text).__name__}; token ids are for jaxspec.generate"
+                )
         ids = [self._encode(text, "the prompt" if len(texts) == 1 else f"prompt {i}") for i, text in enumerate(texts)]
-        return self._request(ids, options, single=single)
+        return self._request(ids, options, single=isinstance(prompts, str))
 
     def _encode(self, text: str, name: str) -> list[int]:
         """Encodes one prompt; `name` is for the error."""

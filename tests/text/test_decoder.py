@@ -229,7 +229,8 @@ class _Lossy(jaxspec.TokenVerifier):
         ("none", {"k": 4}, ValueError, "nothing to draft with"),
         (jaxspec.NGramDrafter(k=3), {"k": 4}, ValueError, "made with k=3"),
         ("no-such-model", {}, ValueError, "unknown drafter 'no-such-model'"),
-        (3, {}, TypeError, "draft must be a model, a head or the name of one, got int"),
+        (3, {}, TypeError, "draft must be a drafter, a model, a head or the name of one, got int"),
+        (jaxspec.NGramDrafter, {}, TypeError, "got the class NGramDrafter itself"),
         (tiny.transformer(vocab=7), {}, ValueError, "draft of 7 tokens for a target of 310"),
         ("ngram", {"verifier": "coupled"}, TypeError, "verifier must be a jaxspec Verifier, got str"),
         ("ngram", {"verifier": _Lossy()}, ValueError, "pass lossy=True"),
@@ -251,6 +252,7 @@ def test_a_tokenizer_is_needed(model):
     ("prompts", "options", "error", "match"),
     [
         ([], {}, ValueError, "there is no prompt"),
+        (5, {}, TypeError, "prompts must be a string or a list of them, got int"),
         (["a", 3], {}, TypeError, "prompt 1 must be a string, got int"),
         ("a", {"max_tokens": 3}, TypeError, "unknown option max_tokens; expected some of max_new_tokens"),
         ("a", {"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0"),
