@@ -266,6 +266,8 @@ class _Loader:
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
                 raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
+            if k == 0:
+                return NoDrafter()
             lookup, other = hybrid
             model = self.load(zoo.draft_name(other, self.target_name), k, 1)
             return HybridDrafter(lookup.by_name(self.target, k=model.max_drafts), model)

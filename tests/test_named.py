@@ -156,6 +156,15 @@ def test_names_that_do_not_fit(shipped, name, options, message):
         load(name, **options)
 
 
+def test_a_drafter_of_a_model_without_its_name_is_told_how_to_be_named(shipped):
+    with pytest.raises(ValueError, match="It is a drafter of one model: pass 'smollm2-135m-instruct/eagle'. Known"):
+        jaxspec.SpeculativeDecoder(TARGET, "eagle")
+
+
+def test_no_drafts_of_two_drafters_are_plain_decoding(shipped):
+    assert isinstance(load("ngram+eagle", k=0), jaxspec.drafters.NoDrafter)
+
+
 def test_a_decoder_names_the_drafters_that_there_are():
     with pytest.raises(ValueError, match="unknown drafter 'sufix'. Did you mean suffix"):
         jaxspec.SpeculativeDecoder(TARGET, "sufix")

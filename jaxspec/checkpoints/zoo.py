@@ -192,6 +192,8 @@ def unknown_drafter(name: str, known: Iterable[str] | None = None, *, model: str
     own = [each.removeprefix(f"{model}/") for each in drafter_names() if each.startswith(f"{model}/")]
     names = drafter_names() if known is None else [*known, *own]
     guess = did_you_mean(name, [*names, *_entries()])
+    if model is None and (whole := [each for each in drafter_names() if each.endswith(f"/{name}")]):
+        guess = f" It is a drafter of one model: pass {' or '.join(map(repr, whole))}."
     return (
         f"unknown drafter {name!r}.{guess} Known drafters: {', '.join(names) or 'none'}. Also accepted: a lookup "
         "drafter, '+' and another; a head's or a model's folder, a model of jaxspec.list_models(), or a model hub id "

@@ -28,6 +28,8 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
         except (ValueError, TypeError, OSError, FloatingPointError, ImportError, RuntimeError) as error:
             # JAX's own are RuntimeErrors, and of many lines.
             text = str(error).strip().partition("\n")[0] if isinstance(error, RuntimeError) else str(error)
+            if isinstance(error, OSError) and error.filename and error.strerror:
+                text = f"{error.filename}: {error.strerror}"
             typer.secho(f"error: {text or type(error).__name__}", fg=typer.colors.RED, err=True)
             raise typer.Exit(_MISTAKE) from None
 

@@ -170,7 +170,7 @@ def sampling(policy: Policy, batch: int) -> None:
         "temperature": (policy.temperature, lambda x: x >= 0, ">= 0; 0 is greedy"),
         "top_p": (policy.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]; 1 keeps every token"),
         "min_p": (policy.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]; 0 keeps every token"),
-        "top_k": (policy.top_k, lambda x: x == np.floor(x), "an integer; 0 keeps every token"),
+        "top_k": (policy.top_k, lambda x: (x == np.floor(x)) & (x >= 0), "an integer >= 0; 0 keeps every token"),
     }
     for name, (value, is_valid, expected) in ranges.items():
         if value is None and name != "temperature":

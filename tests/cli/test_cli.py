@@ -247,6 +247,7 @@ def test_compare_says_where_samples_differ(folder):
         (["hello", "--mesh", "model=3"], "--mesh model=3 is of 3 devices, got 8"),
         (["hello", "--mesh", "heads=8"], "--mesh takes sizes of the axes data and model"),
         (["hello", "--mesh", "model=2,model=4"], "each once at most"),
+        (["--file", "no/such.txt"], "no/such.txt: No such file or directory"),
         (["hello", "--mesh", "model"], "pass such as --mesh data=2,model=4"),
         (["hello", "--process-id", "0"], "pass --coordinator and --num-processes too"),
         (["hello", "--distributed", "--num-processes", "2"], "--distributed finds the processes by itself"),
