@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.core.files import FileFormatError as FileFormatError
     from jaxspec.core.model import Cache as Cache
     from jaxspec.core.model import Entries as Entries
     from jaxspec.core.model import Layout as Layout
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "files": ("FileFormatError",),
         "model": ("Cache", "Entries", "Layout", "Model", "ModelOutput", "ResumableModel", "Unsharded", "placement_of"),
         "pytree": ("register_dataclass",),
         "random": ("PositionNoise", "Rng", "RoundKeys", "row_keys"),

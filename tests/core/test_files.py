@@ -1,0 +1,44 @@
+"""What parsers raise becomes one error with file, place and problem; faults of the program stay what they are."""
+
+import json
+import struct
+
+import pytest
+
+from jaxspec.core.files import FileFormatError, reading
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda: json.loads("["),
+        lambda: json.loads("[" * 100_000),
+        lambda: {}["width"],
+        lambda: int(None),
+        lambda: b"\xff".decode(),
+        lambda: struct.unpack("<I", b"\0"),
+        lambda: bytearray(2**62),
+        lambda: (1.0).as_integer_ratio.missing,
+        lambda: 10.0**400,
+    ],
+)
+def test_what_parsers_raise_names_file_and_place(parse):
+    with pytest.raises(FileFormatError, match=r"^a/config.json: width: .+; make it anew$") as caught, reading(
+        "a/config.json", "width", "make it anew"
+    ):
+        parse()
+    assert (caught.value.path, caught.value.place) == ("a/config.json", "width")
+    assert isinstance(caught.value.__cause__, Exception) and "\n" not in str(caught.value)
+
+
+def test_an_error_that_says_where_keeps_its_words():
+    inner = FileFormatError("a", "rows", "expected 3, got 4")
+    with pytest.raises(FileFormatError) as caught, reading("b", "other"):
+        raise inner
+    assert caught.value is inner and str(inner) == "a: rows: expected 3, got 4"
+
+
+@pytest.mark.parametrize("kind", [AssertionError, NotImplementedError, KeyboardInterrupt, StopIteration])
+def test_faults_of_the_program_go_through(kind):
+    with pytest.raises(kind), reading("a"):
+        raise kind("x")
