@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json
 from jaxspec.families.base import Family, LazyTensor
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
@@ -25,7 +26,6 @@ _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SINGLES = (_FILE, "medusa_lm_head.safetensors")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
-_ADVICE = "delete it and download it again"
 
 
 def download_from_hub(repo: str, revision: str | None = None) -> Path:
@@ -66,10 +66,13 @@ def read_tensors(folder: Path) -> dict[str, LazyTensor]:
     Raises:
       ValueError: a file is missing, truncated or corrupted.
     """
-    tensors: dict[str, LazyTensor] = {}
-    for path in _safetensors_files(folder):
-        tensors |= _read_safetensors(path)
-    return tensors
+    if not (folder / _INDEX).is_file():
+        return _read_safetensors(_single(folder))
+    index = _weight_map(folder / _INDEX)
+    shards = {name: _read_safetensors(folder / name) for name in sorted(set(index.values()))}
+    if lacking := [f"{shard} has no {name}" for name, shard in index.items() if name not in shards[shard]]:
+        raise FileFormatError(folder / _INDEX, "weight_map", lacking[0], DOWNLOAD_AGAIN)
+    return {name: shards[shard][name] for name, shard in index.items()}
 
 
 def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -78,17 +81,24 @@ def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
         return {name: file.get_tensor(name) for name in names}
 
 
-def _safetensors_files(folder: Path) -> list[Path]:
-    if (folder / _INDEX).is_file():
-        index = read_json(folder / _INDEX)
-        names = sorted(set(index.get("weight_map", {}).values()))
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent or not names:
-            raise ValueError(f"{folder}: {_INDEX} lists files that are missing: {absent or 'none'}; {_ADVICE}")
-        return [folder / name for name in names]
+def _weight_map(path: Path) -> dict[str, str]:
+    """Reads which shard holds each tensor; a shard is a file of the index's own folder."""
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise FileFormatError(path, "weight_map", f"expected names of tensors and their files, got {shards!r}")
+    for tensor, name in shards.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
+            raise FileFormatError(path, f"weight_map of {tensor}", f"expected a file of the same folder, got {name!r}")
+    if absent := sorted({name for name in shards.values() if not (path.parent / name).is_file()}):
+        raise FileFormatError(path, "weight_map", f"lists files that are missing: {absent}", DOWNLOAD_AGAIN)
+    return shards
+
+
+def _single(folder: Path) -> Path:
+    """Returns the one file of weights in a folder."""
     for name in _SINGLES:
         if (folder / name).is_file():
-            return [folder / name]
+            return folder / name
     suffixes = (".bin", ".pt", ".pth", ".safetensors")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     raise ValueError(
@@ -98,27 +108,12 @@ def _safetensors_files(folder: Path) -> list[Path]:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file.
-
-    Raises:
-      ValueError: there is none, or the file cannot be read.
-    """
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path} ({error}); {_ADVICE}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
     try:
         with safe_open(path, framework="np") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or corrupted ({error}); {_ADVICE}") from error
+        raise ValueError(f"{path} is truncated or corrupted ({error}); {DOWNLOAD_AGAIN}") from error
     return {name: LazyTensor(shape, functools.partial(_read, path, name)) for name, shape in shapes.items()}
 
 

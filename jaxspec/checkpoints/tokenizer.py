@@ -10,12 +10,12 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import tokenizers
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
@@ -49,8 +49,8 @@ class Tokenizer:
         """
         self._backend = backend
         self._special = {name: token for name, token in (special_tokens or {}).items() if token is not None}
-        if unknown := set(self._special) - set(_NAMES):
-            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected {', '.join(_NAMES)}")
+        if unknown := set(self._special) - set(NAMES):
+            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected {', '.join(NAMES)}")
         self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self._chat_template = chat_template
 
@@ -68,11 +68,12 @@ class Tokenizer:
 
         return build_tokenizer(metadata)
 
-    @classmethod
-    def from_folder(cls, path: str | os.PathLike[str]) -> Self:
+    @staticmethod
+    def from_folder(path: str | os.PathLike[str]) -> "Tokenizer":
         """Reads the tokenizer of a Hugging Face folder, as `transformers.AutoTokenizer` does.
 
-        The ends of a text are those of `generation_config.json`, `config.json` and the tokenizer.
+        The ends of a text are those of `generation_config.json`, `config.json` and the tokenizer. Code that the folder
+        brings is not run.
 
         Args:
           path: the folder.
@@ -80,27 +81,9 @@ class Tokenizer:
         Raises:
           ValueError: the folder has no tokenizer, or it is not one of the fast kind.
         """
-        folder = Path(path)
-        try:
-            loaded = _transformers().AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            backend = loaded.backend_tokenizer
-        except Exception as error:  # transformers raises almost anything here
-            expected = "expected tokenizer.json and tokenizer_config.json"
-            raise ValueError(f"{folder} has no tokenizer that can be read ({error}); {expected}") from error
-        template = loaded.chat_template
-        if isinstance(template, Mapping):
-            template = template.get("default")
-        ends = [loaded.eos_token_id]
-        for name in ("generation_config.json", "config.json"):
-            if (file := folder / name).is_file():
-                ids = json.loads(file.read_text("utf-8")).get("eos_token_id")
-                ends.extend(ids if isinstance(ids, list) else [ids])
-        return cls(
-            backend,
-            special_tokens={name: getattr(loaded, name, None) for name in _NAMES},
-            eos_token_ids=[end for end in ends if end is not None],
-            chat_template=template,
-        )
+        from jaxspec.checkpoints.folder_tokenizer import read_tokenizer
+
+        return read_tokenizer(Path(path))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -267,7 +250,7 @@ class Tokenizer:
     def _renderer(self) -> Any:
         """A tokenizer that only renders chat templates: it has no vocabulary, so making it costs nothing."""
         empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-        return _transformers().PreTrainedTokenizerFast(
+        return import_transformers().PreTrainedTokenizerFast(
             tokenizer_object=empty, chat_template=self._chat_template, **self._special
         )
 
@@ -288,7 +271,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @functools.cache
-def _transformers() -> Any:
+def import_transformers() -> Any:
     """Imports `transformers` when first needed, without its advice to install PyTorch."""
     is_shown = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
     logger = logging.getLogger("transformers")

@@ -1,11 +1,14 @@
 """Turns what a parser raises into one error that names the file, the place in it, and what is wrong there."""
 
 import contextlib
+import json
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 # What parsers raise at bytes that they did not expect. Others are faults of the program, and go through.
 _RAISED_BY_PARSERS = (
@@ -69,3 +72,22 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         said = " ".join(str(error).split()) or "no reason given"
         raise FileFormatError(path, place, f"{kind}{said}", advice) from error
+
+
+def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
+    """Reads the JSON object in a file.
+
+    Args:
+      path: the file, in UTF-8.
+      advice: what to do where it cannot be read.
+
+    Raises:
+      FileFormatError: there is no such file, it is no JSON, or no object.
+    """
+    if not path.is_file():
+        raise FileFormatError(path, "", "there is no such file", "pass a folder that has one")
+    with reading(path, advice=advice):
+        value = json.loads(path.read_text("utf-8"))
+    if not isinstance(value, dict):
+        raise FileFormatError(path, "", f"expected a JSON object, got {type(value).__name__}", advice)
+    return value

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints import zoo
-from jaxspec.checkpoints.huggingface import download_from_hub, read_json, read_tensors
+from jaxspec.checkpoints.huggingface import download_from_hub, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
+from jaxspec.core.files import read_json
 from jaxspec.heads.base import HeadKind
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network

@@ -13,6 +13,7 @@ import jaxspec
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints import orbax as saved
 from jaxspec.checkpoints.params import abstract_params
+from jaxspec.core.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
 from tests._fixtures import folders
 
@@ -117,10 +118,38 @@ def test_missing_shard_and_missing_weights(tmp_path):
         jaxspec.load(folder)
 
 
+def _index(folder):
+    path = folder / "model.safetensors.index.json"
+    return path, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "sub/x.safetensors", "..", "", 3, None])
+def test_shards_are_files_of_the_folder(tmp_path, name):
+    path, index = _index(folders.write(tmp_path / "model", "llama", shards=2))
+    first = next(iter(index["weight_map"]))
+    path.write_text(json.dumps({"weight_map": index["weight_map"] | {first: name}}))
+    with pytest.raises(FileFormatError, match=f"index.json: weight_map of {first}: expected a file of the same folder"):
+        jaxspec.load(path.parent)
+
+
+def test_a_tensor_comes_from_the_shard_that_the_index_names(tmp_path):
+    path, index = _index(folders.write(tmp_path, "llama", shards=2))
+    before = jaxspec.load(tmp_path)
+    shards = sorted({*index["weight_map"].values()})
+    name = next(tensor for tensor, shard in index["weight_map"].items() if shard == shards[0])
+    other = load_file(tmp_path / shards[1])
+    save_file(other | {name: np.zeros((3, 3), np.float32)}, tmp_path / shards[1])
+    jax.tree.map(np.testing.assert_array_equal, jaxspec.load(tmp_path).params, before.params)
+    save_file(other, tmp_path / shards[1])
+    path.write_text(json.dumps({"weight_map": index["weight_map"] | {name: shards[1]}}))
+    with pytest.raises(FileFormatError, match=f"weight_map: {shards[1]} has no {name}"):
+        jaxspec.load(tmp_path)
+
+
 def test_damaged_config(tmp_path):
     folder = folders.write(tmp_path, "llama")
     (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot read .*config.json"):
+    with pytest.raises(ValueError, match="config.json: JSONDecodeError: Expecting .*; delete it and download it again"):
         jaxspec.load(folder)
 
 

@@ -8,6 +8,7 @@ import tokenizers
 
 from jaxspec.checkpoints.gguf_file import read_gguf
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.files import FileFormatError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
 
@@ -171,6 +172,31 @@ def test_chat_template_errors():
 
 def test_folder_without_tokenizer(tmp_path):
     with pytest.raises(ValueError, match="has no tokenizer that can be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_of_a_folder_is_not_run(tmp_path, capsys, monkeypatch, known):
+    """Whether transformers has a class of its own for the tokenizer or not; and nobody is asked."""
+    monkeypatch.setattr("builtins.input", lambda *_: 1 / 0)
+    tokenizer = Tokenizer.from_gguf(_sentencepiece())
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    values = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    path.write_text(json.dumps(values if known else values | {"tokenizer_class": "Own"}))
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nOwn = Config = None\n")
+    assert Tokenizer.from_folder(tmp_path).encode("a b") == tokenizer.encode("a b")
+    assert not (tmp_path / "ran").exists()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxspec: ")]
+    assert len(said) == 1 and "auto_map in config.json, tokenizer_config.json), which is not run" in said[0]
+
+
+@pytest.mark.parametrize("ends", ["-1", "true", '"</s>"', "[2, 1.5]", "99999999999"])
+def test_an_end_that_is_no_token_id_is_named(tmp_path, ends):
+    Tokenizer.from_gguf(_sentencepiece()).save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+    with pytest.raises(FileFormatError, match="generation_config.json: eos_token_id: expected token ids"):
         Tokenizer.from_folder(tmp_path)
 
 

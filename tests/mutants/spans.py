@@ -49,18 +49,4 @@ MUTANTS = (
         "elif (",
         (f"{_SPANS}::test_neighbors_that_look_alike_are_one",),
     ),
-    Mutant(
-        "of a file in the cache only the size is looked at",
-        "checkpoints/download.py",
-        "entry.size and _sha256(path) == entry.sha256",
-        "entry.size",
-        ("tests/checkpoints/test_zoo.py::test_a_file_that_changed_without_a_new_date_is_replaced",),
-    ),
-    Mutant(
-        "a file with other bytes is fetched from the hub",
-        "checkpoints/download.py",
-        "if found.etag != entry.sha256:",
-        "if not found.etag:",
-        ("tests/checkpoints/test_zoo.py::test_the_registry_is_an_announced_fallback",),
-    ),
 )

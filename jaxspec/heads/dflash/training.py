@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from jaxspec.checkpoints.huggingface import read_json
+from jaxspec.core.files import read_json
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
 from jaxspec.heads.dflash.blocks import Blocks, choose_anchors

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.checkpoints.huggingface import read_json
+from jaxspec.core.files import read_json
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
 from jaxspec.heads.medusa.checkpoint import read_medusa, write_medusa

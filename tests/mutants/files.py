@@ -1,0 +1,43 @@
+"""Faults of reading files: code of a folder that runs, shards elsewhere, bytes that nobody compares."""
+
+from tests.mutants.mutant import Mutant
+
+_LOAD = "tests/checkpoints/test_load.py"
+
+MUTANTS = (
+    Mutant(
+        "code of a model's folder runs",
+        "checkpoints/folder_tokenizer.py",
+        '"trust_remote_code": False',
+        '"trust_remote_code": True',
+        ("tests/checkpoints/test_tokenizer.py::test_code_of_a_folder_is_not_run",),
+    ),
+    Mutant(
+        "shards may lie outside of their folder",
+        "checkpoints/huggingface.py",
+        'set(name) & {"/", "\\\\", "\\0"}',
+        'set(name) & {"\\0"}',
+        (f"{_LOAD}::test_shards_are_files_of_the_folder",),
+    ),
+    Mutant(
+        "a tensor comes from the last shard that has one of its name",
+        "checkpoints/huggingface.py",
+        "return {name: shards[shard][name] for name, shard in index.items()}",
+        "return {name: x for tensors in shards.values() for name, x in tensors.items()}",
+        (f"{_LOAD}::test_a_tensor_comes_from_the_shard_that_the_index_names",),
+    ),
+    Mutant(
+        "of a file in the cache only the size is looked at",
+        "checkpoints/download.py",
+        "entry.size and _sha256(path) == entry.sha256",
+        "entry.size",
+        ("tests/checkpoints/test_zoo.py::test_a_file_that_changed_without_a_new_date_is_replaced",),
+    ),
+    Mutant(
+        "a file with other bytes is fetched from the hub",
+        "checkpoints/download.py",
+        "if found.etag != entry.sha256:",
+        "if not found.etag:",
+        ("tests/checkpoints/test_zoo.py::test_the_registry_is_an_announced_fallback",),
+    ),
+)
