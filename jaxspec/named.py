@@ -266,10 +266,10 @@ class _Loader:
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
                 raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
-            if k == 0:
-                return NoDrafter()
             lookup, other = hybrid
             model = self.load(zoo.draft_name(other, self.target_name), k, 1)
+            if k == 0:
+                return NoDrafter()
             return HybridDrafter(lookup.by_name(self.target, k=model.max_drafts), model)
         placed = {"dtype": self.dtype, "mesh": self.mesh, "rules": self.rules}
         if kind_in(name, HEADS) is not None:

@@ -163,6 +163,8 @@ def test_a_drafter_of_a_model_without_its_name_is_told_how_to_be_named(shipped):
 
 def test_no_drafts_of_two_drafters_are_plain_decoding(shipped):
     assert isinstance(load("ngram+eagle", k=0), jaxspec.drafters.NoDrafter)
+    with pytest.raises(ValueError, match="unknown drafter 'parrot'"):
+        load("ngram+parrot", k=0)
 
 
 def test_a_decoder_names_the_drafters_that_there_are():

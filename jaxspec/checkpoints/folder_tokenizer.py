@@ -9,6 +9,7 @@ from jaxspec.checkpoints.tokenizer import NAMES, Tokenizer, import_transformers
 from jaxspec.core.files import FileFormatError, read_json
 
 _ENDS = ("generation_config.json", "config.json")
+_CONFIGS = (*_ENDS, "tokenizer_config.json")
 _EXPECTED = "expected tokenizer.json and tokenizer_config.json"
 
 
@@ -22,7 +23,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
       FileFormatError: a file of it is damaged.
       ValueError: it has no tokenizer, or one that is not of the fast kind or needs code of its own.
     """
-    configs = {path.name: read_json(path) for path in sorted(folder.glob("*config.json"))}
+    configs = {name: read_json(folder / name) for name in _CONFIGS if (folder / name).is_file()}
     if own := [name for name, values in configs.items() if values.get("auto_map")]:
         print(
             f"jaxspec: {folder} brings code of its own (auto_map in {', '.join(own)}), which is not run",
@@ -49,10 +50,10 @@ def _load(folder: Path, own_code: bool) -> Any:
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-    except Exception:
+    except (ValueError, KeyError):  # what it raises of a class that it does not know
         if not own_code or not (folder / "tokenizer.json").is_file():
             raise
-        # The class is the folder's own, or the model's is: what it was saved as needs neither.
+        # The tokenizer's class or the model's is the folder's own; what was saved as JSON needs neither.
         return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
 
 

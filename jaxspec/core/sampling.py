@@ -68,7 +68,7 @@ class Sampling:
     Attributes:
       temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.
       top_k: keep the `top_k` most likely tokens and all that equal the last of them; `None` or
-        a value `<= 0` keeps all.
+        `0` keeps all.
       top_p: keep the smallest set of most likely tokens with at least this mass, and all that
         equal its last; `None` or `1` keeps all.
       min_p: keep tokens with at least this share of the most likely one's probability; `None`

@@ -290,8 +290,8 @@ def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
 def _sampling_in_range(policy: Policy) -> Array:
     if not isinstance(policy, Sampling):
         return jnp.ones((), jnp.bool_)
-    temperature = jnp.asarray(policy.temperature)
-    good = (temperature >= 0) & (temperature < math.inf)
+    temperature, top_k = jnp.asarray(policy.temperature), 0 if policy.top_k is None else policy.top_k
+    good = (temperature >= 0) & (temperature < math.inf) & (top_k >= 0)
     if policy.top_p is not None:
         good = good & (policy.top_p > 0) & (policy.top_p <= 1)
     if policy.min_p is not None:

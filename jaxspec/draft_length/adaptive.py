@@ -27,7 +27,7 @@ class AdaptiveState:
     Attributes:
       acceptance: the running probability that draft `i` is accepted, those before it being so.
       seen: how many rounds reached draft `i`.
-      rounds: how many rounds there were.
+      rounds: how many rounds the row could draft in.
       due: whether the next longer length is to be tried.
       emitted: how many tokens there were.
     """

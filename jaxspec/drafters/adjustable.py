@@ -11,8 +11,9 @@ from jaxspec.drafters.base import Drafter, check_no_lookup
 class AdjustableDrafter(Drafter):
     """Drafts as many tokens as its field `k` says, a number or a `DraftLength`; subclasses are dataclasses.
 
-    A subclass gives `draft_length`, and in `propose` and `observe` asks it how far each row drafts. One that copies
-    from the text need not: `LookupDrafter` does that.
+    A subclass gives `draft_length`, and in `propose` and `observe` asks it how far each row drafts: of the rows that
+    are `context.able`, as in a `HybridDrafter` others are drafted for by something else. One that copies from the text
+    need not: `LookupDrafter` does that.
 
     Example:
       >>> import dataclasses
@@ -26,12 +27,14 @@ class AdjustableDrafter(Drafter):
       ...     def init(self, context, prefilled, slots):
       ...         return self.draft_length.init(context.tokens.shape[0])
       ...     def propose(self, rng, state, context):
-      ...         longest = self.draft_length.longest(state, ~context.done)
+      ...         longest = self.draft_length.longest(state, context.able, context.live)
       ...         tokens = jnp.repeat(context.last, self.max_drafts, axis=1)
       ...         valid = jnp.arange(self.max_drafts)[None] < longest[:, None]
-      ...         return jaxspec.core.Proposal(tokens, valid & ~context.done[:, None]), state
+      ...         return jaxspec.core.Proposal(tokens, valid & context.able[:, None]), state
       >>> RepeatDrafter().max_drafts, RepeatDrafter().with_length(2).lengths
       (3, (2,))
+      >>> jaxspec.generate(target, RepeatDrafter(), prompt, max_new_tokens=4).tokens.shape
+      (2, 4)
     """
 
     @property

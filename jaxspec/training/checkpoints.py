@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.core.files import read_json
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import Schedule
-from jaxspec.training.files import differences, read_json, weights_digest, write_text
+from jaxspec.training.files import differences, weights_digest, write_text
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, TrainState, join
 
@@ -90,7 +91,7 @@ def check_same_run(folder: Path, run: dict[str, Any]) -> None:
     path, run = folder / _RUN, json.loads(json.dumps(run))
     if not path.exists():
         write_text(path, json.dumps(run, indent=2) + "\n")
-    elif told := differences(read_json(path), run):
+    elif told := differences(read_json(path, "delete it, or pass another --out"), run):
         raise ValueError(f"{folder} holds another run: {told}. Pass the same, or another --out")
 
 

@@ -53,18 +53,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON file of a run.
-
-    Raises:
-      ValueError: it is damaged.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path} ({error}); delete it, or pass another --out") from error
-
-
 @dataclasses.dataclass(frozen=True)
 class Sequences:
     """Holds token sequences, one after the other.

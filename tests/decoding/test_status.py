@@ -21,13 +21,14 @@ GOOD = {
     "temperature": jnp.array([1.0, 0.5, 0.0]),
     "top_p": jnp.array([0.9, 1.0, 0.5]),
     "min_p": jnp.array([0.0, 0.1, 0.0]),
+    "top_k": jnp.array([0, 5, 7], jnp.int32),
     "max_new_tokens": jnp.array([8, 5, 8], jnp.int32),
 }
 
 
 @jax.jit
 def generate(values):
-    sampling = jaxspec.Sampling(values["temperature"], top_p=values["top_p"], min_p=values["min_p"])
+    sampling = jaxspec.Sampling(values["temperature"], values["top_k"], values["top_p"], values["min_p"])
     return jaxspec.generate(
         TARGET,
         DRAFTER,
@@ -63,6 +64,7 @@ def test_good_values_are_fine(good):
         ("top_p", np.nan, Status.BAD_SAMPLING),
         ("min_p", -0.1, Status.BAD_SAMPLING),
         ("min_p", 1.1, Status.BAD_SAMPLING),
+        ("top_k", -1, Status.BAD_SAMPLING),
         ("prompt", [0, VOCAB, 0], Status.TOKEN_OUT_OF_RANGE),
         ("prompt", [-1, 0, 0], Status.TOKEN_OUT_OF_RANGE),
         ("prompt_length", 0, Status.BAD_PROMPT_LENGTH),

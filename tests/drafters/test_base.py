@@ -18,14 +18,17 @@ MODEL = tiny.history_model(0, vocab=4)
 
 
 @pytest.mark.slow
-def test_the_drafter_in_the_docstring_gives_the_tokens_of_plain_decoding(tmp_path):
+@pytest.mark.parametrize("base", [jaxspec.Drafter, jaxspec.drafters.AdjustableDrafter])
+def test_the_drafter_in_the_docstring_gives_the_tokens_of_plain_decoding(tmp_path, base):
+    """Alone, and beside n-grams if it has a draft length."""
     names = examples.names(tmp_path)
-    shown = doctest.DocTestParser().get_doctest(inspect.getdoc(jaxspec.Drafter), names, "Drafter", None, 0)
+    shown = doctest.DocTestParser().get_doctest(inspect.getdoc(base), names, base.__name__, None, 0)
     doctest.DocTestRunner().run(shown, out=lambda text: None, clear_globs=False)
     toy = shown.globs["RepeatDrafter"]()
     decode = lambda drafter: jaxspec.generate(names["target"], drafter, names["prompt"], max_new_tokens=24)
-    assert isinstance(toy, jaxspec.Drafter)
-    np.testing.assert_array_equal(decode(toy).tokens, decode(None).tokens)
+    assert isinstance(toy, base)
+    for drafter in (toy, *([jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=2), toy)] if toy.draft_length else [])):
+        np.testing.assert_array_equal(decode(drafter).tokens, decode(None).tokens)
 
 
 @pytest.mark.parametrize("drafter", [jaxspec.NGramDrafter(k=2), jaxspec.drafters.NoDrafter()])
