@@ -14,6 +14,8 @@ from typing import Any
 
 import tokenizers
 
+from jaxspec.checkpoints.chat_template import render
+
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -187,23 +189,24 @@ class Tokenizer:
     ) -> list[int]:
         """Encodes a conversation as token ids.
 
+        The template is rendered in a small process of its own, with limits of time, memory and output: it is code of
+        the model's author.
+
         Args:
           messages: dictionaries with `role` and `content`.
           add_generation_prompt: whether to open the assistant's next turn.
 
         Raises:
-          ValueError: there is no chat template, or it refuses these messages.
+          ValueError: there is no chat template, it refuses these messages, or it takes more than a chat may.
         """
-        if not self.has_chat_template:
+        if self._chat_template is None:
             raise ValueError("this model's tokenizer has no chat template; give the text to encode() instead")
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ValueError(f"a message must be a dictionary with 'role' and 'content', got {message!r}")
         try:
-            text = self._renderer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=add_generation_prompt, tokenize=False
-            )
-        except Exception as error:  # the template is code of the model's author and may raise anything
+            text = render(self._chat_template, messages, self._special, add_generation_prompt=add_generation_prompt)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 
@@ -245,14 +248,6 @@ class Tokenizer:
             supported = "supported: byte-level and SentencePiece tokenizers"
             raise ValueError(f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; {supported}")
         return "ByteLevel" in kinds
-
-    @functools.cached_property
-    def _renderer(self) -> Any:
-        """A tokenizer that only renders chat templates: it has no vocabulary, so making it costs nothing."""
-        empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-        return import_transformers().PreTrainedTokenizerFast(
-            tokenizer_object=empty, chat_template=self._chat_template, **self._special
-        )
 
 
 @functools.cache

@@ -40,4 +40,18 @@ MUTANTS = (
         "if not found.etag:",
         ("tests/checkpoints/test_zoo.py::test_the_registry_is_an_announced_fallback",),
     ),
+    Mutant(
+        "a chat template may take all memory",
+        "checkpoints/chat_worker.py",
+        "_limit(resource.RLIMIT_AS, MEMORY)",
+        "pass",
+        ("tests/checkpoints/test_chat_template.py::test_what_a_template_may_not",),
+    ),
+    Mutant(
+        "a fork reads the answers of its parent's chat templates",
+        "checkpoints/chat_template.py",
+        "os.register_at_fork(after_in_child=_shared.forget)",
+        "pass",
+        ("tests/checkpoints/test_chat_template.py::test_a_fork_has_its_own_worker",),
+    ),
 )
