@@ -88,7 +88,7 @@ def _compile(template: str) -> Any:
     class Generation(jinja2.ext.Extension):
         """Renders `{% generation %}`, which marks what a model generates, as what stands in it."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags: ClassVar[set[str]] = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride] jinja2 declares it so
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

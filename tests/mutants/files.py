@@ -48,10 +48,10 @@ MUTANTS = (
         ("tests/checkpoints/test_chat_template.py::test_what_a_template_may_not",),
     ),
     Mutant(
-        "a fork reads the answers of its parent's chat templates",
-        "checkpoints/chat_template.py",
-        "os.register_at_fork(after_in_child=_shared.forget)",
-        "pass",
-        ("tests/checkpoints/test_chat_template.py::test_a_fork_has_its_own_worker",),
+        "a chat template may write without end",
+        "checkpoints/chat_worker.py",
+        "if count > CHARACTERS:",
+        "if count < 0:",
+        ("tests/checkpoints/test_chat_template.py::test_what_a_template_may_not",),
     ),
 )
