@@ -1,0 +1,52 @@
+"""Damaged files of every format are refused with a reason, or read as something that they could be.
+
+Each case is one seeded fault of one file (`tests/_fixtures/damage.py`), read in a fork that has limits of time and
+memory. `python -m tests._fixtures.damaged_reads gguf:17:18` shows what comes of one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests._fixtures.damaged_formats import FORMATS
+from tests._fixtures.damaged_reads import DIFFERENT, EQUAL, GOOD, Outcome
+from tests._fixtures.processes import ROOT
+
+QUICK, MANY = 40, 2_500
+# The share of changed fields that an error calls by name. Some cannot be: of a text that is no JSON any more, say.
+NAMED = 0.95
+
+
+def read(*words: str) -> list[Outcome]:
+    """Reads cases in a process of its own."""
+    environment = {"JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    command = [sys.executable, "-m", "tests._fixtures.damaged_reads", *words]
+    options = {"cwd": ROOT, "env": os.environ | environment, "capture_output": True, "text": True}
+    said = subprocess.run(command, **options)
+    assert said.returncode == 0, said.stderr[-2000:]
+    return [Outcome(**json.loads(line)) for line in said.stdout.splitlines()]
+
+
+def check(found: list[Outcome]) -> None:
+    bad = [one for one in found if one.outcome not in GOOD]
+    assert not bad, "\n".join(map(str, bad[:50]))
+    refused = [one for one in found if one.field and one.outcome not in (EQUAL, DIFFERENT)]
+    unnamed = [one for one in refused if not one.named]
+    assert len(unnamed) <= (1 - NAMED) * len(refused), "\n".join(map(str, unnamed[:50]))
+
+
+def test_damaged_files():
+    found = read(*(f"{name}:0:{QUICK}" for name in FORMATS))
+    assert len(found) == QUICK * len(FORMATS)
+    check(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_damaged_files(name):
+    found = read(f"{name}:{QUICK}:{QUICK + MANY}")
+    assert len(found) == MANY
+    check(found)
