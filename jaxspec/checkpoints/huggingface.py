@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json, reading
 from jaxspec.families.base import Family, LazyTensor
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
@@ -77,9 +77,19 @@ def read_tensors(folder: Path) -> dict[str, LazyTensor]:
 
 
 def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """Reads tensors of integers or booleans out of a folder that `write_folder` wrote."""
-    with safe_open(folder / _FILE, framework="np") as file:
-        return {name: file.get_tensor(name) for name in names}
+    """Reads lists of integers or booleans out of a folder that `write_folder` wrote.
+
+    Raises:
+      FileFormatError: one holds other numbers, has more dimensions or none, or cannot be read.
+    """
+    with reading(folder / _FILE), safe_open(folder / _FILE, framework="np") as file:
+        found = {name: file.get_tensor(name) for name in names}
+    for name, x in found.items():
+        if x.dtype.kind not in "iub" or x.ndim != 1:
+            problem = f"expected a list of integers, got {x.dtype} of shape {x.shape}"
+            raise FileFormatError(folder / _FILE, name, problem, DOWNLOAD_AGAIN)
+    # Numbers above those of int64 become negative, which no token is.
+    return {name: x if x.dtype.kind == "b" else x.astype(np.int64) for name, x in found.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
 from jaxspec.core.files import read_json
+from jaxspec.families.settings import check_settings, settings_of
 from jaxspec.heads.base import HeadKind
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
@@ -48,7 +49,7 @@ def read_head(
     if not isinstance(target, LanguageModel):
         raise TypeError(f"target must be a LanguageModel, got {type(target).__name__}; jaxspec.load makes one")
     folder = _locate(name_or_path)
-    config = read_json(folder / "config.json")
+    config = _read_config(folder)
     kind = _recognize(folder, config, kinds)
     if kind is None:
         raise ValueError(
@@ -57,7 +58,8 @@ def read_head(
             "jaxspec.load"
         )
     dtype = target.dtype if dtype is None else parse_dtype(dtype)
-    head = kind.read(folder, config, target, jnp.dtype(dtype))
+    with settings_of(folder / "config.json"):
+        head = kind.read(folder, config, target, jnp.dtype(dtype))
     return head if mesh is None else shard(head, mesh, rules)
 
 
@@ -78,7 +80,15 @@ def kind_in(name_or_path: str | os.PathLike[str], kinds: Sequence[HeadKind]) -> 
     folder = Path(name_or_path).expanduser() if folder is None else folder
     if not (folder / "config.json").is_file():
         return None
-    return _recognize(folder, read_json(folder / "config.json"), kinds)
+    return _recognize(folder, _read_config(folder), kinds)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Reads a configuration whose settings are of the types that they must have."""
+    config = read_json(folder / "config.json")
+    with settings_of(folder / "config.json"):
+        check_settings(config)
+    return config
 
 
 def _recognize(folder: Path, config: dict[str, Any], kinds: Sequence[HeadKind]) -> HeadKind | None:

@@ -49,6 +49,8 @@ import numpy as np
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
+from jaxspec.core.files import FileFormatError
+from jaxspec.families import settings
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.common import (
     LLAMA_NORMS,
@@ -62,6 +64,7 @@ from jaxspec.families.common import (
 from jaxspec.families.table import read_config
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
+from jaxspec.heads.settings import STATES, check_states, check_trained_for, is_rising, need_setting
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
@@ -69,6 +72,17 @@ from jaxspec.sharding.placement import Placement, put
 
 _KIND = "JaxspecDFlashHead"
 _MASK, _VOCABULARY, _HEAD, _SCALE = "mask_embedding", "draft_vocabulary", "lm_head.weight", "confidence_temperatures"
+_INSIDE: dict[str, settings.Setting] = {
+    "block_size": settings.integer(1, 4096),
+    "target_layer_ids": STATES,
+    "num_target_layers": settings.SIZE.or_null(),
+    "mask_token_id": settings.COUNT.or_null(),
+    "markov_rank": settings.COUNT.or_null(),
+    **dict.fromkeys(("enable_confidence_head", "confidence_head_with_markov", "is_causal"), settings.FLAG.or_null()),
+    **dict.fromkeys(("state_norms", "first_predicts"), settings.FLAG.or_null()),
+    _SCALE: settings.list_of(settings.POSITIVE, "numbers above 0").or_null(),
+}
+_SETTINGS = _INSIDE | {"dflash_config": settings.table_of(_INSIDE).or_null()}
 # Options of other variants that change what the network computes, with the values that do not.
 _UNSUPPORTED = {
     "conv_kernel_size": (None,),
@@ -97,17 +111,27 @@ def read_dflash(
       ValueError: a setting is missing or not supported; a tensor is missing, left over, of another shape or not
         finite; or it was trained for another target.
     """
+    settings.check_settings(config, _SETTINGS)
     config = dict(config) | (config.get("dflash_config") or {})
     tensors = read_tensors(folder)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if tensors.pop(_VOCABULARY, None) is not None:
-        ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY].astype(np.int32)
-    shape = _dflash_config(folder, config, len(ids))
+        ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY]
+        if not is_rising(ids, target.vocab_size):
+            problem = f"{_VOCABULARY} is no rising list of the target's tokens"
+            raise FileFormatError(folder / "model.safetensors", _VOCABULARY, problem)
+    ids = ids.astype(np.int32)
+    shape = _dflash_config(config, len(ids))
     capture = tuple(layer + 1 for layer in config["target_layer_ids"])
-    _check_target(folder, config, shape, capture, ids, target)
-    built_in = _KIND in config.get("architectures", ())
+    built_in = _KIND in (config.get("architectures") or ())
+    _check_target(config, shape, capture, target, built_in)
+    stored = [*dflash_mappings(shape, built_in=built_in)]
+    if built_in:
+        stored.append(map_tensor(("mask",), _MASK, (shape.width,)))
+    if _HEAD in tensors:
+        stored.append(map_tensor(("head",), _HEAD, (len(ids), shape.width)))
     lent = _lent(folder, config, tensors, target, ids, dtype, built_in)
-    params = build_params(list(dflash_mappings(shape, built_in=built_in)), tensors, str(folder), dtype, placement)
+    params = build_params(stored, tensors, str(folder), dtype, placement)
     for name, x in lent.items():
         params[name] = x if placement is None else put(x, placement.sharding(x.shape, parameter_axes((name,), x.ndim)))
     head = DFlashHead.of(DFlashNetwork(shape, dtype), params, ids, capture, target.vocab_size)
@@ -157,28 +181,25 @@ def write_dflash(head: DFlashHead, folder: str | os.PathLike[str], *, with_head:
     write_folder(folder, config, tensors)
 
 
-def _dflash_config(folder: Path, config: dict[str, Any], vocab_size: int) -> DFlashConfig:
+def _dflash_config(config: dict[str, Any], vocab_size: int) -> DFlashConfig:
     """Reads the configuration of the network."""
     for name in ("block_size", "target_layer_ids"):
-        if not config.get(name):
-            raise ValueError(f"{folder}: the configuration of this DFlash head lacks {name!r}")
+        need_setting(config, name, "DFlash head")
     for name, harmless in _UNSUPPORTED.items():
         if config.get(name) not in harmless:
-            raise ValueError(f"{folder}: unsupported option {name}={config[name]!r} of a DFlash head")
-    try:
-        layers = read_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+            raise settings.SettingError(name, f"unsupported option {name}={config[name]!r} of a DFlash head")
+    layers = read_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
     confidence = "none"
     if config.get("enable_confidence_head"):
         confidence = "place and token" if config.get("confidence_head_with_markov") else "place"
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
+    first = config.get("first_predicts")
     return DFlashConfig(
         **sizes,
         block_size=config["block_size"],
         num_features=len(config["target_layer_ids"]),
         feature_norms=bool(config.get("state_norms")),
-        first_predicts=config.get("first_predicts", "dflash_config" not in config),
+        first_predicts="dflash_config" not in config if first is None else first,
         markov_rank=config.get("markov_rank") or 0,
         confidence=confidence,
         causal_layers=_causal_layers(config, layers),
@@ -195,35 +216,20 @@ def _causal_layers(config: dict[str, Any], layers: TransformerConfig) -> tuple[b
 
 
 def _check_target(
-    folder: Path,
-    config: dict[str, Any],
-    shape: DFlashConfig,
-    capture: tuple[int, ...],
-    ids: np.ndarray,
-    target: LanguageModel,
+    config: dict[str, Any], shape: DFlashConfig, capture: tuple[int, ...], target: LanguageModel, built_in: bool
 ) -> None:
-    """Raises `ValueError` unless the head is for this target."""
+    """Raises `SettingError` unless the head is for this target."""
     theirs = target.module.config
-    trained_for = {
-        "tokens": (config.get("vocab_size"), theirs.vocab_size),
-        "layers": (config.get("num_target_layers"), theirs.num_layers),
-        "width": (shape.width, theirs.width),
-    }
-    for name, (expected, got) in trained_for.items():
-        if expected not in (None, got):
-            raise ValueError(
-                f"{folder} was trained for a target with {name} {expected}, got one with {got}; load that target"
-            )
-    if not all(0 <= layer <= theirs.num_layers for layer in capture):
-        raise ValueError(
-            f"{folder}: target_layer_ids must be from -1 to {theirs.num_layers - 1} for this target, got "
-            f"{config['target_layer_ids']}; load the target that it was trained for"
-        )
-    if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= target.vocab_size:
-        raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
-    if _KIND not in config.get("architectures", ()) and theirs.embedding_scale != 1.0:
-        raise ValueError(
-            f"{folder}: DFlash heads in public layouts are not supported for targets that scale embeddings"
+    check_trained_for(config, "vocab_size", "tokens", theirs.vocab_size)
+    check_trained_for(config, "num_target_layers", "layers", theirs.num_layers)
+    check_trained_for(config, "hidden_size", "width", theirs.width)
+    check_states(capture, theirs.num_layers, "target_layer_ids")
+    if not built_in and theirs.embedding_scale != 1.0:
+        problem = "DFlash heads in public layouts are not supported for targets that scale embeddings"
+        raise settings.SettingError("architectures", problem)
+    if (scale := config.get(_SCALE)) is not None and len(scale) != shape.num_drafts:
+        raise settings.SettingError(
+            _SCALE, f"expected a number for each of {shape.num_drafts} drafts, got {len(scale)}"
         )
 
 
@@ -236,19 +242,13 @@ def _lent(
     dtype: jnp.dtype,
     built_in: bool,
 ) -> dict[str, jax.Array]:
-    """Takes the mask and the output head out of the tensors, or from the target."""
-    embedding = tensors.pop("embed_tokens.weight", None)
-    if built_in:
-        mask = tensors.pop(_MASK).read() if _MASK in tensors else None
-    else:
-        mask = _mask_of_token(folder, config, embedding, target)
-    if mask is None:
-        raise ValueError(f"{folder}: the tensor {_MASK} is missing")
-    rows = tensors.pop(_HEAD).read() if _HEAD in tensors else target.head[jnp.asarray(ids)]
-    expected = (len(ids), target.module.config.width)
-    if rows.shape != expected:
-        raise ValueError(f"{folder}: {_HEAD} has {rows.shape}, expected {expected}")
-    return {"mask": jnp.asarray(mask, dtype), "head": jnp.asarray(rows, dtype)}
+    """Takes the mask and the output head from the target, where they are not tensors of their own."""
+    embedding, lent = tensors.pop("embed_tokens.weight", None), {}
+    if not built_in:
+        lent["mask"] = jnp.asarray(_mask_of_token(folder, config, embedding, target), dtype)
+    if _HEAD not in tensors:
+        lent["head"] = target.head[jnp.asarray(ids)].astype(dtype)
+    return lent
 
 
 def _mask_of_token(
@@ -258,9 +258,12 @@ def _mask_of_token(
     token = config.get("mask_token_id")
     count = target.vocab_size if embedding is None else embedding.shape[0]
     if not isinstance(token, int) or not 0 <= token < count:
-        raise ValueError(f"{folder}: mask_token_id must be a token of the target, 0 to {count - 1}, got {token!r}")
+        problem = f"mask_token_id must be a token of the target, 0 to {count - 1}, got {token!r}"
+        raise settings.SettingError("mask_token_id", problem)
     if embedding is not None:
-        return embedding.read()[token]
+        mapping = map_tensor(("mask",), "embed_tokens.weight", (count, target.module.config.width))
+        one = {"embed_tokens.weight": embedding}
+        return build_params([mapping], one, str(folder), jnp.dtype(jnp.float32))["mask"][token]
     return target.embed(jnp.full((1, 1), token, jnp.int32))[0, 0]
 
 

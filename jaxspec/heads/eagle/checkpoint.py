@@ -42,11 +42,14 @@ from jax import Array
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.families.base import LazyTensor, ParamMapping
+from jaxspec.core.files import FileFormatError
+from jaxspec.families.base import LazyTensor, ParamMapping, Shape
 from jaxspec.families.common import map_attention, map_mlp, map_norm, map_tensor, write_llama_config
+from jaxspec.families.settings import SIZE, SettingError, check_settings, table_of
 from jaxspec.families.table import read_config
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.network import EagleLayer, FirstEagleLayer
+from jaxspec.heads.settings import STATES, check_states, check_trained_for, is_rising
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.placement import Placement
@@ -55,6 +58,11 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _OF_FIRST, _OF_THIRD = "EagleForCausalLM", "LlamaForCausalLMEagle3"
 # Options of later variants that change what the layer computes.
 _UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual")
+_SETTINGS = {
+    _LAYERS: STATES.or_null(),
+    "eagle_config": table_of({_LAYERS: STATES.or_null()}).or_null(),
+    "target_hidden_size": SIZE.or_null(),
+}
 
 
 def read_eagle(
@@ -73,11 +81,12 @@ def read_eagle(
       ValueError: a tensor is missing, left over or of another shape; the vocabulary is not the target's; an option
         is not supported.
     """
+    check_settings(config, _SETTINGS)
     tensors = read_tensors(folder)
     third = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in tensors)
     for name in _UNSUPPORTED:
         if config.get(name):
-            raise ValueError(f"{folder}: unsupported option {name}={config[name]!r}; it must be unset")
+            raise SettingError(name, f"unsupported option {name}={config[name]!r}; it must be unset")
     if third:
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
         return _third(folder, config, tensors, target, dtype, placement)
@@ -94,13 +103,15 @@ def _third(
 ) -> EagleHead:
     """Reads EAGLE-3's layout."""
     ids = _draft_vocabulary(folder, tensors, config, target)
-    layer = _layer_config(folder, config, len(ids))
+    layer = _layer_config(config, len(ids))
     capture = _capture(config) or _default_capture(target)
-    width = config.get("target_hidden_size") or target.module.config.width
-    module = EagleLayer(layer, len(capture) * width, dtype)
+    check_states(capture, target.module.config.num_layers, _LAYERS)
+    check_trained_for(config, "target_hidden_size", "width", target.module.config.width)
+    module = EagleLayer(layer, len(capture) * target.module.config.width, dtype)
     mappings = eagle3_mappings(layer, module.features)
-    own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, mappings, tensors, own_head, own_embedding, dtype, placement)
+    own_head = "lm_head.weight" in tensors
+    shape = (target.vocab_size, layer.width)
+    params, embedding = _params(folder, mappings, tensors, shape, own_head, dtype, placement)
     if not own_head:
         params["head"] = _rows(folder, target, layer, ids, dtype)
     draft_ids = None if len(ids) == target.vocab_size else jnp.asarray(ids)
@@ -116,12 +127,12 @@ def _first(
     placement: Placement | None,
 ) -> EagleHead:
     """Reads EAGLE-1's layout."""
-    layer = _layer_config(folder, config, target.vocab_size)
+    layer = _layer_config(config, target.vocab_size)
     module = FirstEagleLayer(layer, layer.width, dtype)
     mappings = eagle1_mappings(layer, bias="fc.bias" in tensors)
     tensors.pop("lm_head.weight", None)  # never trained: it is the target's
-    own_embedding = "embed_tokens.weight" in tensors
-    params, embedding = _params(folder, mappings, tensors, False, own_embedding, dtype, placement)
+    shape = (target.vocab_size, layer.width)
+    params, embedding = _params(folder, mappings, tensors, shape, False, dtype, placement)
     params["mix"].setdefault("bias", jnp.zeros(layer.width, dtype))
     params["head"] = _rows(folder, target, layer, np.arange(target.vocab_size), dtype)
     capture = (target.module.config.num_layers,)
@@ -161,31 +172,24 @@ def write_eagle(head: EagleHead, folder: str | os.PathLike[str], *, with_head: b
     write_folder(folder, config, tensors)
 
 
-def _layer_config(folder: Path, config: dict[str, Any], vocab_size: int) -> TransformerConfig:
+def _layer_config(config: dict[str, Any], vocab_size: int) -> TransformerConfig:
     """Reads the configuration of the layer."""
-    try:
-        return read_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    return read_config({"model_type": "llama"} | config | {"num_hidden_layers": 1, "vocab_size": vocab_size})
 
 
 def _draft_vocabulary(
     folder: Path, tensors: dict[str, LazyTensor], config: dict[str, Any], target: LanguageModel
 ) -> np.ndarray:
     """Takes the ids of the draft vocabulary out of the tensors: `int32[n]`."""
-    if config.get("vocab_size", target.vocab_size) != target.vocab_size:
-        raise ValueError(
-            f"{folder} is a head for a target of {config['vocab_size']} tokens, got one of {target.vocab_size}; load "
-            "the target that it was trained for"
-        )
+    check_trained_for(config, "vocab_size", "tokens", target.vocab_size)
     integers = read_integers(folder, [name for name in ("d2t", "t2d") if tensors.pop(name, None) is not None])
     if "d2t" not in integers:
         return np.arange(target.vocab_size, dtype=np.int32)
     ids = integers["d2t"] + np.arange(len(integers["d2t"]))
     known = integers.get("t2d")
-    rising = (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < target.vocab_size
-    if not rising or (known is not None and not np.array_equal(np.flatnonzero(known), ids)):
-        raise ValueError(f"{folder}: d2t and t2d do not name one rising list of the target's tokens")
+    if not is_rising(ids, target.vocab_size) or (known is not None and not np.array_equal(np.flatnonzero(known), ids)):
+        problem = "d2t and t2d do not name one rising list of the target's tokens"
+        raise FileFormatError(folder / "model.safetensors", "d2t", problem)
     return ids.astype(np.int32)
 
 
@@ -205,16 +209,18 @@ def _params(
     folder: Path,
     mappings: Iterator[ParamMapping],
     tensors: dict[str, LazyTensor],
+    embedding_shape: Shape,
     own_head: bool,
-    own_embedding: bool,
     dtype: jnp.dtype,
     placement: Placement | None,
 ) -> tuple[dict[str, Any], Array | None]:
     """Builds the parameters, and beside them the embedding if it has one."""
     stored = [one for one in mappings if own_head or one.path != ("head",)]
-    embedding = tensors.pop("embed_tokens.weight").read() if own_embedding else None
-    params = build_params(stored, tensors, str(folder), dtype, placement)
-    return params, None if embedding is None else jnp.asarray(embedding, dtype)
+    embedding = None
+    if tensor := tensors.pop("embed_tokens.weight", None):
+        mapping = map_tensor(("embedding",), "embed_tokens.weight", embedding_shape)
+        embedding = build_params([mapping], {"embed_tokens.weight": tensor}, str(folder), dtype)["embedding"]
+    return build_params(stored, tensors, str(folder), dtype, placement), embedding
 
 
 def _rows(folder: Path, target: LanguageModel, layer: TransformerConfig, ids: np.ndarray, dtype: jnp.dtype) -> Array:

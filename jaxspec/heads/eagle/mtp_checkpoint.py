@@ -27,11 +27,12 @@ from jaxspec.families.common import LLAMA_NORMS, map_attention, map_mlp, map_nor
 from jaxspec.families.table import read_config
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
+from jaxspec.heads.settings import check_trained_for
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.placement import Placement
 
-_MODULE = re.compile(r"^(?:model\.)?layers\.(\d+)\.eh_proj\.weight$")
+_MODULE = re.compile(r"^(?:model\.)?layers\.(\d{1,5})\.eh_proj\.weight$")
 _HEAD = "shared_head.head.weight"
 # Layers that jaxspec has not, by a part of their tensors' names.
 _OTHERS = {
@@ -65,21 +66,17 @@ def read_mtp(
             )
     kinds = (config.get("layer_types") or [])[number : number + 1]
     one = {"num_hidden_layers": 1, "vocab_size": target.vocab_size, "layer_types": kinds}
-    try:
-        layer = read_config(config | one)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
-    if layer.width != target.module.config.width:
-        raise ValueError(
-            f"{folder}: its MTP module reads states of width {layer.width}, got a target of width "
-            f"{target.module.config.width}; load the target that it was trained with"
-        )
-    embedding, own_head = tensors.pop("embed_tokens.weight", None), _HEAD in tensors
+    layer, source = read_config(config | one), f"{folder}, layer {number}"
+    check_trained_for(config, "hidden_size", "width", target.module.config.width)
+    own = None
+    if embedding := tensors.pop("embed_tokens.weight", None):
+        mapping = map_tensor(("embedding",), "embed_tokens.weight", (target.vocab_size, layer.width))
+        own = build_params([mapping], {"embed_tokens.weight": embedding}, source, dtype)["embedding"]
+    own_head = _HEAD in tensors
     stored = [one for one in mtp_mappings(layer) if own_head or one.path != ("head",)]
-    params = build_params(stored, tensors, f"{folder}, layer {number}", dtype, placement)
+    params = build_params(stored, tensors, source, dtype, placement)
     if not own_head:
         params["head"] = target.head.astype(dtype)
-    own = None if embedding is None else jnp.asarray(embedding.read(), dtype)
     module, capture = MtpLayer(layer, layer.width, dtype), (target.module.config.num_layers,)
     return EagleHead(module, params, None, own, target.vocab_size, capture, normalized=True)
 

@@ -35,9 +35,12 @@ from jax import Array
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
+from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import LazyTensor, ParamMapping
+from jaxspec.families.settings import EPSILON, SIZE, SettingError, check_settings, list_of, number
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
+from jaxspec.heads.settings import PARTS, is_rising, need_setting
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
@@ -46,13 +49,20 @@ _HEADS, _BLOCKS, _IDS = "medusa_num_heads", "medusa_num_layers", "token_map"
 # The other sizes of jaxspec's heads, by the fields of their configuration.
 _SIZES = {"mlp_width": "medusa_mlp_width", "shared_blocks": "medusa_shared_layers", "norm_eps": "rms_norm_eps"}
 _ACCURACIES = "medusa_accuracies"
+_SETTINGS = {
+    **dict.fromkeys((_HEADS, "num_heads", _BLOCKS, "num_hidden_layers", _SIZES["shared_blocks"]), PARTS.or_null()),
+    _SIZES["mlp_width"]: SIZE,
+    _SIZES["norm_eps"]: EPSILON,
+    _ACCURACIES: list_of(list_of(number(-1e-9, 1 + 1e-9, "a share"), ""), "lists of shares from 0 to 1").or_null(),
+}
 # From vLLM's names, and those in a complete model, to the reference code's.
 _NAMES = (
     (re.compile(r"^medusa_heads?\."), ""),
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"\1.\2.linear."),
     (re.compile(r"^lm_heads\.(\d+)\.weight$"), r"\1.{blocks}.weight"),
 )
-_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(?:weight|bias)$")
+_BLOCK = re.compile(r"^(\d{1,2})\.(\d{1,2})\.linear\.(?:weight|bias)$")
+_OUTPUT = re.compile(r"^\d{1,2}\.(\d{1,2})\.weight$")
 
 
 def read_medusa(
@@ -71,6 +81,7 @@ def read_medusa(
       ValueError: a tensor is missing, left over, of another shape or not finite, or a draft vocabulary has tokens
         that the target has not.
     """
+    check_settings(config, _SETTINGS)
     tensors = read_tensors(folder)
     ids = _draft_vocabulary(folder, tensors, target)
     read = _conditioned if _SIZES["mlp_width"] in config else _papers
@@ -134,9 +145,9 @@ def _conditioned(
     sizes = ConditionedConfig(
         width=target.module.config.width,
         vocab_size=target.vocab_size if ids is None else len(ids),
-        num_heads=config[_HEADS],
-        num_blocks=config[_BLOCKS],
-        **{own: config[theirs] for own, theirs in _SIZES.items()},
+        num_heads=need_setting(config, _HEADS, "Medusa head"),
+        num_blocks=need_setting(config, _BLOCKS, "Medusa head"),
+        **{own: need_setting(config, theirs, "Medusa head") for own, theirs in _SIZES.items()},
     )
     module = ConditionedHeads(sizes, dtype)
     return module, _conditioned_tensors(module)
@@ -150,14 +161,20 @@ def _papers(
     ids: np.ndarray | None,
 ) -> tuple[MedusaHeads, Iterator[ParamMapping]]:
     """Reads the network of the paper's heads, whose tensors get the reference code's names."""
-    blocks = config.get(_BLOCKS, config.get("num_hidden_layers", 1))
+    blocks = config.get(_BLOCKS) or config.get("num_hidden_layers") or 1
     _rename(tensors, blocks)
     found = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
+    said = config.get(_HEADS) or config.get("num_heads") or 1
+    if found and said > max(found) + 1:
+        raise SettingError(_HEADS, f"{said} heads, the tensors are those of {max(found) + 1}")
+    behind = {int(match[1]) for name in tensors if (match := _OUTPUT.match(name))}
+    if behind and blocks not in behind:
+        raise SettingError(_BLOCKS, f"{blocks} blocks a head, the tensors are those of {max(behind)}")
     sizes = MedusaConfig(
         width=target.module.config.width,
         vocab_size=target.vocab_size if ids is None else len(ids),
         # The reference code reads as many as it is asked for, and files with more than `config.json` says exist.
-        num_heads=max([config.get(_HEADS, config.get("num_heads", 1)) - 1, *found]) + 1,
+        num_heads=max([said - 1, *found]) + 1,
         num_blocks=blocks,
         shared_output=not any(name.endswith(f".{blocks}.weight") for name in tensors),
     )
@@ -222,11 +239,10 @@ def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: Lang
     if tensors.pop(_IDS, None) is None:
         return None
     ids = read_integers(folder, [_IDS])[_IDS]
-    if ids.ndim != 1 or len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size:
-        raise ValueError(
-            f"{folder}: {_IDS} must name different tokens of the target's {target.vocab_size}; load the target that "
-            "the heads were trained for"
-        )
+    if not is_rising(np.sort(ids), target.vocab_size):
+        problem = f"{_IDS} must name different tokens of the target's {target.vocab_size}"
+        advice = "load the target that the heads were trained for"
+        raise FileFormatError(folder / "model.safetensors", _IDS, problem, advice)
     return ids.astype(np.int32)
 
 

@@ -29,7 +29,7 @@ width `m`:
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ import numpy as np
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
+from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import ParamMapping
 from jaxspec.families.common import (
     LLAMA_NORMS,
@@ -48,7 +49,9 @@ from jaxspec.families.common import (
     map_tensor,
     write_llama_config,
 )
+from jaxspec.families.settings import SIZE, check_settings
 from jaxspec.families.table import read_config
+from jaxspec.heads.settings import STATES, check_states, check_trained_for, is_rising, need_setting
 from jaxspec.heads.tandem.head import TandemHead
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
 from jaxspec.nn.config import TransformerConfig
@@ -57,6 +60,7 @@ from jaxspec.sharding.placement import Placement
 
 _KIND = "JaxspecTandemHead"
 _LAYERS, _WIDTH, _VOCABULARY, _HEAD = "captured_states", "target_hidden_size", "draft_vocabulary", "lm_head.weight"
+_SETTINGS = {_WIDTH: SIZE.or_null(), _LAYERS: STATES.or_null()}
 
 
 def read_tandem(
@@ -76,12 +80,15 @@ def read_tandem(
         trained for another target.
     """
     tensors = read_tensors(folder)
-    _check(folder, config, tensors, target)
-    tensors.pop(_VOCABULARY)
-    ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY].astype(np.int32)
-    if not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= target.vocab_size:
-        raise ValueError(f"{folder}: {_VOCABULARY} is no rising list of the target's tokens")
-    shape, capture = _shape(folder, config, len(ids)), tuple(config[_LAYERS])
+    _check(config, target)
+    file = folder / "model.safetensors"
+    if tensors.pop(_VOCABULARY, None) is None:
+        raise FileFormatError(file, _VOCABULARY, f"the tensor {_VOCABULARY} is missing")
+    ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY]
+    if not is_rising(ids, target.vocab_size):
+        raise FileFormatError(file, _VOCABULARY, f"{_VOCABULARY} is no rising list of the target's tokens")
+    ids = ids.astype(np.int32)
+    shape, capture = _shape(config, len(ids)), tuple(config[_LAYERS])
     own_head = _HEAD in tensors
     mappings = [one for one in tandem_mappings(shape) if own_head or one.path != ("head",)]
     params = build_params(mappings, tensors, str(folder), dtype, placement)
@@ -114,35 +121,22 @@ def write_tandem(head: TandemHead, folder: str | os.PathLike[str], *, with_head:
     write_folder(folder, config, tensors)
 
 
-def _shape(folder: Path, config: dict[str, Any], vocab_size: int) -> TandemConfig:
+def _shape(config: dict[str, Any], vocab_size: int) -> TandemConfig:
     """Reads the configuration of the network."""
-    try:
-        layers = read_config(config | {"vocab_size": vocab_size})
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    layers = read_config(config | {"vocab_size": vocab_size})
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
     return TandemConfig(**sizes, target_width=config[_WIDTH], num_features=len(config[_LAYERS]))
 
 
-def _check(folder: Path, config: dict[str, Any], tensors: Mapping[str, Any], target: LanguageModel) -> None:
-    """Raises `ValueError` unless the folder is complete and for this target."""
-    for name in (_WIDTH, _LAYERS):
-        if not config.get(name):
-            raise ValueError(f"{folder}: the configuration of this tandem decoder lacks {name!r}")
-    if _VOCABULARY not in tensors:
-        raise ValueError(f"{folder}: the tensor {_VOCABULARY} is missing")
+def _check(config: dict[str, Any], target: LanguageModel) -> None:
+    """Raises `SettingError` unless the configuration is complete and for this target."""
+    check_settings(config, _SETTINGS)
     theirs = target.module.config
-    trained_for = {"tokens": (config.get("vocab_size"), theirs.vocab_size), "width": (config[_WIDTH], theirs.width)}
-    for name, (expected, got) in trained_for.items():
-        if expected != got:
-            raise ValueError(
-                f"{folder} was trained for a target with {name} {expected}, got one with {got}; load that target"
-            )
-    if not all(0 <= layer <= theirs.num_layers for layer in config[_LAYERS]):
-        raise ValueError(
-            f"{folder}: {_LAYERS} must be from 0 to {theirs.num_layers} for this target, got {config[_LAYERS]}; "
-            "load the target that it was trained for"
-        )
+    for key in (_WIDTH, _LAYERS, "vocab_size"):
+        need_setting(config, key, "tandem decoder")
+    check_trained_for(config, "vocab_size", "tokens", theirs.vocab_size)
+    check_trained_for(config, _WIDTH, "width", theirs.width)
+    check_states(tuple(config[_LAYERS]), theirs.num_layers, _LAYERS)
 
 
 def tandem_mappings(config: TandemConfig) -> Iterator[ParamMapping]:

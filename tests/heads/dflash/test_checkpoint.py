@@ -184,7 +184,11 @@ def test_a_folder_is_never_overwritten(tmp_path):
         (DSPARK | {"markov_head_type": "rnn"}, {}, "unsupported option markov_head_type='rnn'"),
         (DFLASH | {"dflash_config": DFLASH["dflash_config"] | {"selector_rank": 4}}, {}, "option selector_rank=4"),
         (DSPARK | {"target_layer_ids": []}, {}, "lacks 'target_layer_ids'"),
-        (DSPARK | {"target_layer_ids": [0, 2]}, {}, r"must be from -1 to 1 for this target, got \[0, 2\]"),
+        (
+            DSPARK | {"target_layer_ids": [0, 2]},
+            {},
+            r"target_layer_ids: it reads states \[1, 3\].*the target has 0 to 2",
+        ),
         (DSPARK | {"num_target_layers": 3}, {}, "trained for a target with layers 3, got one with 2"),
         (DSPARK | {"vocab_size": 12}, {}, "trained for a target with tokens 12, got one with 11"),
         (DSPARK | {"mask_token_id": 11}, {}, "mask_token_id must be a token of the target, 0 to 10, got 11"),
@@ -196,7 +200,7 @@ def test_a_folder_is_never_overwritten(tmp_path):
             {"lm_head.weight": np.zeros((2, 16), np.float32)},
             r"lm_head.weight has \(2, 16\), expected \(11, 16\)",
         ),
-        (DSPARK | {"architectures": ["JaxspecDFlashHead"]}, {}, "the tensor mask_embedding is missing"),
+        (DSPARK | {"architectures": ["JaxspecDFlashHead"]}, {}, "1 missing: mask_embedding"),
     ],
 )
 def test_a_folder_that_does_not_fit(tmp_path, config, change, message):

@@ -146,7 +146,7 @@ def test_it_drafts(tmp_path):
         ({"fc.weight": np.zeros((WIDTH, 2 * WIDTH), np.float32)}, {}, "fc.weight has .*16, 32.*, expected .*16, 48"),
         ({"t2d": np.ones(tiny.VOCAB, bool)}, {}, "do not name one rising list"),
         ({"d2t": np.array([0, 0, 0, 0, 20])}, {}, "do not name one rising list"),
-        ({}, {"vocab_size": 12}, "for a target of 12 tokens, got one of 11"),
+        ({}, {"vocab_size": 12}, "vocab_size: it was trained for a target with tokens 12, got one with 11"),
         ({}, {"norm_output": True}, "unsupported option norm_output"),
         ({}, {"hidden_size": None}, "lacks 'hidden_size'"),
         ({"fc.weight": None}, {}, "no head that jaxspec knows"),

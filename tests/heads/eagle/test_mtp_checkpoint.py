@@ -131,7 +131,7 @@ def test_copies_of_the_embedding_and_the_head_are_its_own(tmp_path):
         ({f"{MODULE}.hnorm.weight": None}, {}, "layer 2.*1 missing: hnorm.weight"),
         ({f"{MODULE}.more.weight": np.zeros(2, np.float32)}, {}, "1 unexpected: more.weight"),
         ({}, {"num_hidden_layers": 3}, "layer 2 of a model of 3 layers, got a target of 2"),
-        ({}, {"hidden_size": 24}, "states of width 24, got a target of width 16"),
+        ({}, {"hidden_size": 24}, "hidden_size: it was trained for a target with width 24, got one with 16"),
         ({}, {"model_type": "deepseek_v3"}, "unsupported architecture 'deepseek_v3'"),
     ],
 )

@@ -56,7 +56,7 @@ def test_it_is_a_drafter_by_its_folder(tmp_path):
         ({"draft_vocabulary": np.array([0, 2, 2, 7, 9])}, {}, "no rising list of the target's tokens"),
         ({}, {"vocab_size": 12}, "target with tokens 12, got one with 11"),
         ({}, {"target_hidden_size": 24}, "target with width 24, got one with 16"),
-        ({}, {"captured_states": [0, 4]}, "captured_states must be from 0 to 1"),
+        ({}, {"captured_states": [0, 4]}, r"captured_states: it reads states \[0, 4\].*the target has 0 to 1"),
         ({}, {"captured_states": None}, "lacks 'captured_states'"),
         ({}, {"hidden_size": None}, "lacks 'hidden_size'"),
     ],
