@@ -12,10 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
+from jaxspec.checkpoints.safetensors_header import read_header
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json, reading
 from jaxspec.families.base import Family, LazyTensor
@@ -120,12 +121,8 @@ def _single(folder: Path) -> Path:
 
 
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
-    try:
-        with safe_open(path, framework="np") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or corrupted ({error}); {DOWNLOAD_AGAIN}") from error
-    return {name: LazyTensor(shape, functools.partial(_read, path, name)) for name, shape in shapes.items()}
+    header = read_header(path)
+    return {name: LazyTensor(entry.shape, functools.partial(_read, path, name)) for name, entry in header.items()}
 
 
 def _read(path: Path, name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -25,6 +26,8 @@ _RAISED_BY_PARSERS = (
     zipfile.BadZipFile,
     zlib.error,
 )
+_KEY = re.compile(r'"((?:[^"\\]|\\.){1,200})"\s*:')
+_TOO_MUCH = re.compile(r"[\[{]{500}|\d{4000}")
 DOWNLOAD_AGAIN = "delete it and download it again"
 
 
@@ -87,7 +90,47 @@ def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
     if not path.is_file():
         raise FileFormatError(path, "", "there is no such file", "pass a folder that has one")
     with reading(path, advice=advice):
-        value = json.loads(path.read_text("utf-8"))
+        raw = path.read_bytes()
+    return parse_json(path, raw, advice)
+
+
+def parse_json(path: Path, raw: bytes, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
+    """Parses a JSON object whose keys differ from each other, as those of its parts do.
+
+    Args:
+      path: the file that it stands in, for error messages.
+      raw: its text, in UTF-8.
+      advice: what to do where it cannot be parsed.
+
+    Raises:
+      FileFormatError: it is no JSON, or no object, or a key stands in it twice.
+    """
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise FileFormatError(path, twice, "it stands there twice", advice)
+        return found
+
+    with reading(path, advice=advice):
+        text = raw.decode("utf-8")
+    try:
+        with reading(path, advice=advice):
+            value = json.loads(text, object_pairs_hook=to_dict)
+    except FileFormatError as error:
+        raise FileFormatError(path, error.place or _near(text, error.__cause__), error.problem, advice) from error
     if not isinstance(value, dict):
         raise FileFormatError(path, "", f"expected a JSON object, got {type(value).__name__}", advice)
     return value
+
+
+def _near(text: str, error: BaseException | None) -> str:
+    """Returns the last key before what cannot be parsed; empty if it is not known where that is."""
+    found = _TOO_MUCH.search(text)
+    end = error.pos if isinstance(error, json.JSONDecodeError) else found.start() if found else 0
+    key = ""
+    for match in _KEY.finditer(text, 0, end):
+        key = match[1]
+    return f"near {key}" if key else ""

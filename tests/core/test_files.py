@@ -1,11 +1,12 @@
 """What parsers raise becomes one error with file, place and problem; faults of the program stay what they are."""
 
 import json
+import pathlib
 import struct
 
 import pytest
 
-from jaxspec.core.files import FileFormatError, reading
+from jaxspec.core.files import FileFormatError, parse_json, reading
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,19 @@ def test_an_error_that_says_where_keeps_its_words():
 def test_faults_of_the_program_go_through(kind):
     with pytest.raises(kind), reading("a"):
         raise kind("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"a": 1, "b": {"c": 2, "c": 3}}', "c: it stands there twice"),
+        ('{"a": 1, "bc": ' + "[" * 100_000, "near bc: RecursionError"),
+        ('{"a": 1, "bc": ' + "7" * 5000 + "}", "near bc: Exceeds the limit"),
+        ('{"a": 1, "bc": tru}', "near bc: JSONDecodeError: Expecting value"),
+        ("[1]", "expected a JSON object, got list"),
+        ("", "JSONDecodeError"),
+    ],
+)
+def test_json_that_cannot_be_read_says_where(text, place):
+    with pytest.raises(FileFormatError, match=f"^a.json: {place}.*; delete it and download it again$"):
+        parse_json(pathlib.Path("a.json"), text.encode())

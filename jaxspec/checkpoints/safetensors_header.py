@@ -1,0 +1,96 @@
+"""Reads the header of a safetensors file: which tensors lie in it, and where.
+
+`safetensors` checks the same, but says only that something is wrong; here each error names the tensor and the field.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, parse_json, reading
+
+_METADATA = "__metadata__"
+_MOST_BYTES = 100_000_000  # of a header, as `safetensors` has it
+_MOST_DIMENSION = 2**48
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Describes a tensor: its type by safetensors' name, its shape, and its first and last byte of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Returns what the header of a file says of each tensor.
+
+    Args:
+      path: the file.
+
+    Raises:
+      FileFormatError: the header is damaged, or not of this file's data.
+    """
+    with reading(path), path.open("rb") as file:
+        size, count = path.stat().st_size, int.from_bytes(file.read(8), "little")
+        if not 2 <= count <= min(size - 8, _MOST_BYTES):
+            problem = (
+                f"expected a header and then data, the header would be {count:,} bytes long and the file is {size:,}"
+            )
+            raise FileFormatError(path, "", problem, DOWNLOAD_AGAIN)
+        header = parse_json(path, file.read(count))
+    metadata = header.pop(_METADATA, {})
+    wrong = [key for key, x in metadata.items() if not isinstance(x, str)] if isinstance(metadata, dict) else [""]
+    if wrong:
+        raise FileFormatError(path, f"{_METADATA} {wrong[0]}".strip(), "expected texts by their names", DOWNLOAD_AGAIN)
+    entries = {name: _entry(path, name, values) for name, values in header.items()}
+    _check_places(path, entries, size - 8 - count)
+    return entries
+
+
+def _entry(path: Path, name: str, values: Any) -> Entry:
+    """Checks one tensor by itself."""
+
+    def check(is_right: bool, field: str, expected: str) -> None:
+        if not is_right:
+            place = f"tensor {name}: {field}" if field else f"tensor {name}"
+            got = values.get(field, "none") if field else values
+            raise FileFormatError(path, place, f"expected {expected}, got {str(got)[:80]}", DOWNLOAD_AGAIN)
+
+    is_size = lambda x: type(x) is int and 0 <= x < _MOST_DIMENSION  # noqa: E731
+    is_sizes = lambda x: isinstance(x, list) and all(map(is_size, x))  # noqa: E731
+    check(isinstance(values, dict), "", "an object with dtype, shape and data_offsets")
+    dtype, shape, offsets = (values.get(field) for field in ("dtype", "shape", "data_offsets"))
+    check(isinstance(dtype, str) and dtype in _BITS, "dtype", f"one of {', '.join(_BITS)}")
+    check(is_sizes(shape), "shape", "a list of sizes")
+    check(is_sizes(offsets) and len(offsets) == 2, "data_offsets", "two places of the data")
+    needed = -(-math.prod(shape) * _BITS[dtype] // 8)
+    if offsets[1] - offsets[0] != needed:
+        problem = f"{dtype} of the shape {shape} takes {needed:,} bytes, data_offsets are {offsets}"
+        raise FileFormatError(path, f"tensor {name}: dtype, shape or data_offsets", problem, DOWNLOAD_AGAIN)
+    return Entry(dtype, tuple(shape), *offsets)
+
+
+def _check_places(path: Path, entries: dict[str, Entry], size: int) -> None:
+    """Checks that the tensors follow one another and fill the data."""
+    end, before = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != end:
+            place = f"tensors {before} and {name}" if before else f"tensor {name}"
+            problem = f"expected one to begin where the other ends, at byte {end:,}, got {entry.start:,}"
+            raise FileFormatError(path, f"{place}: data_offsets", problem, DOWNLOAD_AGAIN)
+        end, before = entry.end, name
+    if end != size:
+        problem = f"the last, {before or 'none'}, ends at byte {end:,} of the data, of which there are {size:,}"
+        raise FileFormatError(path, "data_offsets", problem, DOWNLOAD_AGAIN)
