@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.tokenizer import NAMES, Tokenizer, import_transformers
+from jaxspec.checkpoints.tokenizer_files import check_files, explained
 from jaxspec.core.files import FileFormatError, read_json
 
 _ENDS = ("generation_config.json", "config.json")
@@ -29,10 +30,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"jaxspec: {folder} brings code of its own (auto_map in {', '.join(own)}), which is not run",
             file=sys.stderr,
         )
+    check_files(folder, configs)
     try:
         loaded = _load(folder, bool(own))
         backend = loaded.backend_tokenizer
     except Exception as error:  # transformers raises almost anything here
+        if (reason := explained(folder)) is not None:
+            raise reason from error
         raise ValueError(f"{folder} has no tokenizer that can be read ({error}); {_EXPECTED}") from error
     template = loaded.chat_template
     if isinstance(template, Mapping):

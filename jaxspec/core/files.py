@@ -133,4 +133,6 @@ def _near(text: str, error: BaseException | None) -> str:
     key = ""
     for match in _KEY.finditer(text, 0, end):
         key = match[1]
+    with contextlib.suppress(ValueError):
+        key = json.loads(f'"{key}"')
     return f"near {key}" if key else ""

@@ -128,11 +128,17 @@ def _could_be(old: Any, new: Any) -> bool:
         return False
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):
         whole = isinstance(old, float) or float(new).is_integer()
-        return math.isfinite(new) and (new >= 0 or old < 0) and (new > 0 or old == 0) and whole and abs(new) < 2**31
+        return (
+            math.isfinite(new)
+            and (new >= 0 or old < 0)
+            and (new > 0 or old == 0)
+            and whole
+            and (isinstance(old, float) or new < 2**31)
+        )
     if isinstance(old, dict) and isinstance(new, dict):
         return all(_could_be(old[key], new[key]) for key in old if key in new)
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_could_be, old, new))
+        return all(_could_be(old[0], one) for one in new) if old else True
     return type(old) is type(new)
 
 

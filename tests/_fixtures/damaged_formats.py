@@ -34,7 +34,7 @@ def fingerprint(read: Any) -> str:
     text = "" if tokenizer is None else tokenizer.digest
     if tokenizer is read:
         return text
-    parts = [text, repr(getattr(read, "module", None)), repr(getattr(read, "capture", None))]
+    parts = [text, *(repr(getattr(read, name, None)) for name in ("module", "capture", "accuracies"))]
     for path, leaf in jax.tree.leaves_with_path(read):
         x = np.asarray(leaf)
         assert np.isfinite(x.astype(np.float32)).all(), f"{path} is not finite"

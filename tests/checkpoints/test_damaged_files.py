@@ -20,10 +20,10 @@ QUICK, MANY = 40, 2_500
 NAMED = 0.95
 
 
-def read(*words: str) -> list[Outcome]:
+def read(*words: str, how=("-m", "tests._fixtures.damaged_reads")) -> list[Outcome]:
     """Reads cases in a process of its own."""
     environment = {"JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-m", "tests._fixtures.damaged_reads", *words]
+    command = [sys.executable, *how, *words]
     options = {"cwd": ROOT, "env": os.environ | environment, "capture_output": True, "text": True}
     said = subprocess.run(command, **options)
     assert said.returncode == 0, said.stderr[-2000:]
@@ -50,3 +50,55 @@ def test_many_damaged_files(name):
     found = read(f"{name}:{QUICK}:{QUICK + MANY}")
     assert len(found) == MANY
     check(found)
+
+
+BAD_READERS = """
+import os, pathlib, sys
+import numpy as np
+from tests._fixtures import damaged_formats, damaged_reads
+from tests._fixtures.damage import Damage
+
+def forever(path):
+    while True:
+        pass
+
+def too_much(path):
+    np.ones(2**31)
+
+def bare(path):
+    raise KeyError("width")
+
+def nameless(path):
+    raise ValueError("the file is damaged")
+
+def wrapped(path):
+    try:
+        too_much(path)
+    except MemoryError as error:
+        raise ValueError(f"{path} is damaged") from error
+
+def clear(path):
+    raise ValueError(f"{path} is damaged")
+
+def reader(act):
+    def read(folder):
+        path = folder / "x.json"
+        return np.zeros(1) if path.read_text() == "{}" else act(path)
+    return read
+
+damaged_reads.SECONDS = 5.0
+damaged_reads.damage = lambda file, content, rng: Damage(file, "all", b"[]", "x", ("x",))
+acts = {"hang": forever, "crash": lambda path: os.abort(), "greedy": too_much, "greedy2": wrapped, "obscure": bare,
+        "obscure2": nameless, "silent": lambda path: np.ones(1), "silent2": lambda path: np.full(1, np.nan),
+        "equal": lambda path: np.zeros(1), "refused": clear}
+for name, act in acts.items():
+    write = lambda folder: (folder / "x.json").write_text("{}")
+    damaged_formats.FORMATS[name] = damaged_formats.Format(write, reader(act), ("x.json",))
+damaged_reads.main([f"{name}:0:1" for name in acts])
+"""
+
+
+@pytest.mark.slow
+def test_bad_readers_are_seen():
+    found = read(how=("-c", BAD_READERS))
+    assert [one.outcome for one in found] == [one.format.rstrip("2") for one in found] and len(found) == 10
