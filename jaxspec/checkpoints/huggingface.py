@@ -1,11 +1,12 @@
 """Reads and writes Hugging Face folders: configuration, safetensors, tokenizer; and asks the model hub for them."""
 
+import contextlib
 import functools
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json, reading
 from jaxspec.families.base import Family, LazyTensor
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
@@ -78,7 +79,7 @@ def read_tensors(folder: Path) -> dict[str, LazyTensor]:
 
 def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
     """Reads tensors of integers or booleans out of a folder that `write_folder` wrote."""
-    with safe_open(folder / _FILE, framework="np") as file:
+    with _open(folder / _FILE, " and ".join(names)) as file:
         return {name: file.get_tensor(name) for name in names}
 
 
@@ -109,20 +110,28 @@ def _single(folder: Path) -> Path:
     )
 
 
-def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
+@contextlib.contextmanager
+def _open(path: Path, place: str = "") -> Iterator[Any]:
+    """Opens a file of safetensors, and says which it is of all that its reader raises."""
     try:
-        with safe_open(path, framework="np") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or corrupted ({error}); {DOWNLOAD_AGAIN}") from error
+        with reading(path, place), safe_open(path, framework="np") as file:
+            yield file
+    except SafetensorError as error:
+        raise FileFormatError(path, place, f"truncated or corrupted ({error})", DOWNLOAD_AGAIN) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
+    with _open(path) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return {name: LazyTensor(shape, functools.partial(_read, path, name)) for name, shape in shapes.items()}
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-    with safe_open(path, framework="np") as file:
+    with _open(path, f"tensor {name}") as file:
         tensor = file.get_tensor(name)
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; quantized safetensors are not supported")
+        problem = f"it is {tensor.dtype}; quantized safetensors are not supported"
+        raise FileFormatError(path, f"tensor {name}", problem)
     return tensor
 
 

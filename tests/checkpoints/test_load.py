@@ -94,7 +94,7 @@ def test_configurations_that_do_not_fit(tmp_path, change, message):
 def test_truncated_safetensors(tmp_path, kept):
     file = folders.write(tmp_path, "llama") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"model.safetensors is truncated or corrupted .*download it again"):
+    with pytest.raises(ValueError, match=r"model.safetensors: truncated or corrupted .*download it again"):
         jaxspec.load(tmp_path)
 
 
