@@ -1,19 +1,21 @@
 """Reads a GGUF file as a checkpoint: metadata becomes a Hugging Face configuration, tensors get its names."""
 
+import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.gguf_file import GGUFFile, read_gguf
 from jaxspec.checkpoints.params import Checkpoint
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.families.base import GGUFLayout
-from jaxspec.families.gguf import ROPE_FACTORS
-from jaxspec.families.table import find_gguf_family, gguf_architectures
+from jaxspec.families.base import Family, GGUFLayout
+from jaxspec.families.gguf import FURTHER_SETTINGS, ROPE_FACTORS
+from jaxspec.families.settings import SettingError, check_settings, settings_of
+from jaxspec.families.table import find_gguf_family, gguf_architectures, read_config
 
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_ARCHITECTURE, _VOCABULARY = "general.architecture", "tokenizer.ggml."
 
 
 def read_gguf_checkpoint(path: Path) -> Checkpoint:
@@ -23,48 +25,91 @@ def read_gguf_checkpoint(path: Path) -> Checkpoint:
       path: the file.
 
     Raises:
-      ValueError: the file is truncated or corrupted, or its architecture or one of its options is
+      FileFormatError: the file is truncated or corrupted, or its architecture or one of its options is
         not supported.
     """
     file = read_gguf(path)
-    try:
-        layout, config = _read_config(file)
-        tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with settings_of(path):
+        source = _Source.of(file)
+        tokenizer = _read_tokenizer(file)
+    layout = source.layout
+    with settings_of(path, source.name_of):
+        config = _read_config(file, source)
+        # Here already, as tensors are restored by settings that it says must be there.
+        read_config(config)
     tensors = {
         _hugging_face_name(name, layout): layout.restore(name, tensor, config)
         for name, tensor in file.tensors.items()
         if name != ROPE_FACTORS
     }
-    return Checkpoint(str(path), config, tensors, tokenizer)
+    return Checkpoint(str(path), config, tensors, tokenizer, name_of=source.name_of)
 
 
-def _read_config(file: GGUFFile) -> tuple[GGUFLayout, dict[str, Any]]:
-    """Returns the layout of the file's family, and what its `config.json` would say."""
-    metadata = file.metadata
-    architecture = metadata.get("general.architecture")
-    family = find_gguf_family(architecture)
-    if family is None or (layout := family.gguf) is None:
-        raise ValueError(
-            f"unsupported GGUF architecture {architecture!r}; supported: {', '.join(gguf_architectures())}"
-        )
-    if metadata.get(f"{architecture}.expert_count"):
-        raise ValueError("mixture-of-experts models are not supported; pass a dense model")
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Holds what a file's architecture stands for.
+
+    Attributes:
+      architecture: as the file calls it.
+      family: of that architecture.
+      layout: of the family's files.
+    """
+
+    architecture: str
+    family: Family
+    layout: GGUFLayout
+
+    @classmethod
+    def of(cls, file: GGUFFile) -> "_Source":
+        architecture = file.metadata.get(_ARCHITECTURE)
+        family = find_gguf_family(architecture)
+        if family is None or (layout := family.gguf) is None:
+            raise SettingError(
+                _ARCHITECTURE,
+                f"unsupported GGUF architecture {architecture!r}; supported: {', '.join(gguf_architectures())}",
+            )
+        return cls(layout.architecture, family, layout)
+
+    def name_of(self, key: str) -> str:
+        """Returns the file's name of a setting of `config.json`, or of one of its own."""
+        own = {theirs: own for own, theirs in self.layout.settings.items()} | {
+            "sliding_window": "attention.sliding_window",
+            "rope_scaling.factor": "rope.scaling.factor",
+        }
+        key = own.get(key, key)
+        if key in FURTHER_SETTINGS or key in self.layout.settings:
+            return f"{self.architecture}.{key}"
+        return {"model_type": _ARCHITECTURE, "vocab_size": _EMBEDDING, "tie_word_embeddings": _HEAD}.get(key, key)
+
+
+def _read_config(file: GGUFFile, source: _Source) -> dict[str, Any]:
+    """Returns what the file's `config.json` would say."""
+    prefix, layout = f"{source.architecture}.", source.layout
+    settings = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    check_settings(settings, FURTHER_SETTINGS)
+    if settings.get("expert_count"):
+        raise SettingError("expert_count", "mixture-of-experts models are not supported; pass a dense model")
     if _EMBEDDING not in file.tensors:
-        raise ValueError(f"the file has no tensor {_EMBEDDING}; is it an adapter or a part of a model?")
-    settings = _settings(metadata, f"{architecture}.")
+        raise SettingError(_EMBEDDING, f"the file has no tensor {_EMBEDDING}; is it an adapter or a part of a model?")
     config = {theirs: settings[own] for own, theirs in layout.settings.items() if own in settings}
     config |= {
-        "model_type": family.model_type,
+        "model_type": source.family.model_type,
         "vocab_size": file.tensors[_EMBEDDING].shape[0],
         "tie_word_embeddings": _HEAD not in file.tensors,
     }
-    return layout, config | layout.read_settings(settings, config, file.tensors)
+    check_settings(config)
+    return config | layout.read_settings(settings, config, file.tensors)
 
 
-def _settings(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+def _read_tokenizer(file: GGUFFile) -> Tokenizer | None:
+    """Reads the tokenizer, if the file has one."""
+    if not any(key.startswith(_VOCABULARY) for key in file.metadata):
+        return None
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    key, embedding = f"{_VOCABULARY}tokens", file.tensors.get(_EMBEDDING)
+    if embedding is not None and len(file.metadata[key]) > (rows := embedding.shape[0]):
+        raise SettingError(key, f"{len(file.metadata[key])} tokens, but {_EMBEDDING} has {rows} rows")
+    return tokenizer
 
 
 def _hugging_face_name(name: str, layout: GGUFLayout) -> str:

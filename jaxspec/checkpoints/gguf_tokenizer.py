@@ -6,6 +6,7 @@ written down here, after the tokenizers that the models were released with.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers.models import BPE
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingError, check_settings, list_of
 from jaxspec.families.table import find_gguf_family
 
 _KEY = "tokenizer.ggml."
@@ -25,6 +27,16 @@ _LLAMA3_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+_IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "unknown", "padding", "eot", "eom"))
+_METADATA = {
+    **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
+    **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
+    f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
+    f"{_KEY}token_type": list_of(COUNT, "integers of at least 0"),
+    **dict.fromkeys((_KEY + name for name in _IDS), COUNT),
+    **dict.fromkeys((f"{_KEY}add_{name}" for name in ("bos_token", "eos_token", "space_prefix")), FLAG),
+}
 
 # Tokens that end a turn or a text, whatever the file says of them.
 _END_TEXTS = (
@@ -79,14 +91,17 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
       metadata: the file's key-value pairs.
 
     Raises:
-      ValueError: there is no vocabulary, or its kind or way of splitting text is not supported.
+      SettingError: there is no vocabulary, it contradicts itself, or its kind or way of splitting text is not
+        supported.
     """
+    check_settings(metadata, _METADATA)
     tokens = metadata.get(_KEY + "tokens")
     if not tokens:
-        raise ValueError("the metadata has no tokenizer (tokenizer.ggml.tokens); pass a file that has one")
+        raise SettingError(_KEY + "tokens", "the metadata has no tokenizer; pass a file that has one")
+    _check_vocabulary(metadata, tokens)
     kind = metadata.get(_KEY + "model")
     if kind not in _KINDS:
-        raise ValueError(f"unsupported GGUF tokenizer model {kind!r}; supported: {', '.join(_KINDS)}")
+        raise SettingError(_KEY + "model", f"unsupported GGUF tokenizer model {kind!r}; supported: {', '.join(_KINDS)}")
     backend, adds_bos = _KINDS[kind](metadata, tokens)
     special = _special_tokens(metadata, tokens)
     _add_special_tokens(backend, metadata, tokens, special)
@@ -100,16 +115,46 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     )
 
 
+def _check_vocabulary(metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """Checks that no token has two ids, that lists have an entry a token, and that ids are those of tokens."""
+    # Empty ones stand for nothing, and converters leave several of them.
+    if len(set(tokens)) < len(tokens) - max(tokens.count("") - 1, 0):
+        twice, _ = next(one for one in Counter(tokens).most_common(2) if one[0])
+        raise SettingError(_KEY + "tokens", f"the token {twice!r} is there twice")
+    for name in ("scores", "token_type"):
+        if (values := metadata.get(_KEY + name)) is not None and len(values) != len(tokens):
+            raise SettingError(_KEY + name, f"expected one for each of {len(tokens)} tokens, got {len(values)}")
+    for name in _IDS:
+        if (index := metadata.get(_KEY + name)) is not None and index >= len(tokens):
+            raise SettingError(_KEY + name, f"{index}, but the vocabulary has {len(tokens)} tokens")
+
+
+def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
+    """Returns the model of byte pairs."""
+    try:
+        return BPE(vocab=vocab, merges=merges, **options)
+    except Exception as error:  # what it raises has no class of its own
+        raise SettingError(_KEY + ("merges" if _KEY + "merges" in metadata else "tokens"), str(error)) from error
+
+
+def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the merges that the metadata lists: pairs of tokens with a space between them."""
+    merges = [one.partition(" ") for one in metadata.get(_KEY + "merges", ())]
+    if wrong := [left for left, space, right in merges if not (left and space and right)]:
+        raise SettingError(_KEY + "merges", f"expected two tokens and a space between them, got {wrong[0]!r}")
+    return [(left, right) for left, _, right in merges]
+
+
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     name = metadata.get(_KEY + "pre", "default")
     if name not in _SPLITS:
-        raise ValueError(
-            f"unsupported GGUF pre-tokenizer {name!r} (tokenizer.ggml.pre); supported: {', '.join(sorted(_SPLITS))}"
+        raise SettingError(
+            _KEY + "pre", f"unsupported GGUF pre-tokenizer {name!r}; supported: {', '.join(sorted(_SPLITS))}"
         )
     split = _SPLITS[name]
     vocab = {token: index for index, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get(_KEY + "merges", ())]
-    backend = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words_first))
+    model = _bpe(metadata, vocab, _stored_merges(metadata), ignore_merges=split.whole_words_first)
+    backend = tokenizers.Tokenizer(model)
     stages: list[pre_tokenizers.PreTokenizer] = []
     if split.single_digits:
         stages.append(pre_tokenizers.Digits(individual_digits=True))
@@ -152,15 +197,14 @@ def _sentencepiece_bpe(
     metadata: Mapping[str, Any], tokens: list[str], ranks: Sequence[float] | None
 ) -> tokenizers.Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
-    if merges := metadata.get(_KEY + "merges"):
-        merges = [tuple(merge.split(" ", 1)) for merge in merges]
-    elif ranks is None:
-        raise ValueError("the tokenizer has neither merges nor scores (tokenizer.ggml.scores)")
-    else:
+    if not (merges := _stored_merges(metadata)):
+        if ranks is None:
+            raise SettingError(_KEY + "scores", "the tokenizer has neither merges nor scores")
         merges = _merges_from_ranks(vocab, ranks)
     unknown = metadata.get(_KEY + "unknown_token_id")
     unk_token = None if unknown is None else tokens[unknown]
-    return tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token))
+    model = _bpe(metadata, vocab, merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token)
+    return tokenizers.Tokenizer(model)
 
 
 def _merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
@@ -187,11 +231,8 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str,
     special = {}
     for name, key in keys.items():
         index = metadata.get(f"{_KEY}{key}_token_id")
-        if index is None:
-            continue
-        if not 0 <= index < len(tokens):
-            raise ValueError(f"{_KEY}{key}_token_id is {index}, the vocabulary has {len(tokens)} tokens")
-        special[name] = tokens[index]
+        if index is not None:
+            special[name] = tokens[index]
     return special
 
 

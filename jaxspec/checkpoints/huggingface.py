@@ -1,11 +1,12 @@
 """Reads and writes Hugging Face folders: configuration, safetensors, tokenizer; and asks the model hub for them."""
 
+import contextlib
 import functools
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def read_integers(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
     Raises:
       FileFormatError: one holds other numbers, has more dimensions or none, or cannot be read.
     """
-    with reading(folder / _FILE), safe_open(folder / _FILE, framework="np") as file:
+    with _open(folder / _FILE, " and ".join(names)) as file:
         found = {name: file.get_tensor(name) for name in names}
     for name, x in found.items():
         if x.dtype.kind not in "iub" or x.ndim != 1:
@@ -120,16 +121,27 @@ def _single(folder: Path) -> Path:
     )
 
 
+@contextlib.contextmanager
+def _open(path: Path, place: str = "") -> Iterator[Any]:
+    """Opens a file of safetensors, and says which it is of all that its reader raises."""
+    try:
+        with reading(path, place), safe_open(path, framework="np") as file:
+            yield file
+    except SafetensorError as error:
+        raise FileFormatError(path, place, f"truncated or corrupted ({error})", DOWNLOAD_AGAIN) from error
+
+
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
     header = read_header(path)
     return {name: LazyTensor(entry.shape, functools.partial(_read, path, name)) for name, entry in header.items()}
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-    with safe_open(path, framework="np") as file:
+    with _open(path, f"tensor {name}") as file:
         tensor = file.get_tensor(name)
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; quantized safetensors are not supported")
+        problem = f"it is {tensor.dtype}; quantized safetensors are not supported"
+        raise FileFormatError(path, f"tensor {name}", problem)
     return tensor
 
 

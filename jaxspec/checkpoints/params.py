@@ -1,7 +1,6 @@
 """Builds a `LanguageModel` from a checkpoint: one tensor at a time, so that no second copy is held."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.fit import check_fit, check_ids, check_tied, mismatch, of_model
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.settings import settings_of
 from jaxspec.families.table import find_family, read_config
@@ -20,7 +21,7 @@ from jaxspec.nn.transformer import Transformer
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
-_SHOWN = 5
+_SAME_MODEL = "check that configuration and weights belong to the same model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +57,15 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
         shape, unreadable or not finite.
     """
-    with settings_of(checkpoint.config_file or checkpoint.source, checkpoint.name_of):
-        config = read_config(checkpoint.config)
-        family = find_family(checkpoint.config)
-    mappings, constants = list(family.map_params(config)), re.compile(family.constants)
-    tensors = {name.removeprefix(family.prefix): tensor for name, tensor in checkpoint.tensors.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not constants.search(name)}
-    if config.tied_head:
-        tensors.pop("lm_head.weight", None)
-    if modules := checkpoint.config.get("num_nextn_predict_layers"):
-        # Modules that predict further tokens are drafted from, and no part of the model: `load_head` reads them.
-        behind = tuple(f"layers.{config.num_layers + i}." for i in range(modules))
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
+    with settings_of(checkpoint.config_file or checkpoint.source, checkpoint.name_of, _SAME_MODEL):
+        config, family = read_config(checkpoint.config), find_family(checkpoint.config)
+        check_ids(checkpoint.config)
+        tensors = of_model(family, config, checkpoint.config, checkpoint.tensors)
+        mappings = list(family.map_params(config))
+        if problem := mismatch(mappings, tensors):
+            check_fit(checkpoint.config, problem, checkpoint.tensors)
+        elif config.tied_head:
+            check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_source_of(mappings, "embedding")])
     params = build_params(mappings, tensors, checkpoint.source, dtype, placement)
     model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
     return model if placement is None else placed(model, placement)
@@ -92,7 +90,10 @@ def build_params(
     Raises:
       ValueError: a tensor is missing, left over, of the wrong shape, unreadable or not finite.
     """
-    _check(mappings, tensors, source)
+    if problem := mismatch(mappings, tensors):
+        raise FileFormatError(
+            source, "", f"the tensors do not match the configuration (Hugging Face names). {problem}", _SAME_MODEL
+        )
     params: dict[str, Any] = {}
     for mapping in mappings:
         node = params
@@ -101,6 +102,11 @@ def build_params(
         values = _read(mapping, tensors, source)
         node[mapping.path[-1]] = _put(mapping, values, jnp.float32 if mapping.is_norm else dtype, placement)
     return params
+
+
+def _source_of(mappings: list[ParamMapping], name: str) -> str:
+    """Returns the tensor that a parameter at the top of the tree is made of."""
+    return next(mapping.sources[0][0] for mapping in mappings if mapping.path == (name,))
 
 
 def _put(mapping: ParamMapping, values: np.ndarray, dtype: DTypeLike, placement: Placement | None) -> jax.Array:
@@ -113,35 +119,13 @@ def _put(mapping: ParamMapping, values: np.ndarray, dtype: DTypeLike, placement:
 def _read(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
     parts = []
     for name, _ in mapping.sources:
-        part = tensors[name].read()
+        with reading(source, f"tensor {name}"):
+            part = tensors[name].read()
         if not np.isfinite(part).all():
-            raise ValueError(
-                f"{source}: tensor {name} holds NaN or infinite values, so the file is corrupted; "
-                "delete it and download it again"
-            )
+            problem = "holds NaN or infinite values, so the file is corrupted"
+            raise FileFormatError(source, f"tensor {name}", problem, DOWNLOAD_AGAIN)
         parts.append(part)
     return np.asarray(mapping.build(*parts))
-
-
-def _check(mappings: list[ParamMapping], tensors: Mapping[str, LazyTensor], source: str) -> None:
-    expected = dict(pair for mapping in mappings for pair in mapping.sources)
-    missing = [name for name in expected if name not in tensors]
-    extra = [name for name in tensors if name not in expected]
-    misshapen = [
-        f"{name} has {tensors[name].shape}, expected {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    problems = [
-        f"{len(names)} {what}: {'; '.join(names[:_SHOWN])}{' ...' * (len(names) > _SHOWN)}"
-        for what, names in (("missing", missing), ("unexpected", extra), ("of the wrong shape", misshapen))
-        if names
-    ]
-    if problems:
-        raise ValueError(
-            f"{source}: the tensors do not match the configuration (Hugging Face names). "
-            f"{'. '.join(problems)}. Check that configuration and weights belong to the same model"
-        )
 
 
 def abstract_params(module: Transformer) -> Any:

@@ -66,7 +66,7 @@ def read_gated_config(
         head_dim=head_size,
         mlp_width=need(config, "intermediate_size"),
         context_length=config.get("max_position_embeddings", context_length),
-        ropes=ropes or (read_rope(_rope_settings(config)),) * layers,
+        ropes=ropes or (_read_one_rope(config),) * layers,
         windows=windows,
         norm_eps=config.get("rms_norm_eps", eps),
         activation=activation or read_activation(config, "hidden_act", "silu"),
@@ -127,41 +127,49 @@ def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple
     return tuple(window if kind == LOCAL else None for kind in kinds)
 
 
-def read_rope(settings: Mapping[str, Any]) -> Rope:
+def read_rope(settings: Mapping[str, Any], place: str = "rope_scaling") -> Rope:
     """Returns the rotary embedding of these settings, in the spelling of transformers 5.
+
+    Args:
+      settings: `rope_theta`, `rope_type` and what that needs.
+      place: the setting that holds them, which an error names.
 
     Raises:
       SettingError: it is not supported.
     """
     theta = float(settings["rope_theta"])
     if settings.get("partial_rotary_factor", 1.0) not in (1.0, None):
-        raise SettingError("partial_rotary_factor", "partial rotary embedding (other than 1) is not supported")
-    match kind := settings.get("rope_type", settings.get("type", "default")):
+        raise SettingError(f"{place}.partial_rotary_factor", "partial rotary embedding (not 1) is not supported")
+    kind = settings.get("rope_type", settings.get("type"))
+    if kind is None and settings.get("factor") is not None:
+        raise SettingError(f"{place}.rope_type", "rotary settings with a factor lack it; supported: linear, llama3")
+
+    def need_of_rope(key: str) -> Any:
+        if settings.get(key) is None:
+            raise SettingError(f"{place}.{key}", f"rotary settings of the type {kind} lack it")
+        return settings[key]
+
+    match kind:
         case "default" | None:
             return Rope(theta)
         case "linear":
-            return Rope(theta, RopeScaling("linear", float(_need_of_rope(settings, "factor", kind))))
+            return Rope(theta, RopeScaling("linear", float(need_of_rope("factor"))))
         case "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor")
-            factor, low, high = (float(_need_of_rope(settings, name, kind)) for name in names)
+            low, high = float(need_of_rope("low_freq_factor")), float(need_of_rope("high_freq_factor"))
             if low >= high:
-                raise SettingError("low_freq_factor", f"expected less than high_freq_factor, {high}, got {low}")
-            length = _need_of_rope(settings, "original_max_position_embeddings", kind)
-            return Rope(theta, RopeScaling("llama3", factor, low, high, length))
+                raise SettingError(
+                    f"{place}.low_freq_factor", f"expected less than high_freq_factor, {high}, got {low}"
+                )
+            length = need_of_rope("original_max_position_embeddings")
+            return Rope(theta, RopeScaling("llama3", float(need_of_rope("factor")), low, high, length))
         case _:
-            raise SettingError("rope_type", f"unsupported {kind!r}; supported: default, linear, llama3")
+            raise SettingError(f"{place}.rope_type", f"unsupported {kind!r}; supported: default, linear, llama3")
 
 
-def _need_of_rope(settings: Mapping[str, Any], key: str, kind: str) -> Any:
-    if settings.get(key) is None:
-        raise SettingError(key, f"rotary settings of the type {kind} lack it")
-    return settings[key]
-
-
-def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the rotary settings in the spelling of transformers 5, from either spelling."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta", 10000.0), **settings}
+def _read_one_rope(config: Mapping[str, Any]) -> Rope:
+    """Returns the rotary embedding of all layers, from the spelling of transformers 5 or the older one."""
+    place = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    return read_rope({"rope_theta": config.get("rope_theta", 10000.0), **(config.get(place) or {})}, place)
 
 
 def write_llama_config(config: TransformerConfig) -> dict[str, Any]:

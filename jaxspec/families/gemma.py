@@ -10,6 +10,7 @@ from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
 from jaxspec.families.common import (
     GLOBAL,
     LOCAL,
+    divided,
     map_gated_params,
     map_norm,
     need,
@@ -71,7 +72,8 @@ def _read_ropes(config: Mapping[str, Any], kinds: Sequence[str]) -> tuple[Rope, 
             **(nested.get(GLOBAL) or config.get("rope_scaling") or {}),
         },
     }
-    ropes = {kind: read_rope(one) for kind, one in settings.items()}
+    place = "rope_parameters" if nested else "rope_scaling"
+    ropes = {kind: read_rope(one, place) for kind, one in settings.items()}
     return tuple(ropes[kind] for kind in kinds)
 
 
@@ -88,11 +90,12 @@ def _read_gguf_settings(
     settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
 ) -> dict[str, Any]:
     """Returns what llama.cpp knows of Gemma 3 without reading it from the file."""
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    is_27b = config["num_hidden_layers"] == _27B_LAYERS
+    is_27b = need(config, "num_hidden_layers") == _27B_LAYERS
     return read_rope_scaling(settings, config, tensors) | {
         "sliding_window": settings.get("attention.sliding_window"),
-        "query_pre_attn_scalar": width // heads if is_27b else config.get("head_dim", 256),
+        "query_pre_attn_scalar": (
+            divided(config, "hidden_size", "num_attention_heads") if is_27b else config.get("head_dim", 256)
+        ),
         "rope_theta": config.get("rope_theta", 1_000_000.0),
     }
 

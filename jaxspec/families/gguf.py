@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.families.base import LazyTensor
+from jaxspec.families.common import divided
+from jaxspec.families.settings import COUNT, NOT_NEGATIVE, SIZE, TEXT, SettingError
 
 SETTINGS = {
     "block_count": "num_hidden_layers",
@@ -34,6 +36,13 @@ TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# What further keys, without the architecture in front, may hold.
+FURTHER_SETTINGS = {
+    **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
+    **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
+    "rope.scaling.type": TEXT,
+    "rope.scaling.factor": NOT_NEGATIVE,
+}
 # Divisors of the rotary frequencies, stored as a tensor; they become a setting.
 ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3's cut-offs, which the file's factors were made with and do not spell out.
@@ -51,16 +60,17 @@ def read_rope_scaling(
       tensors: the file's tensors by their GGUF names.
 
     Raises:
-      ValueError: the rotary embedding is not supported.
+      SettingError: the rotary embedding is not supported.
     """
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if settings.get("attention.value_length", head_dim) != head_dim:
-        raise ValueError("keys and values of different lengths are not supported")
+    head_dim = config.get("head_dim") or divided(config, "hidden_size", "num_attention_heads")
+    keys = f"attention.key_length, or else embedding_length by attention.head_count, is {head_dim}"
+    if (length := settings.get("attention.value_length", head_dim)) != head_dim:
+        raise SettingError("attention.value_length", f"{length}, but {keys}; other lengths are not supported")
     if (rotated := settings.get("rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(f"partial rotary embedding ({rotated} of {head_dim} dimensions) is not supported")
+        raise SettingError("rope.dimension_count", f"{rotated}, but {keys}; partial rotary embedding is not supported")
     kind, factor = settings.get("rope.scaling.type", "none"), settings.get("rope.scaling.factor")
     if kind not in ("none", "linear"):
-        raise ValueError(f"unsupported rotary scaling {kind!r}; supported: none, linear")
+        raise SettingError("rope.scaling.type", f"unsupported {kind!r}; supported: none, linear")
     if ROPE_FACTORS in tensors:
         factors = np.asarray(tensors[ROPE_FACTORS].read(), np.float32)
         return {"rope_scaling": _read_llama3_scaling(factors, settings.get("rope.freq_base", 10000.0), head_dim)}
@@ -78,5 +88,5 @@ def _read_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> di
     unscaled = np.clip((rotations - _LLAMA3["low_freq_factor"]) / span, 0, 1)
     expected = 1 / (unscaled + (1 - unscaled) / factor)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise ValueError(f"{ROPE_FACTORS} holds other factors than those of Llama 3, the only supported ones")
+        raise SettingError(ROPE_FACTORS, "holds other factors than those of Llama 3, the only supported ones")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}

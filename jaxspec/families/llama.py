@@ -36,7 +36,9 @@ def _read_llama(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _read_mistral(config: Mapping[str, Any]) -> TransformerConfig:
-    return read_gated_config(config, windows=(config.get("sliding_window"),) * need(config, "num_hidden_layers"))
+    # A configuration that does not speak of windows has them, as in transformers; null is none.
+    windows = (config.get("sliding_window", 4096),) * need(config, "num_hidden_layers")
+    return read_gated_config(config, windows=windows)
 
 
 def _read_qwen2(config: Mapping[str, Any]) -> TransformerConfig:

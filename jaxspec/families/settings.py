@@ -89,6 +89,10 @@ def table_of(inside: Mapping[str, Setting]) -> Setting:
 
 SIZE, COUNT, LAYERS = integer(1), integer(0), integer(1, _MOST_LAYERS)
 POSITIVE = number(_SMALLEST, _LARGEST, "a number above 0 that float32 holds")
+NUMBER = number(-_LARGEST, _LARGEST, "a number that float32 holds")
+NOT_NEGATIVE = Setting(
+    "a number of at least 0 that float32 holds", lambda x: type(x) in (int, float) and 0 <= x < _LARGEST
+)
 EPSILON = number(_SMALLEST, 1.0, "a number between 0 and 1")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
 TEXT = Setting("a text", lambda x: isinstance(x, str))
@@ -98,12 +102,9 @@ _ID_LIST = list_of(COUNT, "token ids")
 
 _ROPE = {
     "rope_theta": POSITIVE,
-    "rope_type": TEXT.or_null(),
-    "type": TEXT.or_null(),
+    **dict.fromkeys(("rope_type", "type"), TEXT.or_null()),
     "partial_rotary_factor": POSITIVE.or_null(),
-    "factor": POSITIVE.or_null(),
-    "low_freq_factor": POSITIVE.or_null(),
-    "high_freq_factor": POSITIVE.or_null(),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), POSITIVE.or_null()),
     "original_max_position_embeddings": SIZE.or_null(),
 }
 # Gemma has one rotary embedding for each type of layer.

@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
 def test_truncated(tmp_path, whole, share):
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(ValueError, match=r"cut.gguf is (truncated|empty|not a GGUF file)"):
+    with pytest.raises(ValueError, match=r"cut.gguf: .*(truncated|empty|not a GGUF file)"):
         jaxspec.load(path)
 
 
@@ -59,7 +59,7 @@ def test_every_truncation_of_the_header(tmp_path, whole):
     path = tmp_path / "cut.gguf"
     for size in range(5, 6000, 97):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"truncated or corrupted .*download it again"):
+        with pytest.raises(ValueError, match=r"truncated or corrupted.*download it again"):
             jaxspec.load(path)
 
 
@@ -119,7 +119,7 @@ def test_unsupported(tmp_path):
         jaxspec.load(write("llama", llama__expert_count=8))
     with pytest.raises(ValueError, match="one of 3 parts"):
         jaxspec.load(write("llama", split__count=3))
-    with pytest.raises(ValueError, match="version 1 is not supported"):
+    with pytest.raises(ValueError, match="version: 1 is not supported"):
         jaxspec.load(write("llama", version=1))
     with pytest.raises(ValueError, match="no tensor token_embd.weight"):
         jaxspec.load(write("llama"))

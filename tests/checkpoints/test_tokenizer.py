@@ -30,7 +30,7 @@ def _sentencepiece(**changes):
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    return metadata | changes
+    return {key: value for key, value in (metadata | changes).items() if value is not None}
 
 
 @pytest.mark.smollm2
@@ -140,7 +140,7 @@ def test_control_tokens_that_end_a_turn():
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "klingon"}, "'klingon'.*supported: .*smollm"),
         ({"tokenizer.ggml.tokens": []}, "has no tokenizer"),
         ({"tokenizer.ggml.scores": None}, "neither merges nor scores"),
-        ({"tokenizer.ggml.bos_token_id": 999}, "bos_token_id is 999, the vocabulary has 265"),
+        ({"tokenizer.ggml.bos_token_id": 999}, "bos_token_id: 999, but the vocabulary has 265 tokens"),
     ],
 )
 def test_bad_metadata(changes, message):

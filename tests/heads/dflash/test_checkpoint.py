@@ -194,7 +194,7 @@ def test_a_folder_is_never_overwritten(tmp_path):
         (DSPARK | {"mask_token_id": 11}, {}, "mask_token_id must be a token of the target, 0 to 10, got 11"),
         (DSPARK, {"fc.weight": None}, "1 missing: fc.weight"),
         (DSPARK, {"extra.weight": np.zeros(1, np.float32)}, "1 unexpected: extra.weight"),
-        (DSPARK, {"norm.weight": np.full(WIDTH, np.nan, np.float32)}, "norm.weight holds NaN"),
+        (DSPARK, {"norm.weight": np.full(WIDTH, np.nan, np.float32)}, "norm.weight: holds NaN"),
         (
             DSPARK,
             {"lm_head.weight": np.zeros((2, 16), np.float32)},

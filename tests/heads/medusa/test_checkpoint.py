@@ -169,7 +169,7 @@ TENSORS = tensors_of(random_blocks(), random_outputs())
         (without(TENSORS, "1.1.weight"), "1 missing: 1.1.weight"),
         (TENSORS | {"2.5.weight": np.zeros(3)}, "1 unexpected: 2.5.weight"),
         (TENSORS | {"0.1.weight": np.zeros((12, 16))}, r"0.1.weight has \(12, 16\), expected \(11, 16\)"),
-        (TENSORS | {"0.0.linear.bias": np.full(16, np.nan)}, "0.0.linear.bias holds NaN"),
+        (TENSORS | {"0.0.linear.bias": np.full(16, np.nan)}, "0.0.linear.bias: holds NaN"),
         (TENSORS | {"token_map": np.array([3, 11])}, "token_map must name different tokens of the target's 11"),
         (TENSORS | {"token_map": np.array([3, 3])}, "token_map must name different tokens"),
     ],
