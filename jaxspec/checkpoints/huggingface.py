@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
