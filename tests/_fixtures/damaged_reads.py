@@ -169,14 +169,16 @@ def _judge(begun: Outcome, case: Damage, base: pathlib.Path, whole: str) -> Outc
 
 def main(words: list[str]) -> None:
     """Prints the outcomes of cases such as `gguf:0:250`, a format and its first and last numbers."""
-    import transformers
-
-    # What is imported lazily, and is otherwise imported by every fork.
-    assert transformers.AutoTokenizer and transformers.PreTrainedTokenizerFast and jaxspec.load and jaxspec.load_head
     cases = []
     for word in words:
         name, first, last = word.split(":")
         cases += [(name, number) for number in range(int(first), int(last))]
+    # What is imported lazily would be imported by every fork.
+    assert jaxspec.load and jaxspec.load_head
+    if any(name == "tokenizer" for name, _ in cases):
+        import transformers
+
+        assert transformers.AutoTokenizer and transformers.PreTrainedTokenizerFast
     for outcome in outcomes(cases):
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
 

@@ -181,7 +181,8 @@ def _wrong_pair(pairs: tuple[Pair, ...], at: int, rng: random.Random) -> tuple[s
         case "key":
             return kind, (*pairs[:at], dataclasses.replace(old, key=b"\xff" + old.key), *pairs[at + 1 :]), True
     new = Pair(old.key, *changes[kind])
-    alike = new.kind == old.kind and _could_be(new) and kind not in ("deep list", "length of a text", "count of a list")
+    same = new.kind == old.kind or (old.kind == _FLOAT and new.kind == _UINT32)
+    alike = same and _could_be(new) and kind not in ("deep list", "length of a text", "count of a list")
     return kind, (*pairs[:at], new, *pairs[at + 1 :]), alike
 
 

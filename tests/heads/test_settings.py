@@ -45,7 +45,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "tandem")) for kind in WRONG])
 def test_a_wrong_setting_is_named(tmp_path, kind):
     form = damaged_formats.FORMATS[kind]
     form.write(tmp_path)
@@ -58,6 +58,7 @@ def test_a_wrong_setting_is_named(tmp_path, kind):
         assert caught.value.path == str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dflash", "tandem", "eagle"])
 def test_a_draft_vocabulary_that_is_none_is_named(tmp_path, kind):
     from safetensors.numpy import load_file, save_file
