@@ -128,8 +128,8 @@ def train(
         # Only now: what cannot begin does not claim the folder.
         check_same_run(out, run)
         task = _Task(recipe, target, counts, options, batches, key, validation, placement, stored)
-        with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
-            state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
+        checkpoints = Checkpoints(out / "checkpoints", options.keep)
+        state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
         params = to_host(state.params)
         _put(out / "head", lambda path: recipe.save(params, target, counts, path))
         if aside is not None:

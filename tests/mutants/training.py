@@ -41,8 +41,9 @@ MUTANTS = (
     Mutant(
         "the optimizer forgets at a checkpoint",
         "training/checkpoints.py",
-        'return join(restored["state"], like), restored["counts"]',
-        'return TrainState(restored["state"].step, restored["state"].params, like.optimizer), restored["counts"]',
+        "return join(read_arrays(folder / _STATE, abstract, _ADVICE), like), counts",
+        "state = read_arrays(folder / _STATE, abstract, _ADVICE)\n"
+        "        return TrainState(state.step, state.params, like.optimizer), counts",
         (_DIED,),
     ),
     Mutant(
