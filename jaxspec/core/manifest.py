@@ -20,7 +20,7 @@ def with_digests(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     digests = {name: _digest(path) for name, path in sorted(_files(folder).items())}
     said = json.loads(json.dumps({**values, _FILES: digests}))
-    return said | {_OWN: _own_digest(said)}
+    return said | {_OWN: digest_of(said)}
 
 
 def check_digests(path: Path, manifest: Mapping[str, Any], advice: str) -> None:
@@ -35,7 +35,7 @@ def check_digests(path: Path, manifest: Mapping[str, Any], advice: str) -> None:
       FileFormatError: the manifest was changed, or a file is missing or was changed.
     """
     check_fields(path, "", manifest, {_FILES: dict, _OWN: str}, advice)
-    if _own_digest({name: value for name, value in manifest.items() if name != _OWN}) != manifest[_OWN]:
+    if digest_of({name: value for name, value in manifest.items() if name != _OWN}) != manifest[_OWN]:
         raise FileFormatError(path, _OWN, "it was changed after it was written", advice)
     # Only files that were found are opened: a name may lead anywhere.
     found = _files(path.parent)
@@ -57,5 +57,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _own_digest(said: Mapping[str, Any]) -> str:
+def digest_of(said: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of JSON's values, whatever the order of their names."""
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -126,6 +126,7 @@ def check_same_run(folder: Path, run: dict[str, Any]) -> None:
 
     Raises:
       ValueError: the folder holds another run; says in what they differ.
+      FileFormatError: what is written there is damaged.
     """
     path, run = folder / _RUN, json.loads(json.dumps(run))
     if not path.exists():
