@@ -29,16 +29,17 @@ def _state(step):
     return dataclasses.replace(first, step=jnp.asarray(step, jnp.int32))
 
 
-class TestCheckpoints:
-    @pytest.fixture(scope="class")
-    def two(self, tmp_path_factory):
-        """Those of the updates 1 and 2."""
-        folder = tmp_path_factory.mktemp("checkpoints")
-        checkpoints = Checkpoints(folder, 2)
-        for step in (1, 2):
-            checkpoints.save(_state(step), {"tokens": step})
-        return folder
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Checkpoints of the updates 1 and 2."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    checkpoints = Checkpoints(folder, 2)
+    for step in (1, 2):
+        checkpoints.save(_state(step), {"tokens": step})
+    return folder
 
+
+class TestCheckpoints:
     @pytest.fixture
     def folder(self, two, tmp_path):
         return shutil.copytree(two, tmp_path / "checkpoints")
