@@ -90,12 +90,17 @@ class Checkpoints:
     def _finish(self, partial: Path, step: int, counts: dict[str, Any]) -> None:
         manifest = with_digests(partial, {"step": step, "counts": counts})
         write_text(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        path = self._folder / str(step)
-        if path.exists():  # damaged, or the run would not have come here again
-            shutil.rmtree(path)
-        partial.rename(path)
+        if step in self._steps():  # damaged, or the run would not have come here again
+            self._remove(step)
+        partial.rename(self._folder / str(step))
         for old in self._steps()[: -self._keep]:
-            shutil.rmtree(self._folder / str(old))
+            self._remove(old)
+
+    def _remove(self, step: int) -> None:
+        """Removes one at once: half of one would be taken for damaged."""
+        removed = self._folder / f".{step}.removed.partial"
+        (self._folder / str(step)).rename(removed)
+        shutil.rmtree(removed)
 
     def _last_whole(self) -> int | None:
         """Returns the last checkpoint whose files are those that were written."""

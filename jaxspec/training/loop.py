@@ -231,12 +231,15 @@ def _measured(line: dict[str, Any]) -> str:
 
 def _put(folder: Path, write: Callable[[Path], Any]) -> None:
     """Writes a drafter's folder and then puts it in the place of an older one; does nothing if nothing is written."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
     write(partial)
     if partial.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
         partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], folder: Path) -> None:

@@ -82,6 +82,18 @@ class TestCheckpoints:
         shutil.rmtree(folder / "3")
         assert int(checkpoints.restore(_state(0))[0].step) == 2
 
+    def test_half_of_a_removed_one_is_not_seen(self, folder, monkeypatch):
+        def killed(path, **_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Checkpoints(folder, 2).save(_state(3), {})
+        monkeypatch.undo()
+        assert sorted(path.name for path in folder.iterdir()) == [".1.removed.partial", "2", "3"]
+        assert Checkpoints(folder, 2)._last_whole() == 3
+        assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+
     def test_one_of_another_number_is_not_it(self, folder):
         (folder / "2").rename(folder / "9")
         assert int(Checkpoints(folder, 2).restore(_state(0))[0].step) == 1
