@@ -57,7 +57,8 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     tensors = read_tensors(folder)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
-    return Checkpoint(str(folder), config, tensors, Tokenizer.from_folder(folder) if has_tokenizer else None)
+    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
+    return Checkpoint(str(folder), config, tensors, tokenizer, str(folder / "config.json"))
 
 
 def read_tensors(folder: Path) -> dict[str, LazyTensor]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.families.base import LazyTensor, ParamMapping
-from jaxspec.families.table import find_family
+from jaxspec.families.settings import settings_of
+from jaxspec.families.table import find_family, read_config
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
@@ -31,12 +32,16 @@ class Checkpoint:
       config: the contents of a Hugging Face `config.json`, `model_type` included.
       tensors: the tensors by their Hugging Face names.
       tokenizer: the tokenizer stored with the weights, if there is one.
+      config_file: the file that `config` was read from; empty if it is the source.
+      name_of: returns what that file calls a setting of `config`.
     """
 
     source: str
     config: Mapping[str, Any]
     tensors: Mapping[str, LazyTensor]
     tokenizer: Tokenizer | None
+    config_file: str = ""
+    name_of: Callable[[str], str] = str
 
 
 def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
@@ -51,11 +56,9 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
         shape, unreadable or not finite.
     """
-    try:
+    with settings_of(checkpoint.config_file or checkpoint.source, checkpoint.name_of):
+        config = read_config(checkpoint.config)
         family = find_family(checkpoint.config)
-        config = family.read_config(checkpoint.config)
-    except ValueError as error:
-        raise ValueError(f"{checkpoint.source}: {error}") from error
     mappings, constants = list(family.map_params(config)), re.compile(family.constants)
     tensors = {name.removeprefix(family.prefix): tensor for name, tensor in checkpoint.tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not constants.search(name)}

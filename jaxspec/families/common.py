@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxspec.families.base import ParamMapping, Shape
+from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope, RopeScaling
 
@@ -46,17 +47,23 @@ def read_gated_config(
       **options: further fields of `TransformerConfig`.
 
     Raises:
-      ValueError: a setting is missing or not supported.
+      SettingError: a setting is missing or not supported, or does not go with another one.
     """
     layers, width = need(config, "num_hidden_layers"), need(config, "hidden_size")
     heads = need(config, "num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size: int = config.get("head_dim") or head_dim or divided(config, "hidden_size", "num_attention_heads")
+    if heads % kv_heads:
+        raise SettingError("num_key_value_heads", f"expected a divisor of num_attention_heads, {heads}, got {kv_heads}")
+    if head_size % 2:
+        raise SettingError("head_dim", f"expected an even number, whose halves are rotated, got {head_size}")
     return TransformerConfig(
         vocab_size=need(config, "vocab_size"),
         num_layers=layers,
         width=width,
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or head_dim or width // heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_size,
         mlp_width=need(config, "intermediate_size"),
         context_length=config.get("max_position_embeddings", context_length),
         ropes=ropes or (read_rope(_rope_settings(config)),) * layers,
@@ -72,36 +79,51 @@ def need(config: Mapping[str, Any], key: str) -> Any:
     """Returns a setting that the configuration must have.
 
     Raises:
-      ValueError: it has none.
+      SettingError: it has none.
     """
     if config.get(key) is None:
-        raise ValueError(f"the configuration of this {config['model_type']} model lacks {key!r}")
+        raise SettingError(key, f"the configuration of this {config.get('model_type')} model lacks {key!r}")
     return config[key]
+
+
+def divided(config: Mapping[str, Any], key: str, by: str) -> int:
+    """Returns a size divided by a number of heads.
+
+    Raises:
+      SettingError: there is a remainder, or one of them is missing.
+    """
+    size, count = need(config, key), need(config, by)
+    if size % count:
+        raise SettingError(by, f"expected a divisor of {key}, {size}, got {count}")
+    return size // count
 
 
 def read_activation(config: Mapping[str, Any], key: str, default: str) -> Activation:
     """Returns the activation that a setting names.
 
     Raises:
-      ValueError: it is not supported.
+      SettingError: it is not supported.
     """
-    name = config.get(key) or default
+    name = config.get(key, default)
+    name = default if name is None else name
     if name not in _ACTIVATIONS:
-        raise ValueError(f"unsupported activation {key}={name!r}; supported: {', '.join(_ACTIVATIONS)}")
+        raise SettingError(key, f"unsupported activation {name!r}; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
-def read_windows(kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
-    """Returns each layer's window, given the layers' types and the size of a window.
+def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple[int | None, ...]:
+    """Returns each layer's window, given the layers' types, the size of a window and the number of layers.
 
     Raises:
-      ValueError: a type is not supported, or there is no size.
+      SettingError: a type is not supported, there are more or fewer than layers, or there is no size.
     """
     unknown = set(kinds) - {LOCAL, GLOBAL}
     if unknown:
-        raise ValueError(f"unsupported layer types {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
+        raise SettingError("layer_types", f"unsupported {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
+    if len(kinds) != layers:
+        raise SettingError("layer_types", f"expected one for each of num_hidden_layers, {layers}, got {len(kinds)}")
     if LOCAL in kinds and window is None:
-        raise ValueError("the configuration has sliding_attention layers but no 'sliding_window'")
+        raise SettingError("sliding_window", "the configuration has sliding_attention layers but no size of a window")
     return tuple(window if kind == LOCAL else None for kind in kinds)
 
 
@@ -109,29 +131,31 @@ def read_rope(settings: Mapping[str, Any]) -> Rope:
     """Returns the rotary embedding of these settings, in the spelling of transformers 5.
 
     Raises:
-      ValueError: it is not supported.
+      SettingError: it is not supported.
     """
     theta = float(settings["rope_theta"])
-    if settings.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial rotary embedding (partial_rotary_factor other than 1) is not supported")
-    match settings.get("rope_type", settings.get("type", "default")):
+    if settings.get("partial_rotary_factor", 1.0) not in (1.0, None):
+        raise SettingError("partial_rotary_factor", "partial rotary embedding (other than 1) is not supported")
+    match kind := settings.get("rope_type", settings.get("type", "default")):
         case "default" | None:
             return Rope(theta)
         case "linear":
-            return Rope(theta, RopeScaling("linear", float(settings["factor"])))
+            return Rope(theta, RopeScaling("linear", float(_need_of_rope(settings, "factor", kind))))
         case "llama3":
-            return Rope(
-                theta,
-                RopeScaling(
-                    "llama3",
-                    float(settings["factor"]),
-                    float(settings["low_freq_factor"]),
-                    float(settings["high_freq_factor"]),
-                    int(settings["original_max_position_embeddings"]),
-                ),
-            )
-        case kind:
-            raise ValueError(f"unsupported rotary embedding {kind!r}; supported: default, linear, llama3")
+            names = ("factor", "low_freq_factor", "high_freq_factor")
+            factor, low, high = (float(_need_of_rope(settings, name, kind)) for name in names)
+            if low >= high:
+                raise SettingError("low_freq_factor", f"expected less than high_freq_factor, {high}, got {low}")
+            length = _need_of_rope(settings, "original_max_position_embeddings", kind)
+            return Rope(theta, RopeScaling("llama3", factor, low, high, length))
+        case _:
+            raise SettingError("rope_type", f"unsupported {kind!r}; supported: default, linear, llama3")
+
+
+def _need_of_rope(settings: Mapping[str, Any], key: str, kind: str) -> Any:
+    if settings.get(key) is None:
+        raise SettingError(key, f"rotary settings of the type {kind} lack it")
+    return settings[key]
 
 
 def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from jaxspec.families.common import (
     read_windows,
 )
 from jaxspec.families.gguf import SETTINGS, TENSORS, read_rope_scaling
+from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope
 
@@ -40,13 +41,13 @@ _27B_LAYERS = 62
 def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
     for key in _UNSUPPORTED:
         if config.get(key):
-            raise ValueError(f"unsupported option {key}={config[key]!r} of gemma3_text; it must be unset")
+            raise SettingError(key, f"unsupported {config[key]!r} of gemma3_text; it must be unset")
     layers, width = need(config, "num_hidden_layers"), need(config, "hidden_size")
-    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     kinds = config.get("layer_types") or [LOCAL if (i + 1) % pattern else GLOBAL for i in range(layers)]
     return read_gated_config(
         config,
-        windows=read_windows(kinds, config.get("sliding_window", 4096)),
+        windows=read_windows(kinds, config.get("sliding_window", 4096), layers),
         ropes=_read_ropes(config, kinds),
         activation=read_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
         eps=1e-6,

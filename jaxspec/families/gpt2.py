@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
-from jaxspec.families.common import group_heads, map_norm, map_tensor, need, read_activation
+from jaxspec.families.common import divided, group_heads, map_norm, map_tensor, need, read_activation
+from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import TransformerConfig
 
 _GGUF_SETTINGS = {
@@ -35,9 +36,9 @@ _GGUF_TENSORS = {
 def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if config.get(key):
-            raise ValueError(f"unsupported option {key}={config[key]!r} of gpt2; it must be false")
+            raise SettingError(key, f"unsupported {config[key]!r} of gpt2; it must be false")
     if not config.get("scale_attn_weights", True):
-        raise ValueError("unsupported option scale_attn_weights=False of gpt2; it must be true")
+        raise SettingError("scale_attn_weights", "unsupported False of gpt2; it must be true")
     layers, heads, width = (need(config, key) for key in ("n_layer", "n_head", "n_embd"))
     return TransformerConfig(
         vocab_size=need(config, "vocab_size"),
@@ -45,7 +46,7 @@ def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
         width=width,
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=width // heads,
+        head_dim=divided(config, "n_embd", "n_head"),
         mlp_width=config.get("n_inner") or 4 * width,
         context_length=config.get("n_positions", 1024),
         ropes=(None,) * layers,

@@ -61,7 +61,7 @@ def _read_qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
         return (None,) * layers
     first = config.get("max_window_layers", 28)
     kinds = config.get("layer_types") or [GLOBAL if i < first else LOCAL for i in range(layers)]
-    return read_windows(kinds, config.get("sliding_window", 4096))
+    return read_windows(kinds, config.get("sliding_window", 4096), layers)
 
 
 def _write_llama(config: TransformerConfig) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxspec.core.files import read_json
+from jaxspec.families.settings import settings_of
 from jaxspec.families.table import read_config
 from jaxspec.nn.config import TransformerConfig
 
@@ -23,7 +25,5 @@ def shape(name: str) -> TransformerConfig:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"the model must be one of {', '.join(SHAPES)}, or a config.json or its folder, got {name!r}")
-    try:
-        return read_config(json.loads(path.read_text("utf-8")))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with settings_of(path):
+        return read_config(read_json(path))

@@ -7,6 +7,7 @@ from jaxspec.families.base import Family
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.gpt2 import GPT2
 from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from jaxspec.families.settings import SettingError, check_settings
 from jaxspec.nn.config import TransformerConfig
 
 # In the order in which `write_config` tries them.
@@ -20,7 +21,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
       config: the contents of `config.json`.
 
     Raises:
-      ValueError: the architecture is not supported.
+      ValueError: the architecture is not supported; a `SettingError`, as all errors of settings.
 
     Example:
       >>> jaxspec.families.find_family({"model_type": "gpt2"}).model_type
@@ -30,9 +31,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
     for family in FAMILIES:
         if family.model_type == kind:
             return family
-    raise ValueError(
+    raise SettingError(
+        "model_type",
         f"unsupported architecture {kind!r} (architectures: {config.get('architectures')}); "
-        f"supported model types: {', '.join(sorted(family.model_type for family in FAMILIES))}"
+        f"supported model types: {', '.join(sorted(family.model_type for family in FAMILIES))}",
     )
 
 
@@ -54,9 +56,10 @@ def read_config(config: Mapping[str, Any]) -> TransformerConfig:
         transformers 5 writes them, in `rope_parameters`.
 
     Raises:
-      ValueError: the architecture, its rotary embedding or one of its options is not supported, or a setting is
-        missing.
+      SettingError: the architecture, its rotary embedding or one of its options is not supported, or a setting is
+        missing, of another type or out of range.
     """
+    check_settings(config)
     return find_family(config).read_config(config)
 
 

@@ -24,10 +24,13 @@ def test_what_it_has_and_llama_has_not():
     assert config.activation == "gelu_tanh"
 
 
-@pytest.mark.parametrize("option", ["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"])
-def test_options_that_are_refused(option):
-    with pytest.raises(ValueError, match=f"unsupported option {option}=1.* of gemma3_text"):
-        read_config(CONFIG | {option: 1.0})
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("attn_logit_softcapping", 1.0), ("final_logit_softcapping", 1.0), ("use_bidirectional_attention", True)],
+)
+def test_options_that_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option}: unsupported {value} of gemma3_text"):
+        read_config(CONFIG | {option: value})
 
 
 def test_scales_are_stored_as_distances_from_one(tmp_path):

@@ -46,7 +46,7 @@ def test_windows():
     ("change", "message"),
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
-        ({"hidden_act": "relu"}, "hidden_act='relu'; supported: silu"),
+        ({"hidden_act": "relu"}, "hidden_act: unsupported activation 'relu'; supported: silu"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
         ({"hidden_size": None}, "of this llama model lacks 'hidden_size'"),
     ],
