@@ -8,12 +8,10 @@ import dataclasses
 import json
 import os
 import shutil
-import types
-import typing
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +22,7 @@ from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import FileFormatError, check_fields, read_json, reading
 from jaxspec.core.manifest import check_digests, with_digests
+from jaxspec.families.settings import check_saved, settings_of
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
@@ -179,35 +178,13 @@ def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
 def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
     """Reads the configuration in a manifest; errors name its field."""
     values = check_fields(path, "", manifest, {"config": dict}, _SAVE_AGAIN)["config"]
-    _check_like(path, "config", values, TransformerConfig)
-    ropes = tuple(_rope(path, f"config: ropes[{layer}]", rope) for layer, rope in enumerate(values["ropes"]))
     with reading(path, "config", _SAVE_AGAIN):
+        with settings_of(path, lambda key: f"config: {key}", _SAVE_AGAIN):
+            check_saved(values)
+        ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
         return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
 
 
-def _rope(path: Path, place: str, values: Any) -> Rope | None:
-    if values is None:
-        return None
-    _check_like(path, place, values, Rope)
+def _rope(values: dict[str, Any]) -> Rope:
     scaling = values["scaling"]
-    if scaling is None:
-        return Rope(**values)
-    _check_like(path, f"{place}: scaling", scaling, RopeScaling)
-    return Rope(values["theta"], RopeScaling(**scaling))
-
-
-def _check_like(path: Path, place: str, values: Any, kind: type) -> None:
-    """Compares the fields of a JSON object with those of a dataclass, and their types."""
-    hints = typing.get_type_hints(kind)
-    check_fields(path, place, values, {name: _in_json(hint) for name, hint in hints.items()}, _SAVE_AGAIN)
-    for name in values.keys() - hints.keys():
-        raise FileFormatError(path, f"{place}: {name}", f"{kind.__name__} has no such field", _SAVE_AGAIN)
-
-
-def _in_json(hint: Any) -> tuple[type, ...]:
-    """Returns the types that JSON's values have where a dataclass has this annotation."""
-    if isinstance(hint, types.UnionType):
-        return tuple(kind for part in typing.get_args(hint) for kind in _in_json(part))
-    if dataclasses.is_dataclass(hint):
-        return (dict,)
-    return {Literal: (str,), tuple: (list,)}.get(typing.get_origin(hint), (float, int) if hint is float else (hint,))
+    return Rope(values["theta"], None if scaling is None else RopeScaling(**scaling))

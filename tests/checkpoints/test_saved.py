@@ -77,6 +77,13 @@ def test_every_file_is_listed_and_others_may_lie_there(folder, model):
     _same(jaxspec.load(folder), model)
 
 
+def test_a_changed_configuration_is_seen(folder):
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"norm_eps": 1e-05', '"norm_eps": 1e-03'))
+    with pytest.raises(FileFormatError, match=r"jaxspec\.json: sha256: it was changed after it was written"):
+        jaxspec.load(folder)
+
+
 @pytest.mark.slow
 def test_no_bit_is_changed_in_silence(folder, model):
     for path in _files(folder):
@@ -140,13 +147,14 @@ def test_without_digests_orbax_finds_it(folder, name, what):
     ("change", "said"),
     [
         (lambda config: config.pop("width"), "config: width: is missing"),
-        (lambda config: config.update(width="16"), "config: width: expected int, got '16'"),
-        (lambda config: config.update(gated_mlp=1), "config: gated_mlp: expected bool, got 1"),
-        (lambda config: config.update(attention_scale=[]), r"config: attention_scale: expected float or int or null"),
-        (lambda config: config.update(wide=1), "config: wide: TransformerConfig has no such field"),
-        (lambda config: config.update(ropes=[3]), r"config: ropes\[0\]: expected a JSON object, got int"),
-        (lambda config: config["ropes"][0].update(theta=None), r"config: ropes\[0\]: theta: expected float or int"),
-        (lambda config: config["ropes"][0].update(scaling={"kind": "linear"}), r"scaling: factor: is missing"),
+        (lambda config: config.update(width="16"), "config: width: expected an integer from 1 to [0-9]+, got '16'"),
+        (lambda config: config.update(gated_mlp=1), "config: gated_mlp: expected true or false, got 1"),
+        (lambda config: config.update(norm_eps=float("nan")), "config: norm_eps: expected a number between 0 and 1"),
+        (lambda config: config.update(attention_scale=[]), "config: attention_scale: expected a number above 0"),
+        (lambda config: config.update(wide=1), "config: TypeError: .*wide"),
+        (lambda config: config.update(ropes=[3]), "config: ropes: expected a list of rotary embeddings"),
+        (lambda config: config["ropes"][0].update(theta=-1), "config: ropes.0.theta: expected a number above 0"),
+        (lambda config: config["ropes"][0].update(scaling={"kind": "linear"}), "config: TypeError: .*factor"),
         (lambda config: config.update(windows=[]), "config: windows must have one entry a layer"),
         (lambda config: config.update(vocab_size=100), "params: "),
     ],

@@ -70,15 +70,15 @@ MUTANTS = (
     Mutant(
         "a sequence's states are read from another's place",
         "training/features.py",
-        "starts[number] : starts[number + 1]]",
-        "0 : starts[number + 1] - starts[number]]",
+        "(shard, layer).states[start:end]",
+        "(shard, layer).states[: end - start]",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(
         "states are computed anew for each batch",
         "training/features.py",
-        "file.there[member] = 1",
-        "file.there[member] = 0",
+        "self.checksums[number] = _checksum(states)",
+        "self.checksums[number] = 0",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(
