@@ -5,10 +5,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
+from jaxspec.core.files import FileFormatError, check_fields, read_json_line, reading
 from jaxspec.training.files import differences, write_text
 
 # All else in a header may change between the parts of one run.
 _SAME = ("setting", "machine")
+_ANOTHER = "pass another file"
+_NUMBER = (int, float)
+# What a line has, by its kind, where a run is resumed.
+_KINDS = {
+    "run": {"setting": dict, "machine": dict},
+    "turn": {
+        **dict.fromkeys(("unit", "questions", "left_out", "prompt_tokens"), list),
+        **dict.fromkeys(("batch", "turn", "peak_memory_bytes"), int),
+        "temperature": _NUMBER,
+        "task": str,
+        "cases": dict,
+    },
+}
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -98,7 +112,8 @@ class Results:
           resume: go on with the file, if it exists.
 
         Raises:
-          ValueError: the file exists and is not to be resumed, is damaged, or is of another run.
+          ValueError: the file exists and is not to be resumed, or is of another run.
+          FileFormatError: a line of it is damaged.
           OSError: it cannot be written.
         """
         self._path = path
@@ -124,16 +139,12 @@ class Results:
         self._write([{"kind": kind} | one for kind, several in figures.items() for one in several])
 
     def _read(self, path: Path) -> None:
-        lines = []
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-            try:
-                kind = (record := json.loads(line))["kind"]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number} is no record of a run; pass another file") from None
-            if kind in ("run", "turn"):  # figures follow from these
-                lines.append(record)
-        if not lines or lines[0]["kind"] != "run":
-            raise ValueError(f"{path} does not begin with the header of a run; pass another file")
+        with reading(path, advice=_ANOTHER):
+            text = path.read_bytes()
+        lines = [_record(path, number, line) for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [record for record in lines if record["kind"] in _KINDS]  # figures follow from these
+        if not lines or [place for place, record in enumerate(lines) if record["kind"] == "run"] != [0]:
+            raise FileFormatError(path, "", "expected one header of a run, in its first line", _ANOTHER)
         before, now = ({part: header.get(part) for part in _SAME} for header in (lines[0], self._header))
         if told := differences(before, now):
             raise ValueError(f"{path} holds another run: {told}. Pass the same, or another file")
@@ -143,3 +154,17 @@ class Results:
         if self._path is not None:
             lines = (json.dumps(line, ensure_ascii=False) for line in (self._header, *self.records, *figures))
             write_text(self._path, "".join(f"{line}\n" for line in lines))
+
+
+def _record(path: Path, number: int, line: bytes) -> Any:
+    """Reads a line of the file."""
+    place = f"line {number}"
+    record = read_json_line(path, number, line, _ANOTHER)
+    kind = check_fields(path, place, record, {"kind": str}, _ANOTHER)["kind"]
+    check_fields(path, place, record, _KINDS.get(kind, {}), _ANOTHER)
+    for label, repeats in record["cases"].items() if kind == "turn" else ():
+        check_fields(path, f"{place}: cases", record["cases"], {label: list}, _ANOTHER)
+        for one, repeat in enumerate(repeats):
+            where = f"{place}: cases: {label}[{one}]"
+            check_fields(path, where, repeat, {"seconds": _NUMBER, "tokens": list}, _ANOTHER)
+    return record

@@ -1,10 +1,15 @@
-"""Reads and writes jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files."""
+"""Reads and writes jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files.
 
+The JSON lists the SHA-256 of every file.
+"""
+
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,9 @@ from jax.experimental import multihost_utils
 
 from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.files import FileFormatError, check_fields, read_json, reading
+from jaxspec.core.manifest import check_digests, with_digests
+from jaxspec.families.settings import check_saved, settings_of
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
@@ -26,7 +34,9 @@ from jaxspec.sharding.placement import Placement, put
 
 MANIFEST = "jaxspec.json"
 _PARAMS, _TOKENIZER = "params", "tokenizer"
-_VERSION = 2
+# The one before lists no digests.
+_VERSION, _WITHOUT_DIGESTS = 3, 2
+_SAVE_AGAIN = "save the model again"
 
 
 def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
@@ -63,7 +73,7 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     partial = path.with_name(f".{path.name}.{np.asarray(name, np.uint8).tobytes().hex()}.partial")
     try:
         by_first(lambda: _open(path, partial))
-        _write_params(model, partial)
+        write_arrays(partial / _PARAMS, model.params)
         by_first(lambda: _finish(model, partial, path))
     finally:
         if jax.process_index() == 0:
@@ -77,13 +87,6 @@ def _open(path: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _write_params(model: LanguageModel, folder: Path) -> None:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / _PARAMS, model.params)
-
-
 def _finish(model: LanguageModel, folder: Path, path: Path) -> None:
     if model.tokenizer is not None:
         model.tokenizer.save(folder / _TOKENIZER)
@@ -92,7 +95,7 @@ def _finish(model: LanguageModel, folder: Path, path: Path) -> None:
         "dtype": model.dtype.name,
         "config": dataclasses.asdict(model.module.config),
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+    (folder / MANIFEST).write_text(json.dumps(with_digests(folder, manifest), indent=2), "utf-8")
     os.rename(folder, path)
 
 
@@ -105,28 +108,62 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
       placement: where parameters go; `None` is the default device.
 
     Raises:
-      ValueError: a file is missing or damaged, or a newer jaxspec wrote the folder.
+      FileFormatError: a file is missing or damaged, or a newer jaxspec wrote the folder.
+    """
+    path = folder / MANIFEST
+    manifest = read_json(path, _SAVE_AGAIN)
+    version = check_fields(path, "", manifest, {"version": int}, _SAVE_AGAIN)["version"]
+    if version not in (_VERSION, _WITHOUT_DIGESTS):
+        advice = "load the original model and save it again" if version == 1 else "upgrade jaxspec"
+        raise FileFormatError(path, "version", f"expected {_VERSION}, got {version}", advice)
+    if version == _VERSION or "sha256" in manifest:
+        check_digests(path, manifest, _SAVE_AGAIN)
+    config = _config(path, manifest)
+    with reading(path, "config", _SAVE_AGAIN):
+        module = Transformer(config, dtype)
+        like = _abstract_params(module, placement)
+    params = read_arrays(folder / _PARAMS, like, _SAVE_AGAIN)
+    tokenizer = folder / _TOKENIZER
+    model = LanguageModel(module, params, Tokenizer.from_folder(tokenizer) if tokenizer.is_dir() else None)
+    return model if placement is None else placed(model, placement)
+
+
+def write_arrays(folder: Path, arrays: Any) -> None:
+    """Writes a pytree of arrays by orbax, in a new folder; every process of JAX makes this call."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.absolute(), arrays)
+
+
+def read_arrays(folder: Path, like: Any, advice: str) -> Any:
+    """Reads a pytree of arrays that `write_arrays` wrote.
+
+    Args:
+      folder: the folder.
+      like: shapes, dtypes and shardings.
+      advice: what to do where it cannot be read.
+
+    Raises:
+      FileFormatError: the folder is missing, damaged, or holds other arrays.
     """
     import orbax.checkpoint as ocp
 
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        version = manifest["version"]
-        if version == _VERSION:
-            module = Transformer(_config(manifest["config"]), dtype)
-            with ocp.StandardCheckpointer() as checkpointer:
-                params = checkpointer.restore(folder.absolute() / _PARAMS, _abstract_params(module, placement))
-            path = folder / _TOKENIZER
-            model = LanguageModel(module, params, Tokenizer.from_folder(path) if path.is_dir() else None)
-            return model if placement is None else placed(model, placement)
-    except Exception as error:  # orbax and its storage layer raise many kinds
-        raise ValueError(
-            f"{folder} is no complete jaxspec checkpoint ({type(error).__name__}: {error}); save the model again"
-        ) from error
-    raise ValueError(
-        f"{folder} is of checkpoint version {version}, expected {_VERSION}; "
-        + ("load the original model and save it again" if version == 1 else "upgrade jaxspec")
-    )
+    if not folder.is_dir():
+        raise FileFormatError(folder, "", "there is no such folder", advice)
+    with _reading_by_orbax(folder, advice), ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(folder.absolute(), like)
+
+
+@contextlib.contextmanager
+def _reading_by_orbax(folder: Path, advice: str) -> Iterator[None]:
+    with reading(folder, "", advice):
+        try:
+            yield
+        except Exception as error:
+            if type(error) is Exception:  # what its storage layer could not read becomes this, and nothing more exact
+                raise ValueError(str(error)) from error
+            raise
 
 
 def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
@@ -138,9 +175,14 @@ def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
 
 
-def _config(values: dict[str, Any]) -> TransformerConfig:
-    ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
-    return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
+def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
+    """Reads the configuration in a manifest; errors name its field."""
+    values = check_fields(path, "", manifest, {"config": dict}, _SAVE_AGAIN)["config"]
+    with reading(path, "config", _SAVE_AGAIN):
+        with settings_of(path, lambda key: f"config: {key}", _SAVE_AGAIN):
+            check_saved(values)
+        ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
+        return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
 
 
 def _rope(values: dict[str, Any]) -> Rope:

@@ -5,9 +5,10 @@ import json
 import os
 import re
 import struct
+import textwrap
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _RAISED_BY_PARSERS = (
 _KEY = re.compile(r'"((?:[^"\\]|\\.){1,200})"\s*:')
 _TOO_MUCH = re.compile(r"[\[{]{500}|\d{4000}")
 DOWNLOAD_AGAIN = "delete it and download it again"
+# Some of them repeat all that they were asked.
+_LONGEST = 300
 
 
 class FileFormatError(ValueError):
@@ -73,7 +76,7 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
         raise
     except _RAISED_BY_PARSERS as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        said = " ".join(str(error).split()) or "no reason given"
+        said = textwrap.shorten(str(error), _LONGEST, placeholder=" ...") or "no reason given"
         raise FileFormatError(path, place, f"{kind}{said}", advice) from error
 
 
@@ -121,9 +124,7 @@ def parse_json(path: Path, raw: bytes, advice: str = DOWNLOAD_AGAIN) -> dict[str
             value = json.loads(text, object_pairs_hook=to_dict)
     except FileFormatError as error:
         raise FileFormatError(path, error.place or _near(text, error.__cause__), error.problem, advice) from error
-    if not isinstance(value, dict):
-        raise FileFormatError(path, "", f"expected a JSON object, got {type(value).__name__}", advice)
-    return value
+    return check_fields(path, "", value, {}, advice)
 
 
 def _near(text: str, error: BaseException | None) -> str:
@@ -136,3 +137,53 @@ def _near(text: str, error: BaseException | None) -> str:
     with contextlib.suppress(ValueError):
         key = json.loads(f'"{key}"')
     return f"near {key}" if key else ""
+
+
+def read_json_line(path: Path, number: int, line: bytes, advice: str) -> dict[str, Any]:
+    """Reads the JSON object in one line of a file.
+
+    Args:
+      path: the file, for the error.
+      number: the line's, from 1.
+      line: its bytes, in UTF-8.
+      advice: what to do where it cannot be read.
+
+    Raises:
+      FileFormatError: it is no JSON, or no object.
+    """
+    with reading(path, f"line {number}", advice):
+        value = json.loads(line.decode("utf-8"))
+    return check_fields(path, f"line {number}", value, {}, advice)
+
+
+def check_fields(
+    path: str | os.PathLike[str],
+    place: str,
+    value: Any,
+    kinds: Mapping[str, type | tuple[type, ...]],
+    advice: str,
+) -> dict[str, Any]:
+    """Returns a JSON object that has these fields, each of its type; others may stand beside them.
+
+    Args:
+      path: the file, for the error.
+      place: where in it the object stands; empty for the whole file.
+      value: what was read there.
+      kinds: the types of each field. Where an integer is expected `true` is none.
+      advice: what to do where one is missing or of another type.
+
+    Raises:
+      FileFormatError: it is no object, or a field is missing or of another type.
+    """
+    if not isinstance(value, Mapping):
+        raise FileFormatError(path, place, f"expected a JSON object, got {type(value).__name__}", advice)
+    for name, kind in kinds.items():
+        where, kind = f"{place}: {name}" if place else name, kind if isinstance(kind, tuple) else (kind,)
+        if name not in value:
+            raise FileFormatError(path, where, "is missing", advice)
+        found = value[name]
+        if not isinstance(found, kind) or (isinstance(found, bool) and bool not in kind):
+            names = " or ".join("null" if one is type(None) else one.__name__ for one in kind)
+            shown = textwrap.shorten(repr(found), 80, placeholder=" ...")
+            raise FileFormatError(path, where, f"expected {names}, got {shown}", advice)
+    return dict(value)

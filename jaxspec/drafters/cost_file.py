@@ -2,17 +2,23 @@
 
 import hashlib
 import json
+import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxspec.checkpoints import zoo
+from jaxspec.core.files import FileFormatError, check_fields, reading
+from jaxspec.core.manifest import digest_of
 from jaxspec.core.model import Model
 from jaxspec.drafters.base import Drafter
 from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
+
+_UNUSED = "costs are estimated until `jaxspec plan` measures them again"
 
 
 def cost_file() -> Path:
@@ -42,6 +48,7 @@ def save_costs(target: Model, drafter: Drafter, costs: dict[int, float], *, batc
     path, setting = cost_file(), setting_of(target, drafter, batch)
     kept = [one for one in _read(path) if one["setting"] != setting]
     found = {"setting": setting, "costs": {str(n): cost for n, cost in costs.items()}}
+    found["sha256"] = digest_of(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps([*kept, found], indent=1), "utf-8")
@@ -66,12 +73,31 @@ def saved_costs(
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Reads all that is saved. A file that is damaged, or of another form, holds nothing: it is only a cache."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        return [one for one in found if isinstance(one["costs"], dict) and isinstance(one["setting"], dict)]
-    except (OSError, ValueError, TypeError, KeyError):
+    """Reads all that is saved. A file that is damaged holds nothing, and that is said: it is only a cache."""
+    if not path.exists():
         return []
+    try:
+        with reading(path, advice=_UNUSED):
+            found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, list):
+            raise FileFormatError(path, "", f"expected a list, got {type(found).__name__}", _UNUSED)
+        for number, one in enumerate(found):
+            _check(path, f"[{number}]", one)
+    except FileFormatError as error:
+        print(f"jaxspec: {error}", file=sys.stderr)
+        return []
+    return found
+
+
+def _check(path: Path, place: str, one: Any) -> None:
+    """Raises `FileFormatError` unless this is what `save_costs` wrote of one setting."""
+    check_fields(path, place, one, {"setting": dict, "costs": dict}, _UNUSED)
+    check_fields(path, f"{place}: costs", one["costs"], dict.fromkeys(one["costs"], (int, float)), _UNUSED)
+    if not all(0 < cost < math.inf for cost in one["costs"].values()):
+        raise FileFormatError(path, f"{place}: costs", "expected numbers above 0", _UNUSED)
+    said = {name: value for name, value in one.items() if name != "sha256"}
+    if "sha256" in one and one["sha256"] != digest_of(said):  # earlier ones have none
+        raise FileFormatError(path, place, "it was changed after it was written", _UNUSED)
 
 
 def _shapes(models: Any) -> str:

@@ -9,8 +9,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from jaxspec.core.files import FileFormatError, reading
 from jaxspec.training.batching import BatchSchedule, widths_for
-from jaxspec.training.files import Sequences, read_manifest, sha256
+from jaxspec.training.files import MANIFEST, Sequences, read_manifest, sha256
+
+_REMAKE = "run `jaxspec data` again to remake it"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,13 +54,13 @@ class Dataset:
           unfinished: take the shards that there are of a set that is not finished.
 
         Raises:
-          ValueError: a folder holds no finished set, a shard is damaged, or the tokenizers differ.
-          OSError: a shard cannot be read.
+          ValueError: a folder holds no finished set, or the tokenizers differ.
+          FileFormatError: a manifest or a shard is damaged or missing.
         """
         folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
         if not folders:
             raise ValueError("there is no folder to read; pass one that `jaxspec data` wrote")
-        manifests = [_manifest(folder, unfinished) for folder in folders]
+        manifests = [manifest_of(folder, unfinished=unfinished) for folder in folders]
         first = manifests[0]["target"]
         for folder, manifest in zip(folders, manifests, strict=True):
             for name in ("tokenizer", "vocab_size"):
@@ -68,9 +71,9 @@ class Dataset:
                     )
         categories = sorted({name for manifest in manifests for name in manifest["categories"]})
         parts = [
-            _shard(folder / entry["file"], entry["sha256"], [categories.index(name) for name in manifest["categories"]])
+            _shard(folder, number, entry, [categories.index(name) for name in manifest["categories"]])
             for folder, manifest in zip(folders, manifests, strict=True)
-            for entry in manifest["shards"]
+            for number, entry in enumerate(manifest["shards"])
         ]
         sequences = _join(parts)
         entries = [entry for manifest in manifests for entry in manifest["shards"]]
@@ -176,8 +179,13 @@ class Dataset:
         return dataclasses.replace(self, chosen=self.chosen[mask])
 
 
-def _manifest(folder: Path, unfinished: bool) -> dict[str, Any]:
-    """Reads the manifest of a set that can be used."""
+def manifest_of(folder: Path, *, unfinished: bool = False) -> dict[str, Any]:
+    """Reads the manifest of a set that can be used.
+
+    Raises:
+      ValueError: there is none, or the set is not finished.
+      FileFormatError: it is damaged.
+    """
     manifest = read_manifest(folder)
     if manifest is None:
         raise ValueError(f"{folder} holds no training set; pass a folder that `jaxspec data` wrote")
@@ -186,13 +194,20 @@ def _manifest(folder: Path, unfinished: bool) -> dict[str, Any]:
     return manifest
 
 
-def _shard(path: Path, digest: str, category_names: list[int]) -> Sequences:
-    """Reads a shard and checks its hash."""
-    data = path.read_bytes()
-    if sha256(data) != digest:
-        raise ValueError(f"{path} is damaged: its sha256 is not the manifest's; run `jaxspec data` again to remake it")
-    sequences = Sequences.from_bytes(data)
-    return dataclasses.replace(sequences, category=np.asarray(category_names, np.int32)[sequences.category])
+def _shard(folder: Path, number: int, entry: dict[str, Any], category_names: list[int]) -> Sequences:
+    """Reads a shard, and compares it with its entry in the manifest."""
+    path = folder / entry["file"]
+    with reading(path, advice=_REMAKE):
+        data = path.read_bytes()
+        if sha256(data) != entry["sha256"]:
+            raise FileFormatError(path, "", "its SHA-256 is not the manifest's", _REMAKE)
+        sequences = Sequences.from_bytes(data)
+        category = np.asarray(category_names, np.int32)[sequences.category]
+    for name, array in (("sequences", sequences.category), ("tokens", sequences.tokens)):
+        if len(array) != entry[name]:
+            problem = f"expected {len(array)}, as in {path.name}, got {entry[name]}"
+            raise FileFormatError(folder / MANIFEST, f"shards[{number}]: {name}", problem, _REMAKE)
+    return dataclasses.replace(sequences, category=category)
 
 
 def _join(parts: list[Sequences]) -> Sequences:

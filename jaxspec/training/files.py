@@ -17,10 +17,16 @@ import filelock
 import jax
 import numpy as np
 
+from jaxspec.core.files import FileFormatError, check_fields, read_json
+
 MANIFEST = "manifest.json"
 VERSION = 1
 # All else in a manifest follows from these, or changes while the set is made.
-_MAKING = ("target", "options", "prompts", "excluded")
+_MAKING = {"target": dict, "options": dict, "prompts": list, "excluded": list}
+_ALL = {**_MAKING, "categories": list, "shards": list, "complete": bool}
+_TARGET = {"vocab_size": int, "tokenizer": str}
+_SHARD = {"file": str, "sha256": str, "sequences": int, "tokens": int, "answer_tokens": int, "left_out": dict}
+MAKE_ANEW = "run `jaxspec data` again, into another --out"
 _MOST_SAMPLES, _SHOWN = 4096, 4
 
 
@@ -88,18 +94,25 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Reads a folder's manifest; `None` if it has none.
 
     Raises:
-      ValueError: it is damaged, or of another version.
+      FileFormatError: it is damaged, or of another version.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        version = manifest["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no manifest of a training set ({error!r})") from None
+    manifest = read_json(path, MAKE_ANEW)
+    version = check_fields(path, "", manifest, {"version": int}, MAKE_ANEW)["version"]
     if version != VERSION:
-        raise ValueError(f"{path} has version {version}, expected {VERSION}; make the set anew")
+        raise FileFormatError(path, "version", f"expected {VERSION}, got {version}", MAKE_ANEW)
+    check_fields(path, "", manifest, _ALL, MAKE_ANEW)
+    check_fields(path, "target", manifest["target"], _TARGET, MAKE_ANEW)
+    for place, name in enumerate(manifest["categories"]):
+        if not isinstance(name, str):
+            raise FileFormatError(path, f"categories[{place}]", f"expected str, got {name!r}", MAKE_ANEW)
+    for place, shard in enumerate(manifest["shards"]):
+        name = check_fields(path, f"shards[{place}]", shard, _SHARD, MAKE_ANEW)["file"]
+        if set(name) & {"/", "\\", "\0"} or name in ("", ".", ".."):
+            problem = f"expected a file of the same folder, got {name!r}"
+            raise FileFormatError(path, f"shards[{place}]: file", problem, MAKE_ANEW)
     return manifest
 
 

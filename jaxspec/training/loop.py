@@ -128,8 +128,8 @@ def train(
         # Only now: what cannot begin does not claim the folder.
         check_same_run(out, run)
         task = _Task(recipe, target, counts, options, batches, key, validation, placement, stored)
-        with Checkpoints(out / "checkpoints", options.keep) as checkpoints:
-            state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
+        checkpoints = Checkpoints(out / "checkpoints", options.keep)
+        state, curve, spent = _run(task, laid_out(first, placement), checkpoints, out, quiet=quiet)
         params = to_host(state.params)
         _put(out / "head", lambda path: recipe.save(params, target, counts, path))
         if aside is not None:
@@ -231,12 +231,15 @@ def _measured(line: dict[str, Any]) -> str:
 
 def _put(folder: Path, write: Callable[[Path], Any]) -> None:
     """Writes a drafter's folder and then puts it in the place of an older one; does nothing if nothing is written."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
     write(partial)
     if partial.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
         partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _measure(recipe: Recipe, target: LanguageModel, aside: Iterable[Batch], folder: Path) -> None:

@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from jaxspec.core.files import reading
+
 UNSTATED = "unstated"
 TURNS_FILE = "prompts.sha256.gz"
 RUN = 13
 _FORMS = ("prompt", "turns", "messages")
+_HALF = re.compile("[\ud800-\udfff]")
 _WORD = re.compile(r"\w+")
 
 
@@ -72,7 +75,8 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
     turns, a string or a list of its parts; other keys are ignored.
 
     Raises:
-      ValueError: a line is none of these, with the file's name and the line's number; or there is no line.
+      FileFormatError: a line is none of these; names the file and the line.
+      ValueError: there is no line.
       OSError: a file cannot be read.
     """
     conversations = [conversation for path in paths for conversation in _read(Path(path))]
@@ -88,10 +92,9 @@ def _read(path: Path) -> Iterator[Conversation]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                yield _parse(json.loads(line.decode("utf-8")))
-            except ValueError as error:  # of JSON and of UTF-8 too
-                raise ValueError(f"{path}, line {number}: {error}") from None
+            with reading(path, f"line {number}", advice=""):
+                conversation = _parse(json.loads(line.decode("utf-8")))
+            yield conversation
 
 
 def _parse(fields: Any) -> Conversation:
@@ -165,6 +168,8 @@ def _string(value: Any, name: str) -> str:
     """Reads a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, got {_kind(value)}")
+    if half := _HALF.search(value):
+        raise ValueError(f"{name} must be of whole characters, got half of a surrogate pair at {half.start()}")
     return value
 
 

@@ -16,10 +16,13 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
+from jaxspec.core.files import FileFormatError, check_fields, read_json_line, reading
 from jaxspec.training.files import write_text
 from jaxspec.training.state import COUNTS
 
 _CURVE = "metrics.jsonl"
+_MEND = "mend it, or delete the file: the lines up to the last checkpoint are then lost"
+_NUMBER = (int, float)
 _PACKAGES = ("jaxspec-decode", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#c05621", "#718096"
 
@@ -72,11 +75,15 @@ class Curve:
     """Writes the curve of a run: one line of JSON for every few updates, in a file as they come."""
 
     def __init__(self, folder: Path, step: int):
-        """Reads the lines up to an update and drops those after it, which will be written again."""
+        """Reads the lines up to an update and drops those after it, which will be written again.
+
+        Raises:
+          FileFormatError: a line is damaged, other than one that a dying process left unfinished.
+        """
         self._path = folder / _CURVE
         self.lines: list[dict[str, Any]] = []
         if self._path.exists():
-            self.lines = [line for line in _parsed(self._path.read_text("utf-8")) if line["step"] <= step]
+            self.lines = [line for line in _parsed(self._path) if line["step"] <= step]
         write_text(self._path, "".join(map(_written, self.lines)))
 
     def add(self, line: dict[str, Any]) -> None:
@@ -124,13 +131,32 @@ class Window:
         return means, {name: sum(int(one[name]) for one in reported) for name in COUNTS[1:]}
 
 
-def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """Yields the lines up to one that was cut off."""
-    for line in text.splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:  # the process died while it wrote this one
-            return
+def _parsed(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines, but for a last one that was cut off: the process died while it wrote it."""
+    with reading(path, advice=_MEND):
+        *lines, rest = path.read_bytes().split(b"\n")
+    before = 0
+    for number, line in enumerate(lines, start=1):
+        found = _line(path, number, line, before)
+        before = found["step"]
+        yield found
+    if rest:
+        with contextlib.suppress(FileFormatError):
+            yield _line(path, len(lines) + 1, rest, before)
+
+
+def _line(path: Path, number: int, line: bytes, before: int) -> dict[str, Any]:
+    """Reads one line, of an update after the one `before`."""
+    found, place = read_json_line(path, number, line, _MEND), f"line {number}"
+    kinds = dict.fromkeys(found.keys() - {"measured"}, _NUMBER) | {"step": int, "tokens": int, "seconds": _NUMBER}
+    check_fields(path, place, found, kinds, _MEND)
+    if found["step"] <= before:
+        raise FileFormatError(path, f"{place}: step", f"expected more than {before}, got {found['step']}", _MEND)
+    if "measured" in found:
+        measured = check_fields(path, f"{place}: measured", found["measured"], {"greedy": dict, "sampled": dict}, _MEND)
+        for kind in ("greedy", "sampled"):
+            check_fields(path, f"{place}: measured: {kind}", measured[kind], {"mean_acceptance_length": _NUMBER}, _MEND)
+    return found
 
 
 def _written(line: dict[str, Any]) -> str:

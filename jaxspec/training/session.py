@@ -1,7 +1,5 @@
 """Prepares a training run of data that `jaxspec data` made: checks, how many updates, and what to validate on."""
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +7,9 @@ from typing import Any
 
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.batching import Batch
-from jaxspec.training.dataset import Dataset
+from jaxspec.training.dataset import Dataset, manifest_of
 from jaxspec.training.evaluation import Prompts, prompts_of
-from jaxspec.training.files import MANIFEST
+from jaxspec.training.files import MANIFEST, sha256
 from jaxspec.training.state import TrainingOptions
 
 
@@ -81,10 +79,9 @@ def all_batches(data: Dataset, options: TrainingOptions) -> Iterator[Batch]:
 
 def describe_folder(folder: Path) -> dict[str, Any]:
     """Returns what a report says of a training set: its hash and its counts, without its path."""
-    data = (folder / MANIFEST).read_bytes()
-    manifest = json.loads(data)
+    manifest = manifest_of(folder)
     total = {
         name: sum(shard[name] for shard in manifest["shards"]) for name in ("sequences", "tokens", "answer_tokens")
     }
-    sources = {name: manifest[name] for name in ("options", "prompts") if name in manifest}
-    return {"name": folder.name, "manifest_sha256": hashlib.sha256(data).hexdigest()} | total | sources
+    sources = {name: manifest[name] for name in ("options", "prompts")}
+    return {"name": folder.name, "manifest_sha256": sha256((folder / MANIFEST).read_bytes())} | total | sources

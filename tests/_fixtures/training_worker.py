@@ -46,7 +46,7 @@ class Deadly(Conversations):
 
 
 def watch(folder: Path) -> None:
-    while not any("tmp" in path.name for path in folder.glob("*")):
+    while not any(folder.glob(".*.partial")):
         pass
     die()
 

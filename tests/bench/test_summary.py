@@ -184,8 +184,9 @@ class TestResults:
 
     def _written(self, path):
         results = Results(path, self.header)
-        results.add([{"kind": "turn", "unit": [1, 0.0, 0], "turn": turn} for turn in (0, 1)])
-        results.add([{"kind": "turn", "unit": [1, 0.0, 1], "turn": 0}])
+        first, second = _records()
+        results.add([first | {"turn": turn} for turn in (0, 1)])
+        results.add([second])
         results.finish({"summary": [{"task": "qa"}]})
         return path.read_text()
 
@@ -215,9 +216,9 @@ class TestResults:
         ("text", "resume", "said"),
         [
             ("", False, "exists; pass --resume"),
-            ("", True, "does not begin with the header"),
-            ('{"kind": "run"\n', True, "line 1 is no record"),
-            ("[]\n", True, "line 1 is no record"),
+            ("", True, "expected one header of a run, in its first line"),
+            ('{"kind": "run"\n', True, "line 1: JSONDecodeError"),
+            ("[]\n", True, "line 1: expected a JSON object, got list"),
             ('{"kind": "run", "setting": {"repeats": 3}, "machine": {"jax": "1"}}\n', True, "repeats was 3, now 2"),
             ('{"kind": "run", "setting": {"repeats": 2}, "machine": {}}\n', True, "jax was None, now '1'"),
         ],

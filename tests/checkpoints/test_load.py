@@ -227,11 +227,11 @@ def test_damaged_saved_model(tmp_path):
     jaxspec.save(model, tmp_path / "saved")
     manifest = json.loads((tmp_path / "saved" / saved.MANIFEST).read_text())
     (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
-    with pytest.raises(ValueError, match="version 99, expected 2; upgrade"):
+    with pytest.raises(ValueError, match="version: expected 3, got 99; upgrade"):
         jaxspec.load(tmp_path / "saved")
     (tmp_path / "saved" / saved.MANIFEST).write_text(json.dumps(manifest | {"version": 1}))
-    with pytest.raises(ValueError, match="version 1, expected 2; load the original model and save it again"):
+    with pytest.raises(ValueError, match="version: expected 3, got 1; load the original model and save it again"):
         jaxspec.load(tmp_path / "saved")
     (tmp_path / "saved" / saved.MANIFEST).write_text('{"version": 2}')
-    with pytest.raises(ValueError, match="no complete jaxspec checkpoint"):
+    with pytest.raises(ValueError, match="jaxspec.json: config: is missing"):
         jaxspec.load(tmp_path / "saved")

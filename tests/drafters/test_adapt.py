@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +173,26 @@ def test_where_no_row_may_draft_none_is_searched():
 def test_medusa_drafts_at_most_one_token_a_head():
     drafter = jaxspec.MedusaDrafter(medusa.paper_head(TARGET, heads=3))
     assert adapt(drafter, TARGET).lengths == (0, 2, 3) and adapt(drafter, TARGET, 2).lengths == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:-9], "JSONDecodeError"),
+        (lambda text: "[" * 100_000, "RecursionError"),
+        (lambda text: "{}", "expected a list, got dict"),
+        (lambda text: text.replace('"costs"', '"cost"'), r"\[0\]: costs: is missing"),
+        (lambda text: text.replace("2.0", '"2.0"', 1), r"\[0\]: costs: 0: expected int or float, got '2.0'"),
+        (lambda text: text.replace("2.0", "-2.0", 1), r"\[0\]: costs: expected numbers above 0"),
+        (lambda text: text.replace("2.0", "NaN", 1), r"\[0\]: costs: expected numbers above 0"),
+        (lambda text: text.replace("2.0", "9.0", 1), r"\[0\]: it was changed after it was written"),
+    ],
+)
+def test_a_damaged_file_of_costs_holds_nothing_and_is_named(damage, said, capsys):
+    drafter = jaxspec.NGramDrafter(k=4)
+    path = save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
+    path.write_text(damage(path.read_text()))
+    assert saved_costs(TARGET, drafter, LENGTHS) is None
+    assert re.search(rf"^jaxspec: .*costs\.json: {said}.*; costs are estimated until", capsys.readouterr().err)
+    save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
+    assert saved_costs(TARGET, drafter, LENGTHS) == (2.0,) * len(LENGTHS)

@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 _LOAD = "tests/checkpoints/test_load.py"
+_SAVED = "tests/checkpoints/test_saved.py"
+_DAMAGED = "tests/training/test_damaged.py"
 
 MUTANTS = (
     Mutant(
@@ -53,5 +55,62 @@ MUTANTS = (
         "if count > CHARACTERS:",
         "if count < 0:",
         ("tests/checkpoints/test_chat_template.py::test_what_a_template_may_not",),
+    ),
+    Mutant(
+        "files of a saved model are not compared with their digests",
+        "core/manifest.py",
+        "if now != digest:",
+        "if not now:",
+        (f"{_SAVED}::test_a_damaged_file_is_named",),
+    ),
+    Mutant(
+        "what a manifest says may be changed",
+        "core/manifest.py",
+        "!= manifest[_OWN]:",
+        'in ("", manifest):',
+        (f"{_SAVED}::test_a_changed_configuration_is_seen",),
+    ),
+    Mutant(
+        "a name in a manifest leads out of its folder",
+        "core/manifest.py",
+        "found = _files(path.parent)",
+        "found = {name: path.parent / name for name in manifest[_FILES]}",
+        (f"{_SAVED}::test_names_that_lead_elsewhere_are_not_opened",),
+    ),
+    Mutant(
+        "a damaged checkpoint of training is restored",
+        "training/checkpoints.py",
+        "                self._check(step)",
+        "                self._folder",
+        (f"{_DAMAGED}::TestCheckpoints::test_the_one_before_is_taken",),
+    ),
+    Mutant(
+        "an old checkpoint is removed file by file",
+        "training/checkpoints.py",
+        "        shutil.rmtree(removed)",
+        "        removed.rename(self._folder / str(step))\n        shutil.rmtree(self._folder / str(step))",
+        (f"{_DAMAGED}::TestCheckpoints::test_half_of_a_removed_one_is_not_seen",),
+    ),
+    Mutant(
+        "states are read whatever their bytes are",
+        "training/features.py",
+        "if expected == _checksum(states):",
+        "if expected:",
+        (f"{_DAMAGED}::TestStates::test_other_bytes_are_not_read",),
+    ),
+    Mutant(
+        "files of states have no room on the disk yet",
+        "training/features.py",
+        "os.posix_fallocate(file.fileno(), 0, size)",
+        "os.truncate(file.fileno(), size)",
+        (f"{_DAMAGED}::TestStates",),
+    ),
+    Mutant(
+        "a line of a curve that cannot be read ends it",
+        "training/report.py",
+        "        found = _line(path, number, line, before)\n",
+        "        try:\n            found = _line(path, number, line, before)\n"
+        "        except FileFormatError:\n            return\n",
+        (f"{_DAMAGED}::TestRun::test_a_line_of_its_curve",),
     ),
 )

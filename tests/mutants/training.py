@@ -41,8 +41,9 @@ MUTANTS = (
     Mutant(
         "the optimizer forgets at a checkpoint",
         "training/checkpoints.py",
-        'return join(restored["state"], like), restored["counts"]',
-        'return TrainState(restored["state"].step, restored["state"].params, like.optimizer), restored["counts"]',
+        "return join(read_arrays(folder / _STATE, abstract, _ADVICE), like), counts",
+        "state = read_arrays(folder / _STATE, abstract, _ADVICE)\n"
+        "        return TrainState(state.step, state.params, like.optimizer), counts",
         (_DIED,),
     ),
     Mutant(
@@ -69,15 +70,15 @@ MUTANTS = (
     Mutant(
         "a sequence's states are read from another's place",
         "training/features.py",
-        "starts[number] : starts[number + 1]]",
-        "0 : starts[number + 1] - starts[number]]",
+        "(shard, layer).states[start:end]",
+        "(shard, layer).states[: end - start]",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(
         "states are computed anew for each batch",
         "training/features.py",
-        "file.there[member] = 1",
-        "file.there[member] = 0",
+        "self.checksums[number] = _checksum(states)",
+        "self.checksums[number] = 0",
         (f"{_STATES}::test_they_are_the_target_s",),
     ),
     Mutant(

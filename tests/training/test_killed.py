@@ -1,4 +1,7 @@
-"""A process that is killed loses nothing that a checkpoint has not, and the next one's curve is the same to the bit."""
+"""A process that is killed loses nothing that a checkpoint has not, and the next one's curve is the same to the bit.
+
+What it leaves of checkpoints, models and downloads is whole or not there.
+"""
 
 import json
 import os
@@ -59,3 +62,18 @@ def test_killed_again_and_again(tmp_path, when):
     (curve, table), (expected_curve, expected_table) = _result(killed), _result(whole)
     assert curve == expected_curve
     np.testing.assert_array_equal(table, expected_table)
+
+
+@pytest.mark.parametrize(
+    ("task", "kills"),
+    [
+        ("download", 3),
+        *(pytest.param(task, kills, marks=pytest.mark.slow) for task, kills in (("download", 40), ("save", 15))),
+        pytest.param("train", 25, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_there_is_whole_whenever_a_process_is_killed(tmp_path, task, kills):
+    """Before any of its steps on disk; kills of compilers are in `tests/ops`."""
+    command = [sys.executable, "-m", "tests._fixtures.kills", task, str(tmp_path), str(kills)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith(f"{kills} killed, "), done.stderr[-4000:]

@@ -14,7 +14,7 @@ from jaxspec.sharding.rules import FULLY_SHARDED
 from jaxspec.training import losses
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions
-from tests._fixtures import tiny
+from tests._fixtures import disk_faults, tiny
 from tests._fixtures.bigram import Bigrams, Conversations
 
 OPTIONS = TrainingOptions(
@@ -91,6 +91,16 @@ def test_a_run_that_died_goes_on(run, target, tmp_path, died_after):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')  # cut off in the middle of a line
     trained = train(Bigrams(), target, DATA, OPTIONS, tmp_path, quiet=True)
+    assert _numbers(trained.curve) == _numbers(run[0].curve)
+    np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
+
+
+def test_a_damaged_checkpoint_changes_nothing(run, target, tmp_path, capsys):
+    out = shutil.copytree(run[1], tmp_path / "run")
+    disk_faults.flip(max((out / "checkpoints" / "12").glob("state/**/d/*"), key=lambda path: path.stat().st_size), 9)
+    trained = train(Bigrams(), target, DATA, OPTIONS, out, quiet=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxspec: checkpoint 12 is damaged")
     assert _numbers(trained.curve) == _numbers(run[0].curve)
     np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
 

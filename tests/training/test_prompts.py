@@ -67,12 +67,14 @@ def test_every_form_is_read(tmp_path):
         ('{"messages": [{"role": "system", "content": "hi"}]}', "user and assistant in turn"),
         ('{"messages": ["hi"]}', "objects with role and content"),
         (b'{"prompt": "\xff"}', "utf-8"),
+        (r'{"prompt": "ab\ud800"}', "half of a surrogate pair at 2"),
+        ("[" * 100_000, "RecursionError"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"prompt": "fine"}\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
-    with pytest.raises(ValueError, match=rf"prompts\.jsonl, line 2: .*{message}"):
+    with pytest.raises(ValueError, match=rf"prompts\.jsonl: line 2: .*{message}"):
         read_prompts([path])
 
 

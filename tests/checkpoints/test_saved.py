@@ -1,0 +1,176 @@
+"""Saved models: every file is compared with its digest, and what is wrong is named."""
+
+import dataclasses
+import gc
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.checkpoints.orbax import MANIFEST, read_saved
+from jaxspec.core.files import FileFormatError
+from jaxspec.core.manifest import digest_of
+from tests._fixtures import disk_faults, text_models, tiny
+
+TOKENIZER = text_models.byte_level()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return dataclasses.replace(tiny.transformer(vocab=TOKENIZER.vocab_size), tokenizer=TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    jaxspec.save(model, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def _files(folder):
+    """Its files from the smallest name on, without those of no byte."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+
+
+def _parameters(folder):
+    return max((folder / "params").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+
+
+def _same(read, model):
+    jax.tree.map(np.testing.assert_array_equal, read.params, model.params)
+    assert read.module == model.module and read.tokenizer.encode("the sea") == model.tokenizer.encode("the sea")
+
+
+FILES = {
+    "manifest": lambda folder: folder / MANIFEST,
+    "metadata": lambda folder: folder / "params" / "_METADATA",
+    "parameters": _parameters,
+    "tokenizer": lambda folder: folder / "tokenizer" / "tokenizer.json",
+}
+
+
+@pytest.mark.parametrize("what", disk_faults.DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_named(folder, file, what):
+    path = FILES[file](folder)
+    disk_faults.DAMAGES[what](path)
+    with pytest.raises(FileFormatError, match="(save the model again|pass a folder that has one)$") as caught:
+        read_saved(folder, np.dtype("float32"))
+    assert caught.value.path == str(path)
+
+
+def test_every_file_is_listed_and_others_may_lie_there(folder, model):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["version"] == 3
+    assert set(manifest["files"]) == {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+    }
+    (folder / "notes.txt").write_text("mine")
+    _same(jaxspec.load(folder), model)
+
+
+def test_a_changed_configuration_is_seen(folder):
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"norm_eps": 1e-05', '"norm_eps": 1e-03'))
+    with pytest.raises(FileFormatError, match=r"jaxspec\.json: sha256: it was changed after it was written"):
+        jaxspec.load(folder)
+
+
+@pytest.mark.slow
+def test_no_bit_is_changed_in_silence(folder, model):
+    for path in _files(folder):
+        good = path.read_bytes()
+        for seed in range(40):
+            disk_faults.flip_somewhere(path, seed)
+            with pytest.raises(FileFormatError, match=path.name):
+                jaxspec.load(folder)
+            path.write_bytes(good)
+    _same(jaxspec.load(folder), model)
+
+
+def _without_digests(folder, change=lambda manifest: None):
+    """Makes it a folder of the version before; returns its manifest's path."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in ("files", "sha256"):
+        del manifest[name]
+    manifest["version"] = 2
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder / MANIFEST
+
+
+def test_a_folder_without_digests_is_read(folder, model):
+    _without_digests(folder)
+    _same(jaxspec.load(folder), model)
+
+
+@pytest.fixture
+def drop_coroutines():
+    """Ends what orbax leaves unfinished where it raises."""
+    yield
+    gc.collect()
+
+
+_UNFINISHED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.slow
+@_UNFINISHED
+@pytest.mark.usefixtures("drop_coroutines")
+@pytest.mark.parametrize("what", ["empty", "half", "another file", "a directory"])
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "array_metadatas/process_0", "d"])
+def test_without_digests_orbax_finds_it(folder, name, what):
+    """What it raises is of many kinds."""
+    _without_digests(folder)
+    path = folder / "params" / name
+    if name == "d":
+        shutil.rmtree(path)
+        path.write_bytes(b"x")
+    else:
+        disk_faults.DAMAGES[what](path)
+    with pytest.raises(FileFormatError, match="save the model again$") as caught:
+        jaxspec.load(folder)
+    assert caught.value.path == str(folder / "params") and len(str(caught.value)) < 700
+
+
+@_UNFINISHED
+@pytest.mark.usefixtures("drop_coroutines")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda config: config.pop("width"), "config: width: is missing"),
+        (lambda config: config.update(width="16"), "config: width: expected an integer from 1 to [0-9]+, got '16'"),
+        (lambda config: config.update(gated_mlp=1), "config: gated_mlp: expected true or false, got 1"),
+        (lambda config: config.update(norm_eps=float("nan")), "config: norm_eps: expected a number between 0 and 1"),
+        (lambda config: config.update(attention_scale=[]), "config: attention_scale: expected a number above 0"),
+        (lambda config: config.update(wide=1), "config: TypeError: .*wide"),
+        (lambda config: config.update(ropes=[3]), "config: ropes: expected a list of rotary embeddings"),
+        (lambda config: config["ropes"][0].update(theta=-1), "config: ropes.0.theta: expected a number above 0"),
+        (lambda config: config["ropes"][0].update(scaling={"kind": "linear"}), "config: TypeError: .*factor"),
+        (lambda config: config.update(windows=[]), "config: windows must have one entry a layer"),
+        (lambda config: config.update(vocab_size=100), "params: "),
+    ],
+)
+def test_fields_of_the_configuration_are_named(folder, change, said):
+    _without_digests(folder, lambda manifest: change(manifest["config"]))
+    with pytest.raises(FileFormatError, match=said):
+        jaxspec.load(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/dev/zero"])
+def test_names_that_lead_elsewhere_are_not_opened(folder, name):
+    """Of a device there is no end."""
+    (folder.parent / "outside").write_text("x")
+    manifest = json.loads((folder / MANIFEST).read_text()) | {"files": {name: "0" * 64}}
+    del manifest["sha256"]
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
+    with pytest.raises(FileFormatError, match="there is no such file"):
+        jaxspec.load(folder)
