@@ -101,6 +101,25 @@ class Tree:
         return cls._of_paths(chosen)
 
     @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> Self:
+        """Makes the tree of a list of paths of ranks, as Medusa, EAGLE and TensorRT-LLM publish their choices.
+
+        `[0, 2]` is the third best child of the text's best child. Nodes are in depth-first order, whatever the list's.
+
+        Args:
+          paths: the ranks from the text down to each node, from 0; the text itself has no path.
+
+        Raises:
+          TypeError, ValueError: a path is no sequence of ranks, is listed twice, or its parent or the sibling of the
+            rank before it is missing.
+
+        Example:
+            >>> jaxspec.Tree.from_paths([[0], [1], [0, 0], [0, 1], [0, 0, 0]]).parents
+            (-1, 0, 1, 0, -1)
+        """
+        return cls._of_paths(_checked_paths(paths))
+
+    @classmethod
     def _of_paths(cls, paths) -> Self:
         """Makes the tree whose nodes are paths of ranks, in depth-first order."""
         paths = sorted(paths)
@@ -212,7 +231,7 @@ def _checked(parents: Any) -> tuple[int, ...]:
     if not parents:
         raise ValueError("a tree needs at least one node, got no parents; pass e.g. Tree.chains(1, 4)")
     for node, parent in enumerate(parents):
-        if isinstance(parent, bool) or not isinstance(parent, int | np.integer):
+        if not _is_integer(parent):
             raise TypeError(f"parents must be integers, got {parent!r} for node {node}; -1 is the text")
         if not -1 <= parent < node:
             raise ValueError(
@@ -222,9 +241,35 @@ def _checked(parents: Any) -> tuple[int, ...]:
     return tuple(int(parent) for parent in parents)
 
 
+def _checked_paths(paths: Any) -> set[tuple[int, ...]]:
+    if not isinstance(paths, Sequence | np.ndarray) or isinstance(paths, str):
+        raise TypeError(f"paths must be a list of lists of ranks, got {paths!r}; pass e.g. [[0], [0, 0], [1]]")
+    found: set[tuple[int, ...]] = set()
+    for path in paths:
+        if not isinstance(path, Sequence | np.ndarray) or not all(_is_integer(rank) for rank in path):
+            raise TypeError(f"a path must be a list of integers, got {path!r}; pass e.g. [[0], [0, 0], [1]]")
+        path = tuple(int(rank) for rank in path)
+        if not path or min(path) < 0:
+            raise ValueError(f"a path must hold at least one rank, and ranks from 0 on, got {list(path)}")
+        if path in found:
+            raise ValueError(f"each path must be listed once, got {list(path)} twice; leave one out")
+        found.add(path)
+    if not found:
+        raise ValueError("a tree needs at least one node, got no paths; pass e.g. [[0], [0, 0], [1]]")
+    for *above, rank in sorted(found):
+        for needed, kind in ((above, "its parent"), ([*above, rank - 1], "the sibling before it")):
+            if needed and needed[-1] >= 0 and tuple(needed) not in found:
+                raise ValueError(f"path {[*above, rank]} needs {kind}, {needed}, which is not listed; list it too")
+    return found
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def positive(name: str, value: Any) -> None:
     """Raises unless a number that fixes the shape of a round is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not _is_integer(value):
         raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a round")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")

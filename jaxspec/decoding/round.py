@@ -217,7 +217,7 @@ def _verdict(
     """Returns the verdict, and the log-probabilities it was drawn from (`None`: one-hot, for a greedy policy)."""
     if policy.greedy:
         tokens = argmax(logits)
-        return verifier.verify_greedy(proposal, tokens), None
+        return verifier.verify_greedy(rng, proposal, tokens), None
     next_log_probs = policy.log_probs(logits)
     return verifier.verify(rng, proposal, next_log_probs), next_log_probs
 

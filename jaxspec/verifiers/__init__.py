@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxspec.verifiers.rejection import next_log_probs as next_log_probs
     from jaxspec.verifiers.relaxed import RelaxedRule as RelaxedRule
     from jaxspec.verifiers.relaxed import RelaxedVerifier as RelaxedVerifier
+    from jaxspec.verifiers.synthetic import SyntheticVerifier as SyntheticVerifier
     from jaxspec.verifiers.traversal import TraversalVerifier as TraversalVerifier
     from jaxspec.verifiers.tree import TreeVerifier as TreeVerifier
     from jaxspec.verifiers.tree_walk import DraftTree as DraftTree
@@ -37,6 +38,7 @@ __getattr__, __dir__ = lazy(
         "multi_draft": ("MultiDraftVerifier", "RecursiveRejection"),
         "relaxed": ("RelaxedRule", "RelaxedVerifier"),
         "rejection": ("TokenVerifier", "log_acceptance", "log_residual", "next_log_probs"),
+        "synthetic": ("SyntheticVerifier",),
         "traversal": ("TraversalVerifier",),
         "tree": ("TreeVerifier",),
         "typical": ("Typical",),

@@ -67,7 +67,7 @@ class Verifier(abc.ABC):
         ...         below = jnp.cumsum(jnp.exp(target_log_probs), axis=-1)  # [b, n + 1, v]
         ...         uniforms = rng.uniforms(below.shape[1])[..., None]
         ...         tokens = jnp.argmax(below >= uniforms * below[..., -1:], axis=-1)
-        ...         return self.verify_greedy(proposal, tokens.astype(jnp.int32))
+        ...         return self.verify_greedy(rng, proposal, tokens.astype(jnp.int32))
         >>> policy, drafter = jaxspec.Sampling(), jaxspec.ModelDrafter(draft, k=2)
         >>> options = dict(key=key, sampling=policy, verifier=SampleAndMatch(), max_new_tokens=4)
         >>> jaxspec.generate(target, drafter, prompt, **options).length.tolist()
@@ -115,11 +115,13 @@ class Verifier(abc.ABC):
           The number of accepted drafts and the token after them, int32 `[b]` each; of a tree also the path.
         """
 
-    def verify_greedy(self, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
+    def verify_greedy(self, rng: Any, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
         """Accepts the longest path of drafts that equal the target's tokens: the verdict of a greedy policy.
 
         Args:
+          rng: what `rng` returned for this round, which this rule does not draw from.
           proposal: `n` drafts a row, a chain or a tree.
           target_tokens: the target's argmax: after the committed text, then after each draft.
         """
+        del rng
         return match_path(proposal, target_tokens)

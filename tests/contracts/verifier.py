@@ -117,7 +117,7 @@ class VerifierContract:
         tokens = jnp.array([[1, 2], [1, 2], [3, 2], [1, 2]], jnp.int32)
         valid = jnp.array([[True, True], [True, True], [True, True], [True, False]])
         target = jnp.array([[1, 2, 0], [1, 3, 0], [1, 2, 0], [1, 2, 0]], jnp.int32)
-        verdict = self.verifier.verify_greedy(Proposal(tokens, valid), target)
+        verdict = self.verifier.verify_greedy(self.rng(7, 4), Proposal(tokens, valid), target)
         assert verdict.accepted.tolist() == [2, 1, 0, 1]
         assert verdict.next_token.tolist() == [0, 3, 1, 2]
 

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core.tree import Tree, ancestors, best_tree, depths, verification_mask
+from jaxspec.core.tree import Tree, _checked_paths, ancestors, best_tree, depths, verification_mask
+from tests._fixtures import published_trees
 
 
 def climb(parents, node):
@@ -74,6 +75,31 @@ def test_balanced_trees_are_in_depth_first_order():
         assert parent in ((-1, *climb(tree.parents, node - 1)) if node else (-1,))
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "widths", "children", "leaves"),
+    [
+        ("MEDUSA", 63, (10, 28, 23, 2), 10, 42),
+        ("ZEPHYR", 63, (10, 27, 23, 3), 10, 44),
+        ("EAGLE", 25, (4, 8, 8, 3, 2), 4, 15),
+    ],
+)
+def test_published_trees_have_the_nodes_of_their_lists(name, size, widths, children, leaves):
+    paths = getattr(published_trees, name)
+    tree = Tree.from_paths(paths)
+    found = [tuple(tree.ranks[i] for i in reversed(climb(tree.parents, node))) for node in range(tree.size)]
+    assert found == sorted(map(tuple, paths))
+    assert (tree.size, tree.depth, tree.widths) == (size, len(widths), widths)
+    assert len(tree.children[-1]) == children
+    assert sum(not below for below in tree.children[:-1]) == leaves
+    assert Tree.from_paths(paths[::-1]) == tree
+
+
+def test_a_published_tree_node_by_node():
+    """EAGLE's, drawn by hand: below the best child all that is deep, below the worst one node."""
+    expected = (-1, 0, 1, 2, 3, 3, 2, 2, 1, 1, 0, 10, 10, 0, 13, 13, -1, 16, 17, 16, -1, 20, 20, -1, 23)
+    assert Tree.from_paths(published_trees.EAGLE).parents == expected
+
+
 @pytest.mark.parametrize("size", [1, 2, 8, 16, 32, 64])
 def test_a_preset_has_the_most_probable_paths(size):
     """No path outside of it is more probable than one inside, and it is in depth-first order."""
@@ -109,6 +135,17 @@ def test_presets_grow_in_width_and_depth():
         (lambda: Tree.chains(2, 0), ValueError, "k must be at least 1, got 0"),
         (lambda: Tree.balanced(()), ValueError, r"a number of children for each depth, got none; pass e.g. \(3, 2, 2"),
         (lambda: Tree.balanced((2, 0)), ValueError, "a number of children must be at least 1, got 0"),
+        (lambda: Tree.from_paths([]), ValueError, "at least one node, got no paths; pass"),
+        (lambda: _checked_paths("00"), TypeError, "a list of lists of ranks, got '00'; pass"),
+        (lambda: _checked_paths([0, 1]), TypeError, "a path must be a list of integers, got 0; pass"),
+        (lambda: _checked_paths([[0], [0, 0.5]]), TypeError, r"a list of integers, got \[0, 0.5\]"),
+        (lambda: Tree.from_paths([[0], [True]]), TypeError, r"a list of integers, got \[True\]"),
+        (lambda: Tree.from_paths([[0], []]), ValueError, r"at least one rank, and ranks from 0 on, got \[\]"),
+        (lambda: Tree.from_paths([[0], [0, -1]]), ValueError, r"ranks from 0 on, got \[0, -1\]"),
+        (lambda: Tree.from_paths([[0], [1], (0,)]), ValueError, r"got \[0\] twice; leave one out"),
+        (lambda: Tree.from_paths([[0], [1, 0]]), ValueError, r"\[1, 0\] needs its parent, \[1\], which is not listed"),
+        (lambda: Tree.from_paths([[0], [0, 0], [2]]), ValueError, r"\[2\] needs the sibling before it, \[1\]"),
+        (lambda: Tree.from_paths([[0], [1, 1]]), ValueError, r"\[1, 1\] needs its parent, \[1\], which"),
         (lambda: Tree.of_size(True), TypeError, "size must be an integer, got True"),
         (lambda: Tree.of_size(4, depth=0), ValueError, "depth must be at least 1, got 0"),
         (lambda: Tree.of_size(4, rates=[]), ValueError, "chances strictly between 0 and 1"),

@@ -12,7 +12,7 @@ from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplac
 from jaxspec.drafters.frontier import top_tokens
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.ops.rope import Rope
-from tests._fixtures import tiny
+from tests._fixtures import published_trees, tiny
 from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
@@ -101,6 +101,15 @@ def test_the_most_likely_children_in_order(tree):
             path = [tokens[i] for i in path_to(tree.parents, tree.parents[node])]
             best = np.argsort(-tiny.history_probs(DRAFT, text + path))
             assert tokens[node] == best[rank]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MEDUSA", "ZEPHYR", "EAGLE"])
+def test_a_published_tree_changes_no_greedy_token(name):
+    found = generate(TreeDrafter(DRAFT, Tree.from_paths(getattr(published_trees, name))), sampling=jaxspec.Greedy())
+    plain = generate(None, sampling=jaxspec.Greedy())
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert (found.stats.rounds < plain.stats.rounds).all()
 
 
 @pytest.mark.parametrize("vocab", [11, 512, 8000])

@@ -13,7 +13,23 @@ _EMITTED = f"{_TESTS}::test_the_deviation_is_the_total_variation_of_what_is_emit
 _DECIDED = f"{_TESTS}::test_only_decided_positions_count"
 _PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them_all"
 
+_SYNTHETIC = "tests/verifiers/test_synthetic.py"
+
 MUTANTS = (
+    Mutant(
+        "synthetic acceptance takes the next position's rate",
+        "verifiers/synthetic.py",
+        "self.acceptance[min(level, len(self.acceptance) - 1)]",
+        "self.acceptance[min(level + 1, len(self.acceptance) - 1)]",
+        (f"{_SYNTHETIC}::test_the_accepted_counts_are_exactly_those_of_the_rates",),
+    ),
+    Mutant(
+        "synthetic acceptance goes down a tree's last child",
+        "verifiers/synthetic.py",
+        "return flags & ~earlier(flags)",
+        "return flags & ~earlier(flags[:, ::-1])[:, ::-1]",
+        (f"{_SYNTHETIC}::test_a_tree_goes_down_its_first_children",),
+    ),
     Mutant(
         "positions that a budget cuts are measured too",
         "core/stats.py",

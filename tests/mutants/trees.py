@@ -13,6 +13,13 @@ _WITHOUT = f"{_TREE}::TestWithoutReplacement"
 
 MUTANTS = (
     Mutant(
+        "a list of paths may leave out a rank, and later ranks move up",
+        "core/tree.py",
+        "if needed and needed[-1] >= 0 and tuple(needed) not in found:",
+        "if needed and needed == above and tuple(needed) not in found:",
+        ("tests/core/test_tree.py::test_what_is_no_tree",),
+    ),
+    Mutant(
         "a drafted node sees its siblings while it is drafted from",
         "drafters/frontier.py",
         "jnp.eye(width, dtype=jnp.bool_)[None]",

@@ -23,6 +23,7 @@ DIFFERENT = {
     "settings": lambda i: jaxspec.NGramDrafter(k=2 + i),
     "classes": lambda i: (jaxspec.TokenVerifier(), jaxspec.BlockVerifier())[i],
     "rules": lambda i: jaxspec.verifiers.RelaxedVerifier(jaxspec.verifiers.Lenience(0.5 + i / 4)),
+    "rates": lambda i: jaxspec.verifiers.SyntheticVerifier((0.5,) * (1 + i)),
     "policies": lambda i: jaxspec.ModelDrafter(
         tiny.wide_transformer(0), sampling=jaxspec.Sampling(jnp.float32(0.5 + i))
     ),

@@ -19,7 +19,7 @@ class InverseCdf(jaxspec.Verifier):
         below = jnp.cumsum(jnp.exp(target_log_probs), axis=-1)
         uniforms = rng.uniforms(below.shape[1])[..., None]
         tokens = jnp.argmax(below >= uniforms * below[..., -1:], axis=-1)
-        return self.verify_greedy(proposal, tokens.astype(jnp.int32))
+        return self.verify_greedy(rng, proposal, tokens.astype(jnp.int32))
 
 
 class TestInverseCdf(VerifierContract):

@@ -15,7 +15,7 @@ from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.heads.eagle.network import FirstEagleLayer
 from jaxspec.ops.rope import Rope
-from tests._fixtures import tiny
+from tests._fixtures import published_trees, tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.eagle import HEAD, TARGET, eagle_head
@@ -167,6 +167,14 @@ class TestDynamicTree(EagleTreeContract):
                 if len(text) > 1:
                     after = lambda path, text=text: probs(HEAD, path, len(path) - len(text))
                     assert paths(proposal, row) == search(after, text, top_k=2, depth=3, nodes=6)
+
+
+@pytest.mark.slow
+def test_the_published_tree_changes_no_greedy_token():
+    drafter = jaxspec.TreeDrafter(HEAD, Tree.from_paths(published_trees.EAGLE))
+    assert (drafter.lengths, drafter.max_drafts) == ((25,), 5)
+    run = lambda drafter: jaxspec.generate(TARGET, drafter, jnp.asarray(PROMPTS), max_new_tokens=8)
+    np.testing.assert_array_equal(run(drafter).tokens, run(None).tokens)
 
 
 def test_full_acceptance_of_a_head_that_knows():

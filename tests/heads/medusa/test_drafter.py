@@ -11,7 +11,7 @@ from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.early_stop import EntropyStop
 from jaxspec.sharding.params import shard_models
-from tests._fixtures import tiny
+from tests._fixtures import published_trees, tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
 from tests._fixtures.meshes import make_mesh
@@ -128,6 +128,15 @@ def test_the_same_tokens_on_a_mesh(topology, shape):
     assert expected.stats.accepted.sum() > 0
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.stats.accepted, expected.stats.accepted)
+
+
+@pytest.mark.slow
+def test_the_published_tree_changes_no_greedy_token():
+    """63 guesses of four heads, the same below every parent."""
+    drafter = jaxspec.MedusaDrafter(paper_head(TARGET, heads=4), topology=Tree.from_paths(published_trees.MEDUSA))
+    assert (drafter.lengths, drafter.max_drafts) == ((63,), 4)
+    run = lambda drafter: jaxspec.generate(TARGET, drafter, jnp.asarray(PROMPTS), max_new_tokens=8)
+    np.testing.assert_array_equal(run(drafter).tokens, run(None).tokens)
 
 
 def generate(target, drafter, **options):
