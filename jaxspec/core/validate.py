@@ -123,7 +123,8 @@ def same_vocabulary(*, draft: int, target: int) -> None:
     if draft != target:
         raise ValueError(
             f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
-            f"{target}; pass a draft model with the target's tokenizer, or CrossVocabularyDrafter with any other"
+            f"{target}; pass a draft model with the target's tokenizer, in a ResizedModel if only padding differs, or "
+            "CrossVocabularyDrafter with any other"
         )
 
 

@@ -120,6 +120,7 @@ def test_it_drafts_as_far_as_its_context_and_then_rests(network, make):
     assert sum(int(info.accepted.sum()) for _, info in found) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "make"), EACH)
 def test_coupled_text_is_that_of_plain_decoding(network, make):
     target, drafter = target_of(network), make(with_context(network, CONTEXT))
