@@ -27,6 +27,7 @@ from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import LookupDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.resized import for_target
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads import dflash, eagle, medusa, tandem
@@ -153,7 +154,7 @@ def _of_network(
         )
     token_map = TokenMap.of_models(draft, target, tokenizer)
     if token_map is None:
-        return ModelDrafter(draft, num_drafts=num_drafts, **options)
+        return ModelDrafter(for_target(draft, target, tokenizer), num_drafts=num_drafts, **options)
     if num_drafts != 1:
         raise ValueError(
             f"num_drafts is {num_drafts}, but this draft model has another tokenizer than its target, and then draws "

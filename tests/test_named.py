@@ -240,6 +240,18 @@ def test_a_draft_model_of_another_tokenizer_guesses_what_both_have():
     assert decoder.generate("the sea", **options).text == plain.generate("the sea", **options).text
     with pytest.raises(ValueError, match="has another tokenizer than its target"):
         drafter_of(draft, target=target, num_drafts=2)
-    # A padded vocabulary of the same tokens is another shape, and every token is shared.
-    padded = dataclasses.replace(tiny.transformer(2, vocab=text_models.VOCAB + 2), tokenizer=own)
-    assert drafter_of(padded, target=target).token_map.shared() == own.vocab_size
+
+
+def test_a_padded_vocabulary_of_the_same_tokens_needs_no_map():
+    """Whichever of the two models has more ids, and whoever brings the target's tokenizer."""
+    own = text_models.byte_level()
+    target = tiny.transformer(1, vocab=own.vocab_size + 6)
+    known = dataclasses.replace(target, tokenizer=own)
+    for more in (0, 2, 9):
+        draft = dataclasses.replace(tiny.transformer(2, vocab=own.vocab_size + more), tokenizer=own)
+        for found in (drafter_of(draft, target=known), drafter_of(draft, target=target, tokenizer=own)):
+            assert isinstance(found, jaxspec.ModelDrafter) and found.network is draft
+            found.check(target)
+    # A model that lacks some of its own tokenizer's tokens is one of another vocabulary.
+    cut = dataclasses.replace(tiny.transformer(2, vocab=own.vocab_size - 1), tokenizer=own)
+    assert isinstance(drafter_of(cut, target=known), jaxspec.CrossVocabularyDrafter)

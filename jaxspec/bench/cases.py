@@ -94,6 +94,9 @@ def _short(name: str, model: str) -> str:
 
 
 def widest_prompt(target: LanguageModel, cases: Sequence[Case], new_tokens: int) -> int | None:
-    """Returns the most tokens of a prompt with room for `new_tokens` in all models; `None` if there is no bound."""
-    contexts = (target.context_length, *(case.drafter.context_length for case in cases))
+    """Returns the most tokens of a prompt with room for `new_tokens` in all models; `None` if there is no bound.
+
+    Decoding goes on without a draft model whose context ends; measured is what it drafts within.
+    """
+    contexts = (target.context_length, *(case.drafter.model_part.context_length for case in cases))
     return min((length - new_tokens for length in contexts if length is not None), default=None)

@@ -21,6 +21,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, GenerationState
 from jaxspec.draft_length.base import DraftLength
+from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cost_file import cost_file, save_costs
 from jaxspec.named import has_weights, load_drafter
@@ -196,7 +197,7 @@ def _draft(target, drafter, state):
     rng = drafter.default_verifier.rng(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
-    return drafter.propose(rng, state.drafter_state, context)[0].tokens
+    return bounded.propose(drafter, rng, state.drafter_state, context)[0].tokens
 
 
 @functools.partial(jax.jit, static_argnames="capture")

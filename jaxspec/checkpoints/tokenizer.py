@@ -182,7 +182,7 @@ class Tokenizer:
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Returns whether both have the same tokens by the same ids."""
-        return self is other or self._backend.get_vocab() == other._backend.get_vocab()
+        return self is other or self._tokens == other._tokens
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -235,6 +235,12 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, chat_template={self.has_chat_template})"
+
+    @functools.cached_property
+    def _tokens(self) -> str:
+        """The SHA-256 of all tokens and their ids."""
+        tokens = sorted(self._backend.get_vocab().items())
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     @functools.cached_property
     def _added(self) -> dict[int, tokenizers.AddedToken]:

@@ -14,6 +14,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import Fixed
+from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import one_hot
 
@@ -107,23 +108,19 @@ class UnionDrafter(Drafter):
     def deterministic(self) -> bool:
         return all(drafter.deterministic for drafter in self.drafters)
 
-    @property
-    def context_length(self) -> int | None:
-        return min((n for drafter in self.drafters if (n := drafter.context_length) is not None), default=None)
-
     def check(self, target: Model) -> None:
         for drafter in self.drafters:
             drafter.check(target)
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> UnionState:
-        states = tuple(drafter.init(context, cast(Any, prefilled), slots) for drafter in self.drafters)
+        states = tuple(bounded.init(drafter, context, cast(Any, prefilled), slots) for drafter in self.drafters)
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
         return UnionState(states, tokens, tokens.astype(jnp.bool_))
 
     def propose(self, rng: Rng, state: UnionState, context: Context) -> tuple[Proposal, UnionState]:
         proposals, states = [], []
         for index, (drafter, own) in enumerate(zip(self.drafters, state.drafters, strict=True)):
-            proposal, own = drafter.propose(rng.of_draft(index), own, context)
+            proposal, own = bounded.propose(drafter, rng.of_draft(index), own, context)
             proposals.append(proposal)
             states.append(own)
         side_by_side = lambda parts: jnp.concatenate(parts, axis=1)  # noqa: E731
@@ -138,7 +135,7 @@ class UnionDrafter(Drafter):
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> UnionState:
         """Tells each drafter how much of its own chain was accepted, whichever chains the path took."""
         chains = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
-        states = (drafter.observe(own, context, heard, hidden) for drafter, own, heard in chains)
+        states = (bounded.observe(drafter, own, context, heard, hidden) for drafter, own, heard in chains)
         return dataclasses.replace(state, drafters=tuple(states))
 
     @property

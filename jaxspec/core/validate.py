@@ -123,7 +123,8 @@ def same_vocabulary(*, draft: int, target: int) -> None:
     if draft != target:
         raise ValueError(
             f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
-            f"{target}; pass a draft model with the target's tokenizer, or CrossVocabularyDrafter with any other"
+            f"{target}; pass a draft model with the target's tokenizer, in a ResizedModel if only padding differs, or "
+            "CrossVocabularyDrafter with any other"
         )
 
 
@@ -208,19 +209,18 @@ def capacity(value: object) -> None:
         raise ValueError(f"capacity must be at least 1, got {value}; pass prompt and new tokens together")
 
 
-def fits(total: int, capacity: int | None, **contexts: int | None) -> None:
-    """Raises unless `total` tokens a row fit the capacity and each model's context."""
+def fits(total: int, capacity: int | None, context: int | None) -> None:
+    """Raises unless `total` tokens a row fit the capacity and the target's context."""
     if capacity is not None and total > capacity:
         raise ValueError(
             f"prompt and new tokens need {total} slots, capacity is {capacity}; "
             f"pass capacity={total} or more, or a shorter prompt"
         )
-    for name, context in contexts.items():
-        if context is not None and total > context:
-            raise ValueError(
-                f"prompt and new tokens are {total} together, the {name} model's context is {context}; "
-                "shorten the prompt or lower max_new_tokens"
-            )
+    if context is not None and total > context:
+        raise ValueError(
+            f"prompt and new tokens are {total} together, the target model's context is {context}; "
+            "shorten the prompt or lower max_new_tokens"
+        )
 
 
 def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]:

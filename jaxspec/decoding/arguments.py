@@ -125,7 +125,7 @@ class Arguments:
         validate.key_needed(key, sampling)
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)
-        max_new = _new_slots(target, drafter, width, prompt_length, max_new_tokens, capacity)
+        max_new = _new_slots(target, width, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
         rows = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         policy = None if isinstance(sampling, Sampling) else sampling
@@ -223,14 +223,12 @@ def _lengths(prompt_length: PerRow | None, batch: int, width: int) -> Int[Array,
 
 def _new_slots(
     target: Model,
-    drafter: Drafter,
     width: int,
     prompt_length: PerRow | None,
     max_new_tokens: PerRow,
     capacity: int | None,
 ) -> int:
-    """Returns the new-token slots of the buffers, once what is asked for fits them and the models."""
-    contexts = {"target": target.context_length, "draft": drafter.context_length}
+    """Returns the new-token slots of the buffers, once what is asked for fits them and the target."""
     if not validate.is_concrete(max_new_tokens):
         if capacity is None:
             raise ValueError(
@@ -239,11 +237,11 @@ def _new_slots(
             )
         if capacity < width:
             raise ValueError(f"capacity must be at least the prompt's width {width}, got {capacity}")
-        validate.fits(capacity, None, **contexts)
+        validate.fits(capacity, None, target.context_length)
         return capacity - width
     most = int(np.max(np.asarray(max_new_tokens)))
     lengths = width if prompt_length is None or not validate.is_concrete(prompt_length) else np.asarray(prompt_length)
-    validate.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, **contexts)
+    validate.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, target.context_length)
     return bucket(most) if capacity is None else max(capacity - width, most)
 
 

@@ -35,6 +35,7 @@ from jaxspec.core.status import Status, StopReason
 from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, result_width
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
+from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.sharding.auto_axes import under_automatic_axes
 from jaxspec.verifiers.base import Verifier
@@ -173,7 +174,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
         stop_tokens=rows.stop_tokens,
         sampling=sampling,
         cache=prefilled.cache,
-        drafter_state=drafter.init(context, prefilled, slots),
+        drafter_state=bounded.init(drafter, context, prefilled, slots),
         stats=Stats.zero(batch, drafter.max_drafts),
     )
 

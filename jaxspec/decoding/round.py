@@ -29,6 +29,7 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
 from jaxspec.core.status import Status, StopReason
 from jaxspec.core.tree import depths, verification_mask
+from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
@@ -61,7 +62,7 @@ def run_round(
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     with jax.named_scope("propose"):
-        proposal, drafter_state = drafter.propose(rng, state.drafter_state, _context(target, state))
+        proposal, drafter_state = bounded.propose(drafter, rng, state.drafter_state, _context(target, state))
     proposal = _of_live_rows(proposal, state.done)
     state = dataclasses.replace(state, drafter_state=drafter_state)
     score = functools.partial(_score, target, drafter, verifier, rng)
@@ -110,7 +111,7 @@ def _score(
     with jax.named_scope("verify"):
         verified = _verify(lengths, drafter, verifier, rng, proposal, context)
     with jax.named_scope("commit"):
-        drafter_state = drafter.observe(state.drafter_state, context, verified.verdict, verified.hidden)
+        drafter_state = bounded.observe(drafter, state.drafter_state, context, verified.verdict, verified.hidden)
         return _commit(state, drafter.max_drafts, proposal, verified, drafter_state)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.lookup import LookupDrafter as LookupDrafter
     from jaxspec.drafters.model import ModelDrafter as ModelDrafter
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
+    from jaxspec.drafters.resized import ResizedModel as ResizedModel
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from jaxspec.drafters.suffix import TextStore as TextStore
     from jaxspec.drafters.token_map import TokenMap as TokenMap
@@ -32,6 +33,7 @@ __getattr__, __dir__ = lazy(
         "ngram": ("NGramDrafter",),
         "suffix": ("SuffixDrafter", "TextStore"),
         "model": ("ModelDrafter",),
+        "resized": ("ResizedModel",),
         "tree": ("TreeDrafter",),
         "children": ("MostLikely", "WithReplacement", "WithoutReplacement"),
         "dynamic_tree": ("DynamicTreeDrafter",),

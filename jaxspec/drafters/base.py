@@ -114,7 +114,11 @@ class Drafter(abc.ABC):
 
     @property
     def context_length(self) -> int | None:
-        """The longest text it can draft for; `None` if it has no bound."""
+        """The most tokens that a text and its drafts may have together; `None` if there is no bound.
+
+        Rows with longer texts are decoded on without drafts: the drafter sees them as done, and of any row no more
+        tokens than these and a round's.
+        """
         return None
 
     @property

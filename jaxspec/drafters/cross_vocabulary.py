@@ -182,10 +182,6 @@ class CrossVocabularyDrafter(ChainDrafter):
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
         return model.draft_model(self.model)
 
-    @property
-    def context_length(self) -> int | None:
-        return self.model.context_length
-
     def draft(self, target: Model) -> Draft:
         return CrossVocabularyDraft(self.model, self.token_map)
 
@@ -209,8 +205,8 @@ class CrossVocabularyDrafter(ChainDrafter):
     def _slots(self, slots: int) -> int:
         """Returns the slots of the draft's text: at least enough for a first token and a round of drafts."""
         most = math.ceil(slots * self.room)
-        if self.context_length is not None:
-            most = min(most, self.context_length)
+        if self.model.context_length is not None:
+            most = min(most, self.model.context_length)
         return max(most, self.token_map.start.shape[0] + self.token_map.pieces.shape[1] + self.max_drafts + 1)
 
     def _read(self, text: DraftText, context: Context) -> DraftText:

@@ -16,6 +16,7 @@ from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
+from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
 
@@ -76,7 +77,8 @@ class HybridDrafter(Drafter):
 
         (1 + E) * cost > 1 + A
 
-    In those rows the model rests (`Context.asked`), and catches up later; if no row needs it, it does not run. The
+    In those rows the model rests (`Context.asked`), and catches up later; if no row needs it, it does not run. `A` is
+    never more than the drafts that the model's context has room for, so lookup alone goes on behind it. The
     choice is made before the model draws anything, so the distribution of what is emitted does not change; a guess is
     reported as one-hot. Guesses are judged in the model's rounds too.
 
@@ -130,10 +132,6 @@ class HybridDrafter(Drafter):
         """The target's hidden states that the model reads."""
         return self.model.capture
 
-    @property
-    def context_length(self) -> int | None:
-        return self.model.context_length
-
     def check(self, target: Model) -> None:
         self.lookup.check(target)
         self.model.check(target)
@@ -160,7 +158,7 @@ class HybridDrafter(Drafter):
         accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
         return HybridState(
             self.lookup.init(context, prefilled, slots),
-            self.model.init(context, prefilled, slots),
+            bounded.init(self.model, context, prefilled, slots),
             Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
             jnp.zeros(batch, jnp.bool_),
             jnp.zeros((batch, self.max_drafts), jnp.int32),
@@ -168,8 +166,9 @@ class HybridDrafter(Drafter):
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, lookup = self.lookup.propose(rng, state.lookup, context)
-        copied = self._prefers(state.record, lookup.guess)
-        drafts, model = self.model.propose(rng, state.model, dataclasses.replace(context, asked=~copied))
+        copied = self._prefers(state.record, lookup.guess, bounded.room(self.model, context))
+        asked = dataclasses.replace(context, asked=~copied)
+        drafts, model = bounded.propose(self.model, rng, state.model, asked)
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
         return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
@@ -178,11 +177,12 @@ class HybridDrafter(Drafter):
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
         asked = dataclasses.replace(context, asked=~state.copied)
-        model = self.model.observe(state.model, asked, verdict, hidden)
+        model = bounded.observe(self.model, state.model, asked, verdict, hidden)
         return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
-    def _prefers(self, record: Record, guess: Guess) -> Bool[Array, "b"]:
-        return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + record.accepted)
+    def _prefers(self, record: Record, guess: Guess, room: Int[Array, "b"]) -> Bool[Array, "b"]:
+        accepted = jnp.minimum(record.accepted, room.astype(jnp.float32))
+        return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + accepted)
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
         """Returns the record after one more round. Guesses are judged as far as the text has come."""

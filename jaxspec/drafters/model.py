@@ -15,6 +15,7 @@ from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.chain import Chain, ChainDrafter
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft
+from jaxspec.drafters.resized import ResizedModel, for_target
 from jaxspec.drafters.tree import TreeDrafter
 
 
@@ -36,7 +37,8 @@ class ModelDrafter(ChainDrafter):
     `TreeDrafter(model, Tree.chains(num_drafts, k))` does.
 
     Attributes:
-      model: any `Model`.
+      model: any `Model`. Where it has another number of token ids than the target, but by both tokenizers the same
+        tokens, ids of padding are never drafted; without tokenizers a `ResizedModel` says so.
       k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
       sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
         own, row by row, which is accepted most.
@@ -84,35 +86,37 @@ class ModelDrafter(ChainDrafter):
 
     @property
     def network(self) -> Model:
-        return self.model
+        return self.model.model if isinstance(self.model, ResizedModel) else self.model
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        return model.draft_model(self.model)
+        return model.draft_model(self.network)
 
     @property
     def context_length(self) -> int | None:
         return self.model.context_length
 
     def draft(self, target: Model) -> Draft:
-        return ModelDraft(self.model)
+        return ModelDraft(for_target(self.model, target))
 
     def check(self, target: Model) -> None:
         super().check(target)
-        if isinstance(self._inner, TreeDrafter):
-            self._inner.check(target)
+        inner = self._inner(target)
+        if isinstance(inner, TreeDrafter):
+            inner.check(target)
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
-        return self._inner.init(context, prefilled, slots)
+        return self._inner(context.target).init(context, prefilled, slots)
 
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
-        return self._inner.propose(rng, state, context)
+        return self._inner(context.target).propose(rng, state, context)
 
     def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        return self._inner.observe(state, context, verdict, hidden)
+        return self._inner(context.target).observe(state, context, verdict, hidden)
 
-    @property
-    def _inner(self) -> Chain | TreeDrafter:
+    def _inner(self, target: Model) -> Chain | TreeDrafter:
         if not self.tree:
-            return Chain(ModelDraft(self.model), self.draft_length, self.sampling)
+            return self.chain(target)
         draw = WithoutReplacement() if self.distinct else WithReplacement()
-        return TreeDrafter(self.model, Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling)
+        return TreeDrafter(
+            for_target(self.model, target), Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling
+        )

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.drafters.resized import have_same_tokens
 
 # Of a longer token the draft model reads the last pieces, which say most about what follows.
 MOST_PIECES = 8
@@ -66,7 +67,7 @@ class TokenMap:
 
     @classmethod
     def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> "TokenMap | None":
-        """Maps the target's vocabulary to a draft model's, if that is another, as far as their tokenizers tell.
+        """Maps the target's vocabulary to a draft model's, if its tokens are others, as far as their tokenizers tell.
 
         Args:
           draft: the draft model.
@@ -79,7 +80,7 @@ class TokenMap:
         own, other = tokenizer or getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
         if target is None or own is None or other is None:
             return None
-        if target.vocab_size == draft.vocab_size and own.has_tokens_of(other):
+        if have_same_tokens(draft, target, own, other):
             return None
         found = cls.between(own, other, target_size=target.vocab_size, draft_size=draft.vocab_size)
         return None if found.keeps_ids() else found

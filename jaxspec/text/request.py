@@ -130,7 +130,7 @@ class TextRequest:
         stop_tokens = tuple(tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens)
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        _check_contexts(target, drafter, lengths + np.asarray(options.max_new_tokens))
+        _check_context(target, lengths + np.asarray(options.max_new_tokens))
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
@@ -170,11 +170,11 @@ def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
     return int(seed)
 
 
-def _check_contexts(target: Model, drafter: Drafter, totals: Int[np.ndarray, "b"]) -> None:
-    """Raises `ValueError` if a prompt and its new tokens exceed the context of the target or of the drafter."""
+def _check_context(target: Model, totals: Int[np.ndarray, "b"]) -> None:
+    """Raises `ValueError` if a prompt and its new tokens exceed the target's context."""
     for row, total in enumerate(totals.tolist()):
         try:
-            validate.fits(total, None, target=target.context_length, draft=drafter.context_length)
+            validate.fits(total, None, target.context_length)
         except ValueError as error:
             raise ValueError(str(error) if len(totals) == 1 else f"prompt {row}: {error}") from None
 

@@ -152,6 +152,18 @@ def history_model(seed=0, *, vocab=4, scale=1.0) -> HistoryModel:
     return HistoryModel(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
 
 
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BoundedModel(HistoryModel):
+    """The same, of texts up to `context_length` tokens."""
+
+    context_length: int = dataclasses.field(metadata={"static": True})
+
+
+def bounded(model: HistoryModel, context_length: int) -> BoundedModel:
+    return BoundedModel(model.a, model.b, context_length)
+
+
 def nearby(model: HistoryModel, amount: float, seed=9) -> HistoryModel:
     """A model that is nearly this one: a draft that is often, not always, right."""
     rng = np.random.default_rng(seed)

@@ -37,6 +37,8 @@ NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SUFFIX = jaxspec.SuffixDrafter(k=2)
 # Token 2 is none of this draft's, which reads it as two.
 SHARED = {0: 2, 1: 0, 3: 1}
+# In the longer text there is room for one draft, and then for none.
+SHORT_DRAFT = tiny.bounded(DRAFT, 6)
 UNLIKE = jaxspec.CrossVocabularyDrafter(
     token_maps.nearby(TARGET, SHARED, 5), token_maps.made([[2], [0], [3, 4], [1]], SHARED, [], 5), k=2
 )
@@ -47,6 +49,11 @@ PAIRS = {
     "model, token": (MODEL, TokenVerifier()),
     "model, block": (MODEL, BlockVerifier()),
     "model, coupled": (MODEL, CoupledVerifier()),
+    "model of six tokens, block": (jaxspec.ModelDrafter(SHORT_DRAFT, k=2), BlockVerifier()),
+    "tree of six tokens, recursive": (
+        TreeDrafter(SHORT_DRAFT, Tree((-1, -1, 0, 0, 1)), draw=WithoutReplacement()),
+        MultiDraftVerifier(),
+    ),
     "model, traversal": (MODEL, TraversalVerifier()),
     "greedy model, default": (jaxspec.ModelDrafter(DRAFT, k=2, sampling=jaxspec.Greedy()), None),
     "model of another vocabulary, default": (UNLIKE, None),

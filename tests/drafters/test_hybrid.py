@@ -202,7 +202,7 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
         found = Guess(
             *(jnp.asarray(x) for x in (guess.astype(np.int32), count.astype(np.int32))), jnp.float32(cum_accept_prob)
         )
-        prefers = drafter._prefers(state.record, found).tolist()
+        prefers = drafter._prefers(state.record, found, jnp.full(6, 3)).tolist()
         copied = rng.random(6) < 0.5
         state = dataclasses.replace(
             state,

@@ -105,6 +105,10 @@ class DFlashDrafter(AdjustableDrafter):
         return self.head.capture
 
     @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    @property
     def network(self) -> DFlashHead:
         return self.head
 

@@ -72,6 +72,11 @@ class DFlashHead(Network):
         """The number of tokens that the target has."""
         return self.places.shape[0]
 
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it can draft for."""
+        return self.config.context_length
+
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Makes an empty cache of context, with room for at least `capacity` tokens a row."""
         return self.empty_cache(self.config.num_layers, batch, capacity)

@@ -1,0 +1,30 @@
+"""Faults of drafters whose context is shorter than the text."""
+
+from tests.mutants.mutant import Mutant
+
+_FILE = "drafters/bounded.py"
+_TESTS = "tests/drafters/test_bounded.py"
+
+MUTANTS = (
+    Mutant(
+        "drafts stand behind the drafter's context",
+        _FILE,
+        "return places <= most[:, None]",
+        "return (places > 0) & (most[:, None] > 0)",
+        (f"{_TESTS}::test_it_drafts_as_far_as_its_context_and_then_rests[model]",),
+    ),
+    Mutant(
+        "a drafter's cache grows with the text beyond its context",
+        _FILE,
+        "else min(slots, drafter.context_length + drafter.max_drafts + 1)",
+        "else slots",
+        (f"{_TESTS}::test_its_cache_has_slots_for_its_context_and_a_round",),
+    ),
+    Mutant(
+        "a hybrid waits for a model that rests",
+        "drafters/hybrid.py",
+        "jnp.minimum(record.accepted, room.astype(jnp.float32))",
+        "record.accepted",
+        (f"{_TESTS}::test_the_other_half_of_a_hybrid_goes_on",),
+    ),
+)
