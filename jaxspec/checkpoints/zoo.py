@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import platformdirs
+from jaxspec.core.cache_root import cache_root
 
 
 class UnknownNameError(ValueError):
@@ -203,8 +203,7 @@ def unknown_drafter(name: str, known: Iterable[str] | None = None, *, model: str
 
 def cache_folder() -> Path:
     """Returns the folder of downloads: `$JAXSPEC_CACHE`, or the user's cache folder."""
-    root = os.environ.get("JAXSPEC_CACHE") or platformdirs.user_cache_dir("jaxspec")
-    return Path(root).expanduser() / "models"
+    return cache_root() / "models"
 
 
 @functools.cache

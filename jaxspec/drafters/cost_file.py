@@ -66,7 +66,11 @@ def saved_costs(
     if jax.process_count() > 1:
         return None
     setting = setting_of(target, drafter, batch)
-    for one in _read(cost_file()):
+    try:
+        path = cost_file()
+    except OSError:  # who has no home has saved nothing
+        return None
+    for one in _read(path):
         if one["setting"] == setting and all(str(n) in one["costs"] for n in lengths):
             return tuple(float(one["costs"][str(n)]) for n in lengths)
     return None

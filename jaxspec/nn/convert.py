@@ -100,7 +100,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
     """Returns the model with native CPU kernels, which read every weight once for up to some ten rows.
 
     XLA takes almost twice as long for five tokens as for one; these take a tenth longer. They are compiled for the
-    machine when they are first asked for, which takes a C++ compiler and five seconds.
+    machine when they are first asked for, which takes a C++ compiler and five seconds; later ones load what is kept.
 
     Args:
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
@@ -113,6 +113,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
       TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are packed already.
       ValueError: `weights` is another dtype.
       jaxspec.ops.native.build.NoCompilerError: there is no C++ compiler, or it failed.
+      OSError: the cache folder cannot be written, or no space is left.
 
     Example:
         >>> fast = jaxspec.native_kernels(target)
@@ -135,7 +136,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
 
 
 def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
-    """Returns `native_kernels(...)` on one CPU device, in float32, if there is a compiler; else the model itself."""
+    """Returns `native_kernels(...)` on one CPU device, in float32, if they can be had; else the model itself."""
     plain = _is_known(model) and isinstance(model.placement, Unsharded) and not packed_weights(model)
     if jax.default_backend() != "cpu" or not plain or jnp.dtype(model.module.dtype) != jnp.float32:
         return model

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 _ATTENTION = "tests/ops/test_native.py::test_attention_is_that_of_the_cache"
 _NAN = "tests/ops/test_native.py::test_attention_hides_no_nan"
 _SOURCE, _BLOCK = "ops/native/attention.cpp", "ops/native/block.h"
+_LIBRARY, _TEST_LIBRARY = "ops/native/library.py", "tests/ops/test_native_library.py"
 
 MUTANTS = (
     Mutant(
@@ -69,6 +70,56 @@ MUTANTS = (
         "return x == x ? sum : x;",
         "return sum;",
         (_NAN,),
+    ),
+    Mutant(
+        "attention of a layer that the cache does not have",
+        _SOURCE,
+        "if (layer < 0 || layer >= cache[0])",
+        "if (layer < 0)",
+        ("tests/ops/test_native.py::test_attention_of_wrong_shapes_is_an_error",),
+    ),
+    Mutant(
+        "a history is as long as it says, beyond the slots",
+        _SOURCE,
+        "last = std::min({last, sizes.capacity, static_cast<int64_t>(in.lengths[row])});",
+        "last = std::min({last, static_cast<int64_t>(in.lengths[row])});",
+        ("tests/ops/test_native.py::test_no_sanitizer_finds_anything",),
+        slow=True,
+    ),
+    Mutant(
+        "a library is loaded whatever its bytes are",
+        _LIBRARY,
+        "if _sha256(path) != digest:",
+        "if not digest:",
+        (f"{_TEST_LIBRARY}::test_what_is_damaged_is_compiled_again_once",),
+    ),
+    Mutant(
+        "what does not load is kept",
+        _LIBRARY,
+        "                digest = _sha256(made)\n",
+        "                digest = _sha256(made)\n                shutil.copy(made, folder)\n",
+        (f"{_TEST_LIBRARY}::test_what_cannot_be_compiled_again_is_as_without_a_compiler",),
+    ),
+    Mutant(
+        "a folder is removed in which another process compiles",
+        _LIBRARY,
+        "if free:",
+        "if True:",
+        (f"{_TEST_LIBRARY}::test_a_folder_is_shared",),
+    ),
+    Mutant(
+        "a compiler goes on when its parent is killed",
+        "ops/native/compiler.py",
+        "(read -r line <&3; kill -9 -$$)",
+        "(read -r line <&3; kill -9 $$)",
+        (f"{_TEST_LIBRARY}::test_a_killed_compile_leaves_nothing",),
+    ),
+    Mutant(
+        "the library's key has the compiler's version, for which there must be one",
+        "ops/native/build.py",
+        'os.environ.get("CXX", "")',
+        "find_compiler()",
+        (f"{_TEST_LIBRARY}::test_no_compiler_is_needed_where_the_library_is",),
     ),
     Mutant(
         "angles are turned into cosines in every layer",

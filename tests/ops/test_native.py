@@ -1,6 +1,10 @@
 """Native kernels: the same numbers as XLA's, a model like any other, and plain words where they cannot be had."""
 
 import dataclasses
+import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +17,12 @@ from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.matmul import project
-from jaxspec.ops.native import build
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.native_float import NativeWeight
 from tests._fixtures import dflash as blocks
-from tests._fixtures import medusa, tandem, tiny
+from tests._fixtures import medusa, native_calls, tandem, tiny
 from tests._fixtures.eagle import eagle_head
+from tests._fixtures.processes import ROOT
 from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 
 FLOAT = tiny.transformer(layers=2)
@@ -228,11 +232,43 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     assert not list((tmp_path / "native").glob("*"))
 
 
+@pytest.mark.parametrize("case", native_calls.WRONG_ATTENTIONS, ids=str)
+def test_attention_of_wrong_shapes_is_an_error(case):
+    """Of the raw call too, which would read what is not there."""
+    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+        native_calls.wrong_attention(case)
+
+
+@pytest.mark.parametrize(("x", "weights", "result"), native_calls.WRONG_PRODUCTS)
+def test_a_product_of_wrong_shapes_is_an_error(x, weights, result):
+    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+        native_calls.product(jnp.ones(x), jnp.ones(weights), result)
+
+
+@pytest.mark.parametrize("case", native_calls.ATTENTIONS[:3])
+def test_lengths_that_are_none(case):
+    """A length below nothing is none, and one beyond the slots is all of them."""
+    found, arrays = native_calls.odd_attention(case)
+    slots = arrays["keys"].shape[3]
+    kept = {**arrays, "lengths": jnp.clip(arrays["lengths"], 0, slots)}
+    np.testing.assert_array_equal(found, native_calls.attention(kept, window=case[-2]))
+
+
 @pytest.mark.slow
-def test_it_is_compiled_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
-    first = build._compiled()
-    made = first.stat().st_mtime_ns
-    assert build._compiled() == first and first.stat().st_mtime_ns == made
-    monkeypatch.setattr(build, "_processor", lambda: "another machine")
-    assert build._compiled() != first
+def test_no_sanitizer_finds_anything(tmp_path):
+    """In shapes of every kind, right and wrong ones: no access beyond an array, and nothing undefined."""
+    find = lambda name: subprocess.run(
+        ["g++", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if shutil.which("g++") is None or not all(os.path.isabs(find(name)) for name in ("asan", "ubsan")):
+        pytest.skip("g++ with its sanitizers is needed")
+    sanitizers = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    # What is compiled without optimizations takes a quarter of the time.
+    wrapper = tmp_path / "compiler"
+    wrapper.write_text(f'#!/bin/sh\nexec g++ "$@" -O1 -g1 {sanitizers}\n')
+    wrapper.chmod(0o755)
+    options = {"CXX": str(wrapper), "JAXSPEC_CACHE": str(tmp_path), "ASAN_OPTIONS": "detect_leaks=0"}
+    environment = os.environ | options | {"JAX_PLATFORMS": "cpu", "LD_PRELOAD": f"{find('asan')} {find('ubsan')}"}
+    command = [sys.executable, "-m", "tests._fixtures.native_calls"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "all calls were made\n"), done.stderr[-4000:]

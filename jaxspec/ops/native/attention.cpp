@@ -24,6 +24,11 @@ constexpr int64_t kPart = 128;  // slots that a thread takes at once, of few que
 constexpr int64_t kMany = 96;   // queries of which threads take some, each over all slots
 constexpr int64_t kSome = 48;   // at most so many
 
+template <ffi::DataType kType>
+using BufferR5 = ffi::Buffer<kType, 5>;
+template <ffi::DataType kType>
+using ResultBufferR5 = ffi::ResultBuffer<kType, 5>;
+
 struct Sizes {
   int64_t batch, time, heads, group, width, capacity, fresh, window, layer;
   float scale;
@@ -177,22 +182,40 @@ void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out
   ShowFresh(sizes, in, asked);
 }
 
-ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::F32> fresh_keys,
-                ffi::Buffer<ffi::F32> fresh_values, ffi::Buffer<ffi::S32> positions, ffi::Buffer<ffi::PRED> mask,
-                ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> lengths,
-                ffi::Buffer<ffi::S32> cache_positions, ffi::ResultBuffer<ffi::F32> out, int64_t layer, int64_t window,
-                float scale) {
+ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<ffi::F32> fresh_keys,
+                ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
+                ffi::BufferR3<ffi::PRED> mask, BufferR5<ffi::F32> keys, BufferR5<ffi::F32> values,
+                ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
+                ResultBufferR5<ffi::F32> out, int64_t layer, int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
   const int64_t fresh = fresh_keys.dimensions()[1];
-  if (shape.size() != 5 || cache.size() != 5 || cache[1] != shape[0] || cache[2] != shape[2] || cache[4] != shape[4]) {
-    return ffi::Error::InvalidArgument("expected queries [b, t, g, r, d] and a cache [l, b, g, s, d]");
-  }
   const Sizes sizes = {shape[0], shape[1], shape[2], shape[3], shape[4], cache[3], fresh, window, layer, scale};
+  if (!HasShape(keys, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
+      !HasShape(values, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
+      !HasShape(lengths, {sizes.batch})) {
+    return ffi::Error::InvalidArgument("expected queries [b, t, g, r, d], a cache [l, b, g, s, d] and lengths [b]");
+  }
+  if (!HasShape(fresh_keys, {sizes.batch, fresh, sizes.heads, sizes.width}) ||
+      !HasShape(fresh_values, {sizes.batch, fresh, sizes.heads, sizes.width}) ||
+      !HasShape(positions, {sizes.batch, fresh}) || !HasShape(mask, {sizes.batch, sizes.time, fresh}) ||
+      fresh < sizes.time) {
+    return ffi::Error::InvalidArgument(
+        "expected fresh keys and values [b, u, g, d], positions [b, u] and a mask [b, t, u], with u >= t");
+  }
   const bool numbered = cache_positions.element_count() > 0;
+  if (numbered && !HasShape(cache_positions, {sizes.batch, sizes.capacity})) {
+    return ffi::Error::InvalidArgument("expected the cache's positions [b, s], or none");
+  }
+  if (layer < 0 || layer >= cache[0]) return ffi::Error::InvalidArgument("expected a layer of the cache");
+  if (window < 0) return ffi::Error::InvalidArgument("expected a window of at least 0");
+  if (!HasShape(*out, {shape[0], shape[1], shape[2], shape[3], shape[4]})) {
+    return ffi::Error::InvalidArgument("expected a result of the queries' shape");
+  }
+  if (out->element_count() == 0) return ffi::Error::Success();
   const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), keys.typed_data(),
                      values.typed_data(), positions.typed_data(), lengths.typed_data(),
                      numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
-  const int64_t longest = *std::max_element(in.lengths, in.lengths + sizes.batch);
+  const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
   const int64_t heads = sizes.batch * sizes.heads;
   // Many queries are shared among threads themselves.
   const bool many = sizes.Queries() > kMany;
@@ -213,16 +236,16 @@ ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Arg<BufferR5<ffi::F32>>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Arg<BufferR5<ffi::F32>>()
+                                  .Arg<BufferR5<ffi::F32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Ret<BufferR5<ffi::F32>>()
                                   .Attr<int64_t>("layer")
                                   .Attr<int64_t>("window")
                                   .Attr<float>("scale"));

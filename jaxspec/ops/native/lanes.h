@@ -1,4 +1,4 @@
-// Vectors of the width that the processor has, and work that XLA's threads share.
+// Vectors of the width that the processor has, work that XLA's threads share, and shapes of buffers.
 
 #ifndef JAXSPEC_LANES_H_
 #define JAXSPEC_LANES_H_
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -154,6 +155,13 @@ void Share(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
   for (int64_t helper = 1; helper < threads; ++helper) pool.Schedule([=] { chunks->Take(helper, work); });
   chunks->Take(0, work);
   chunks->Wait();
+}
+
+// Whether a buffer has this shape.
+template <typename Buffer>
+bool HasShape(const Buffer& buffer, std::initializer_list<int64_t> shape) {
+  const auto sizes = buffer.dimensions();
+  return std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end());
 }
 
 }  // namespace jaxspec

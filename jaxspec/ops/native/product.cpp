@@ -146,7 +146,7 @@ void AnyRows(const float* x, const float* w, float* y, int64_t rows, int64_t in,
 
 template <typename Weight>
 void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
-  const int64_t fit = kChunkBytes / (in * sizeof(Weight)) / kChunkOutputs * kChunkOutputs;
+  const int64_t fit = kChunkBytes / std::max<int64_t>(1, in * sizeof(Weight)) / kChunkOutputs * kChunkOutputs;
   const int64_t outputs = std::max(kChunkOutputs, fit);
   Share(pool, (out + outputs - 1) / outputs, [=](int64_t chunk) {
     AnyRows(x, w, y, rows, in, out, chunk * outputs, std::min(out, (chunk + 1) * outputs));
@@ -155,8 +155,8 @@ void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, i
 
 ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), shape = w.dimensions();
-  if (sizes.size() != 2 || shape.size() != 2 || sizes[1] != shape[1]) {
-    return ffi::Error::InvalidArgument("expected x [rows, in] and w [out, in]");
+  if (sizes.size() != 2 || shape.size() != 2 || sizes[1] != shape[1] || !HasShape(*y, {sizes[0], shape[0]})) {
+    return ffi::Error::InvalidArgument("expected x [rows, in], w [out, in] and a result [rows, out]");
   }
   const int64_t rows = sizes[0], in = sizes[1], out = shape[0];
   if (rows == 0) return ffi::Error::Success();
