@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
+# A mask has the square of it in bytes.
+MOST_NODES = 8192
 # The chance that the draft's token of rank r is the target's, where none was measured. A prior only; the ranks' shares
 # fall about like a power (Sequoia, Chen et al. 2402.12374, section 3.1).
 _RATES = tuple(0.6 / (rank + 1) ** 2 for rank in range(16))
@@ -54,6 +56,7 @@ class Tree:
         """Makes `num_drafts` chains of `k` tokens side by side; token `i` of draft `j` is node `j * k + i`."""
         positive("num_drafts", num_drafts)
         positive("k", k)
+        _check_size(num_drafts * k, "num_drafts or k")
         return cls(tuple(draft * k + i - 1 if i else -1 for draft in range(num_drafts) for i in range(k)))
 
     @classmethod
@@ -62,8 +65,12 @@ class Tree:
         branching = tuple(branching)
         if not branching:
             raise ValueError("Tree.balanced needs a number of children for each depth, got none; pass e.g. (3, 2, 2)")
-        for children in branching:
-            positive("a number of children", children)
+        size = width = 0
+        for level in range(len(branching)):
+            positive("a number of children", branching[level])
+            width = int(branching[level]) * (width or 1)
+            size += width
+            _check_size(size, "branching")
         paths = [()]
         for depth, children in enumerate(branching):
             paths += [(*path, rank) for path in paths if len(path) == depth for rank in range(children)]
@@ -208,6 +215,7 @@ def _most_probable_paths(
 def _checked(parents: Any) -> tuple[int, ...]:
     if not isinstance(parents, Sequence | np.ndarray):
         raise TypeError(f"parents must be a sequence of integers, got {type(parents).__name__}; pass e.g. (-1, 0, 0)")
+    _check_size(len(parents), "the number of parents")
     parents = tuple(parents)
     if not parents:
         raise ValueError("a tree needs at least one node, got no parents; pass e.g. Tree.chains(1, 4)")
@@ -222,12 +230,23 @@ def _checked(parents: Any) -> tuple[int, ...]:
     return tuple(int(parent) for parent in parents)
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any, most: int = MOST_NODES) -> None:
     """Raises unless a number that fixes the shape of a round is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a round")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+
+
+def _check_size(size: int, argument: str) -> None:
+    """Raises if a tree has more nodes than any machine verifies."""
+    if size > MOST_NODES:
+        raise ValueError(
+            f"a tree has at most {MOST_NODES} nodes, got {size}, whose mask alone takes {size**2:,} bytes a row; "
+            f"lower {argument}"
+        )
 
 
 def depths(parents: Int[Array, "b n"], depth: int) -> Int[Array, "b n"]:
