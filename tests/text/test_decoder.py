@@ -52,6 +52,42 @@ def test_stream_shows_what_generate_returns(decoder, options):
     assert streamed.acceptance_rate == generated.acceptance_rate
 
 
+def test_a_stream_is_closed_by_leaving_its_loop_its_block_or_by_hand(decoder):
+    options = SHORT | {"stop_tokens": ()}
+
+    def left():
+        stream = decoder.stream(PROMPT, **options)
+        for _ in stream:
+            break
+        return stream
+
+    def block():
+        with decoder.stream(PROMPT, **options) as stream:
+            next(stream)
+        return stream
+
+    def by_hand():
+        stream = decoder.stream(PROMPT, **options)
+        stream.close()
+        stream.close()
+        return stream
+
+    for make, shown in ((left, True), (block, True), (by_hand, False)):
+        stream = make()
+        assert next(stream, None) is None and list(stream) == [] and bool(stream.spans()) == shown
+        assert stream._pieces.gi_frame is None  # with the state, and so the caches
+        with pytest.raises(RuntimeError, match="the stream was closed before its end, so it has no result"):
+            stream.result  # noqa: B018
+
+
+def test_a_closed_stream_that_had_ended_keeps_its_result(decoder):
+    stream = decoder.stream(PROMPT, **SHORT, stop_tokens=())
+    first = next(stream)
+    rest = "".join(stream)
+    stream.close()
+    assert first + rest == stream.result.text
+
+
 def test_whole_characters_are_streamed():
     text = "x😀é 中文."
     pieces, result = _drain(_reciting(text, k=0).stream(PROMPT, **SHORT))
