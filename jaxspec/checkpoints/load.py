@@ -83,6 +83,8 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")
     name = os.fspath(name_or_path)
+    if not name:
+        raise ValueError("name_or_path is empty; pass the name of a model, a folder or a .gguf file")
     if isinstance(name_or_path, str) and (entry := zoo.find(name)) is not None:
         return fetch(entry)
     if isinstance(name_or_path, str) and (folder := zoo.find_drafter(name)) is not None:

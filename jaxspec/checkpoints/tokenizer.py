@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from jaxspec.checkpoints.chat_template import render
+from jaxspec.core import validate
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -121,10 +122,9 @@ class Tokenizer:
           add_special_tokens: whether to put the beginning (and, for some models, the end) around it, as in training.
 
         Raises:
-          TypeError: `text` is not a string.
+          TypeError, ValueError: `text` is not a string, or has a lone surrogate.
         """
-        if not isinstance(text, str):
-            raise TypeError(f"text must be one string, got {type(text).__name__}; encode texts one by one")
+        validate.text("text", text, "encode texts one by one")
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -137,8 +137,7 @@ class Tokenizer:
         Raises:
           ValueError: an id is negative.
         """
-        ids = [int(index) for index in ids]
-        if any(index < 0 for index in ids):
+        if min(ids := [int(index) for index in ids], default=0) < 0:
             raise ValueError(f"token ids must be at least 0, got {min(ids)}; cut off the padding first")
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.validate import is_concrete
+from jaxspec.core.values import is_concrete
 from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, register_unchecked, without
 
 

@@ -18,7 +18,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
-from jaxspec.core.tree import positive
+from jaxspec.core.tree_arguments import positive
+from jaxspec.core.values import LARGEST
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.chain import ChainDrafter, ChainState
 from jaxspec.drafters.draft_model import Draft, SelfDraft, Window
@@ -95,8 +96,8 @@ class SparseCacheDrafter(ChainDrafter):
 
     def __post_init__(self):
         super().__post_init__()
-        positive("sinks", self.sinks)
-        positive("window", self.window)
+        positive("sinks", self.sinks, most=LARGEST)
+        positive("window", self.window, most=LARGEST)
 
     def draft(self, target: Model) -> Draft:
         return SparseCacheDraft(target, self.sinks, self.window, self.max_drafts)

@@ -32,7 +32,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng, RoundKeys
 from jaxspec.core.sampling import Greedy
 from jaxspec.core.state import Context, Generation, Proposal
-from jaxspec.decoding.arguments import bucket
+from jaxspec.decoding.room import bucket
 from jaxspec.decoding.steps import finish, init, jit_step
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter

@@ -55,6 +55,15 @@ class Entries(Protocol):
         ...
 
 
+def check_entries(entries: object, *methods: str) -> None:
+    """Raises `TypeError` unless a model's cache entries have the methods that a round needs."""
+    if lacking := [name for name in methods if not callable(getattr(entries, name, None))]:
+        raise TypeError(
+            f"cache entries must have {' and '.join(lacking)}, got {type(entries).__name__} without; "
+            "jaxspec.core.Entries says what each returns"
+        )
+
+
 @runtime_checkable
 class Cache(Protocol):
     """Specifies the history of a model's rows, whatever it holds of them. A pytree; every method returns another cache.

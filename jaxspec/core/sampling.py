@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.values import to_int32
 
 
 @runtime_checkable
@@ -67,8 +68,8 @@ class Sampling:
 
     Attributes:
       temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.
-      top_k: keep the `top_k` most likely tokens and all that equal the last of them; `None` or
-        `0` keeps all.
+      top_k: keep the `top_k` most likely tokens and all that equal the last of them; of 1 the lowest
+        id alone, as greedy decoding does. `None`, `0` or a number above the vocabulary keeps all.
       top_p: keep the smallest set of most likely tokens with at least this mass, and all that
         equal its last; `None` or `1` keeps all.
       min_p: keep tokens with at least this share of the most likely one's probability; `None`
@@ -100,13 +101,16 @@ class Sampling:
         scaled = _keep(scaled, self._threshold(scaled))
         next_log_probs = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
         certain = one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
-        return jnp.where(temperature > 0, next_log_probs, certain)
+        drawn = temperature > 0
+        if self.top_k is not None:
+            drawn = drawn & (to_int32(self.top_k).reshape(-1, 1, 1) != 1)
+        return jnp.where(drawn, next_log_probs, certain)
 
     def _threshold(self, scaled: Float[Array, "b t v"]) -> Float[Array, "_ _ 1"]:
         """Returns the lowest value that stays, `[b, t, 1]`; the maximum of `scaled` is 0."""
         threshold = jnp.full((1, 1, 1), -jnp.inf, scaled.dtype)
         if self.top_k is not None:
-            top_k = _per_row(self.top_k, jnp.int32)
+            top_k = to_int32(self.top_k).reshape(-1, 1, 1)
             top_k = jnp.where(top_k > 0, top_k, scaled.shape[-1])
             threshold = _bisect(scaled, lambda keep: jnp.sum(keep, -1, keepdims=True, dtype=jnp.int32) >= top_k)
         if self.top_p is not None:

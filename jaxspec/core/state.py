@@ -272,11 +272,12 @@ class Generation:
         """Raises on the host if a row failed.
 
         Raises:
-          FloatingPointError: if a row's logits were not finite.
+          FloatingPointError: if a row's logits were not finite, or its sampling policy left no token.
           ValueError: if a traced argument was out of range.
         """
         for row, value in enumerate(jax.device_get(self.status).tolist()):
             status = Status(value)
             if status is not Status.OK:
-                error = FloatingPointError if status is Status.NOT_FINITE_LOGITS else ValueError
+                floating = status in (Status.NOT_FINITE_LOGITS, Status.NO_TOKEN_LEFT)
+                error = FloatingPointError if floating else ValueError
                 raise error(f"row {row} stopped with {status.name}: {status.meaning}")

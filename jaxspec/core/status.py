@@ -1,6 +1,13 @@
 """Defines codes for why a row stopped and what was wrong with it, as in `Generation.stop_reason` and `.status`."""
 
 import enum
+import math
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxspec.core.sampling import Policy, Sampling
 
 
 class StopReason(enum.IntEnum):
@@ -33,6 +40,7 @@ class Status(enum.IntEnum):
     BAD_PROMPT_LENGTH = 3
     BAD_MAX_NEW_TOKENS = 4
     BAD_SAMPLING = 5
+    NO_TOKEN_LEFT = 6
 
     @property
     def meaning(self) -> str:
@@ -47,4 +55,40 @@ _MEANINGS = {
     Status.BAD_PROMPT_LENGTH: "prompt_length was outside [1, width of prompt]",
     Status.BAD_MAX_NEW_TOKENS: "max_new_tokens was negative or did not fit the capacity; pass a larger capacity",
     Status.BAD_SAMPLING: "a sampling parameter was out of range: temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1",
+    Status.NO_TOKEN_LEFT: "the sampling policy left no token, or made NaN of finite logits; check its log_probs",
 }
+
+
+def traced_status(
+    tokens: Int[Array, "b t"],
+    prompt_length: Int[Array, "b"],
+    limit_fits: Bool[Array, "b"],
+    policy: Policy,
+    vocab_size: int,
+) -> Int[Array, "b"]:
+    """Computes the `Status` of each row from values that the host could not read."""
+    batch, width = tokens.shape
+    used = jnp.arange(width, dtype=jnp.int32)[None] < prompt_length[:, None]
+    in_range = jnp.all(~used | ((tokens >= 0) & (tokens < vocab_size)), axis=1)
+    length_ok = (prompt_length >= 1) & (prompt_length <= width)
+    status = jnp.full(batch, Status.OK, jnp.int32)
+    for good, code in (
+        (_sampling_in_range(policy), Status.BAD_SAMPLING),
+        (limit_fits, Status.BAD_MAX_NEW_TOKENS),
+        (in_range, Status.TOKEN_OUT_OF_RANGE),
+        (length_ok, Status.BAD_PROMPT_LENGTH),
+    ):
+        status = jnp.where(good, status, jnp.int32(code))
+    return status
+
+
+def _sampling_in_range(policy: Policy) -> Array:
+    if not isinstance(policy, Sampling):
+        return jnp.ones((), jnp.bool_)
+    temperature, top_k = jnp.asarray(policy.temperature), 0 if policy.top_k is None else policy.top_k
+    good = (temperature >= 0) & (temperature < math.inf) & (top_k >= 0)
+    if policy.top_p is not None:
+        good = good & (policy.top_p > 0) & (policy.top_p <= 1)
+    if policy.min_p is not None:
+        good = good & (policy.min_p >= 0) & (policy.min_p <= 1)
+    return good

@@ -7,12 +7,14 @@ import dataclasses
 import functools
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
+
+from jaxspec.core import tree_arguments
 
 # The chance that the draft's token of rank r is the target's, where none was measured. A prior only; the ranks' shares
 # fall about like a power (Sequoia, Chen et al. 2402.12374, section 3.1).
@@ -47,13 +49,14 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, "parents", _checked(self.parents))
+        object.__setattr__(self, "parents", tree_arguments.parents_of_nodes(self.parents))
 
     @classmethod
     def chains(cls, num_drafts: int, k: int) -> Self:
         """Makes `num_drafts` chains of `k` tokens side by side; token `i` of draft `j` is node `j * k + i`."""
-        positive("num_drafts", num_drafts)
-        positive("k", k)
+        tree_arguments.positive("num_drafts", num_drafts)
+        tree_arguments.positive("k", k)
+        tree_arguments.size(num_drafts * k, "num_drafts or k")
         return cls(tuple(draft * k + i - 1 if i else -1 for draft in range(num_drafts) for i in range(k)))
 
     @classmethod
@@ -62,8 +65,12 @@ class Tree:
         branching = tuple(branching)
         if not branching:
             raise ValueError("Tree.balanced needs a number of children for each depth, got none; pass e.g. (3, 2, 2)")
-        for children in branching:
-            positive("a number of children", children)
+        size = width = 0
+        for level in range(len(branching)):
+            tree_arguments.positive("a number of children", branching[level])
+            width = int(branching[level]) * (width or 1)
+            size += width
+            tree_arguments.size(size, "branching")
         paths = [()]
         for depth, children in enumerate(branching):
             paths += [(*path, rank) for path in paths if len(path) == depth for rank in range(children)]
@@ -86,9 +93,9 @@ class Tree:
           TypeError, ValueError: a size is no integer of at least 1, a rate is not strictly between 0 and 1, or there
             are not that many paths.
         """
-        positive("size", size)
+        tree_arguments.positive("size", size)
         if depth is not None:
-            positive("depth", depth)
+            tree_arguments.positive("depth", depth)
         rates = tuple(float(rate) for rate in rates)
         if not rates or not all(0 < rate < 1 for rate in rates):
             raise ValueError(f"rates must be chances strictly between 0 and 1, one a rank, got {rates}")
@@ -117,7 +124,7 @@ class Tree:
             >>> jaxspec.Tree.from_paths([[0], [1], [0, 0], [0, 1], [0, 0, 0]]).parents
             (-1, 0, 1, 0, -1)
         """
-        return cls._of_paths(_checked_paths(paths))
+        return cls._of_paths(tree_arguments.paths_of_nodes(paths))
 
     @classmethod
     def _of_paths(cls, paths) -> Self:
@@ -193,7 +200,7 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
         >>> jaxspec.core.best_tree([[0.6, 0.2], [0.5, 0.1]], nodes=3).parents
         (-1, 0, -1)
     """
-    positive("nodes", nodes)
+    tree_arguments.positive("nodes", nodes)
     # Measured ones need not fall with the rank, which children are numbered by.
     ranks = [sorted(map(float, row), reverse=True) for row in accuracies]
     if not ranks or not all(0 <= rate <= 1 for row in ranks for rate in row):
@@ -222,57 +229,6 @@ def _most_probable_paths(
                 if rate > 0:
                     heapq.heappush(queue, (chance * rate, nodes + 1, (*path, rank)))
     return chosen
-
-
-def _checked(parents: Any) -> tuple[int, ...]:
-    if not isinstance(parents, Sequence | np.ndarray):
-        raise TypeError(f"parents must be a sequence of integers, got {type(parents).__name__}; pass e.g. (-1, 0, 0)")
-    parents = tuple(parents)
-    if not parents:
-        raise ValueError("a tree needs at least one node, got no parents; pass e.g. Tree.chains(1, 4)")
-    for node, parent in enumerate(parents):
-        if not _is_integer(parent):
-            raise TypeError(f"parents must be integers, got {parent!r} for node {node}; -1 is the text")
-        if not -1 <= parent < node:
-            raise ValueError(
-                f"a node's parent must be -1 (the text) or an earlier node, got {parent} for node {node}; "
-                "number the nodes with parents first"
-            )
-    return tuple(int(parent) for parent in parents)
-
-
-def _checked_paths(paths: Any) -> set[tuple[int, ...]]:
-    if not isinstance(paths, Sequence | np.ndarray) or isinstance(paths, str):
-        raise TypeError(f"paths must be a list of lists of ranks, got {paths!r}; pass e.g. [[0], [0, 0], [1]]")
-    found: set[tuple[int, ...]] = set()
-    for path in paths:
-        if not isinstance(path, Sequence | np.ndarray) or not all(_is_integer(rank) for rank in path):
-            raise TypeError(f"a path must be a list of integers, got {path!r}; pass e.g. [[0], [0, 0], [1]]")
-        path = tuple(int(rank) for rank in path)
-        if not path or min(path) < 0:
-            raise ValueError(f"a path must hold at least one rank, and ranks from 0 on, got {list(path)}")
-        if path in found:
-            raise ValueError(f"each path must be listed once, got {list(path)} twice; leave one out")
-        found.add(path)
-    if not found:
-        raise ValueError("a tree needs at least one node, got no paths; pass e.g. [[0], [0, 0], [1]]")
-    for *above, rank in sorted(found):
-        for needed, kind in ((above, "its parent"), ([*above, rank - 1], "the sibling before it")):
-            if needed and needed[-1] >= 0 and tuple(needed) not in found:
-                raise ValueError(f"path {[*above, rank]} needs {kind}, {needed}, which is not listed; list it too")
-    return found
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def positive(name: str, value: Any) -> None:
-    """Raises unless a number that fixes the shape of a round is an integer of at least 1."""
-    if not _is_integer(value):
-        raise TypeError(f"{name} must be an integer, got {value!r}; it fixes the shape of a round")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def depths(parents: Int[Array, "b n"], depth: int) -> Int[Array, "b n"]:

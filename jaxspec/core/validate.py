@@ -1,7 +1,7 @@
 """Validates arguments: each error says what it got, what it expected, and what to pass instead.
 
 Shapes and static options are always checked. Values are checked when they are concrete; inside
-a caller's `jit` they are not, and `traced_status` reports them in the result instead.
+a caller's `jit` they are not, and `status.traced_status` reports them in the result instead.
 """
 
 import itertools
@@ -12,22 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxspec.core.sampling import Policy, Sampling
-from jaxspec.core.status import Status
+from jaxspec.core.values import LARGEST, is_concrete, to_int32
 
-
-def is_concrete(*values: object) -> bool:
-    """Returns whether the host can read the values: none is traced, or has parts that other processes hold."""
-    return not any(_is_unreadable(leaf) for value in values for leaf in jax.tree.leaves(value))
-
-
-def _is_unreadable(leaf: object) -> bool:
-    if isinstance(leaf, Tracer):
-        return True
-    return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+# A round of drafts is a program of as many steps; more than 16 hardly pay.
+MOST_DRAFTS = 1024
 
 
 def draft_length(k: object) -> None:
@@ -36,6 +27,11 @@ def draft_length(k: object) -> None:
         raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
     if k < 0:
         raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
+    if k > MOST_DRAFTS:
+        raise ValueError(
+            f"k must be at most {MOST_DRAFTS}, got {k}, whose logits alone take {4 * int(k):,} bytes a row for each "
+            "token of the vocabulary; pass fewer, such as k=8"
+        )
 
 
 def draft_lengths(lengths: object, smallest: int = 0) -> tuple[int, ...]:
@@ -58,8 +54,9 @@ def in_range(owner: str, **values: tuple[Any, float, float]) -> None:
     for name, (value, low, high) in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise TypeError(f"{owner} needs a number as {name}, got {type(value).__name__}")
-        if not low <= value <= high:
+        if not low <= value <= high or abs(value) > LARGEST:
             bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            bounds = "finite" if low == -math.inf else bounds
             raise ValueError(f"{owner} needs {name} {bounds}, got {value}")
 
 
@@ -70,6 +67,8 @@ def counts(owner: str, **values: object) -> None:
             raise TypeError(f"{owner} needs an integer as {name}, got {value!r}; it fixes shapes")
         if value < 1:
             raise ValueError(f"{owner} needs {name} of at least 1, got {value}")
+        if value > LARGEST:
+            raise ValueError(f"{owner} needs {name} of at most {LARGEST}, got {value}")
 
 
 def threshold(owner: str, value: Any) -> None:
@@ -139,7 +138,7 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
     if prompt_length is not None:
-        (shape, dtype), rows = _shape_and_dtype(prompt_length), tokens.shape[0]
+        (shape, dtype), rows = _shape_and_dtype("prompt_length", prompt_length), tokens.shape[0]
         if shape not in ((), (rows,)) or not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
                 f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
@@ -176,8 +175,10 @@ def sampling(policy: Policy, batch: int) -> None:
     for name, (value, is_valid, expected) in ranges.items():
         if value is None and name != "temperature":
             continue
-        shape, dtype = _shape_and_dtype(value)
-        if not jnp.issubdtype(dtype, jnp.number):
+        if name == "top_k" and isinstance(value, int) and value > LARGEST:
+            continue  # all tokens, of whatever vocabulary
+        shape, dtype = _shape_and_dtype(name, value)
+        if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
             raise TypeError(f"{name} must be {expected}, got {value!r}; pass a number, or one a row")
         if shape not in ((), (batch,)):
             raise ValueError(f"{name} must be one value or one a row, got shape {shape} for {batch} rows")
@@ -191,8 +192,10 @@ def sampling(policy: Policy, batch: int) -> None:
 
 
 def max_new_tokens(value: object, batch: int) -> None:
-    """Raises unless `value` is one non-negative integer or one a row."""
-    shape, dtype = _shape_and_dtype(value)
+    """Raises unless `value` is one non-negative integer, one a row, or `None`."""
+    if value is None:
+        return
+    shape, dtype = _shape_and_dtype("max_new_tokens", value)
     if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
             f"max_new_tokens must be one integer or one a row, got shape {shape} and dtype {dtype} for {batch} rows"
@@ -209,41 +212,38 @@ def capacity(value: object) -> None:
         raise ValueError(f"capacity must be at least 1, got {value}; pass prompt and new tokens together")
 
 
-def fits(total: int, capacity: int | None, context: int | None) -> None:
-    """Raises unless `total` tokens a row fit the capacity and the target's context."""
+def fits(prompt: int, new: int, capacity: int | None, context: int | None) -> None:
+    """Raises unless a row's prompt and new tokens fit the capacity and the target's context."""
+    total = prompt + new
     if capacity is not None and total > capacity:
         raise ValueError(
             f"prompt and new tokens need {total} slots, capacity is {capacity}; "
             f"pass capacity={total} or more, or a shorter prompt"
         )
     if context is not None and total > context:
+        left = context - prompt
         raise ValueError(
             f"prompt and new tokens are {total} together, the target model's context is {context}; "
-            "shorten the prompt or lower max_new_tokens"
+            + (f"pass max_new_tokens={left} or less, or shorten the prompt" if left > 0 else "shorten the prompt")
         )
 
 
 def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]:
-    """Returns stop tokens as `[b, n]`: from a sequence for all rows, or one row of ids each (-1 pads)."""
+    """Returns stop tokens as `[b, n]`: from one id or a sequence for all rows, or one row of ids each (-1 pads)."""
+    if value is None:
+        raise ValueError("stop_tokens must be integers, got None; pass () for none, or ids such as (2,)")
+    shape, dtype = _shape_and_dtype("stop_tokens", value)
+    if len(shape) > 2 or (len(shape) == 2 and shape[0] != batch):
+        raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {shape} for {batch} rows")
     array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
-    array = array.astype(np.int32) if array.size == 0 else array
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"stop_tokens must be integers, got dtype {array.dtype}")
-    if is_concrete(value) and array.size and (array.min() < -1 or array.max() >= vocab_size):
+    array = array.reshape(shape or (1,))
+    if array.size == 0:
+        array = array.astype(np.int32)
+    elif not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"stop_tokens must be integers, got dtype {dtype}; text goes in stop")
+    elif is_concrete(value) and (array.min() < -1 or array.max() >= vocab_size):
         raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
-    if array.ndim == 0:
-        array = array[None]
-    if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != batch):
-        raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {array.shape} for {batch} rows")
-    return jnp.broadcast_to(jnp.asarray(array, jnp.int32), (batch, array.shape[-1]))
-
-
-def to_int32(value: Any) -> Int[Array, "..."]:
-    """Converts to int32; a wider integer out of its range is clipped instead of wrapped, so that it stays invalid."""
-    array = value if hasattr(value, "dtype") else jnp.asarray(value)
-    if array.dtype.itemsize > 4:
-        array = array.clip(-(2**31), 2**31 - 1)
-    return jnp.asarray(array, jnp.int32)
+    return jnp.broadcast_to(to_int32(array), (batch, array.shape[-1]))
 
 
 def key_needed(key: object, policy: Policy) -> None:
@@ -252,48 +252,39 @@ def key_needed(key: object, policy: Policy) -> None:
         raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")
 
 
-def lossy_allowed(lossless: bool, lossy: bool, name: str) -> None:
+def lossy_allowed(lossless: bool, lossy: object, name: str) -> None:
     """Raises if a verifier changes the distribution and the caller has not agreed."""
+    if not isinstance(lossy, bool | np.bool_):
+        raise TypeError(f"lossy must be True or False, got {lossy!r}")
     if not lossless and not lossy:
         raise ValueError(f"{name} does not keep the target's distribution; pass lossy=True to accept that")
 
 
-def traced_status(
-    tokens: Int[Array, "b t"],
-    prompt_length: Int[Array, "b"],
-    limit_fits: Bool[Array, "b"],
-    policy: Policy,
-    vocab_size: int,
-) -> Int[Array, "b"]:
-    """Computes the `Status` of each row from values that the host could not read."""
-    batch, width = tokens.shape
-    used = jnp.arange(width, dtype=jnp.int32)[None] < prompt_length[:, None]
-    in_range = jnp.all(~used | ((tokens >= 0) & (tokens < vocab_size)), axis=1)
-    length_ok = (prompt_length >= 1) & (prompt_length <= width)
-    status = jnp.full(batch, Status.OK, jnp.int32)
-    for good, code in (
-        (_sampling_in_range(policy), Status.BAD_SAMPLING),
-        (limit_fits, Status.BAD_MAX_NEW_TOKENS),
-        (in_range, Status.TOKEN_OUT_OF_RANGE),
-        (length_ok, Status.BAD_PROMPT_LENGTH),
-    ):
-        status = jnp.where(good, status, jnp.int32(code))
-    return status
+def text(name: str, value: object, advice: str = "pass a text") -> str:
+    """Returns a text that can be encoded; `advice` says what to do with anything else.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it has half a character, as Python makes of bytes that it could not decode.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}; {advice}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has a lone surrogate, {value[error.start]!r} at character {error.start}, which no tokenizer "
+            "takes; pass text.encode(errors='replace').decode()"
+        ) from None
+    return value
 
 
-def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
+def _shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
     if not hasattr(value, "dtype"):
-        value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+        try:
+            value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+        except (ValueError, TypeError) as error:  # lists of different lengths, or of what is no number
+            raise ValueError(f"{name} must be numbers, one or one a row, got {value!r}: {error}") from None
+    if value.dtype == object and all(isinstance(leaf, int) for leaf in np.ravel(value)):
+        raise ValueError(f"{name} must be numbers of at most 64 bits, got {value.tolist()}")
     return tuple(value.shape), value.dtype
-
-
-def _sampling_in_range(policy: Policy) -> Array:
-    if not isinstance(policy, Sampling):
-        return jnp.ones((), jnp.bool_)
-    temperature, top_k = jnp.asarray(policy.temperature), 0 if policy.top_k is None else policy.top_k
-    good = (temperature >= 0) & (temperature < math.inf) & (top_k >= 0)
-    if policy.top_p is not None:
-        good = good & (policy.top_p > 0) & (policy.top_p <= 1)
-    if policy.min_p is not None:
-        good = good & (policy.min_p >= 0) & (policy.min_p <= 1)
-    return good

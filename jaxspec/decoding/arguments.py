@@ -16,18 +16,21 @@ from jaxspec.core.model import Layout, Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
 from jaxspec.core.sampling import Policy, Sampling
+from jaxspec.core.values import is_concrete, to_int32
+from jaxspec.decoding.room import PerRow, bucket, make_room
 from jaxspec.drafters.base import Drafter, NoDrafter
+from jaxspec.drafters.draft_model import check_takes_trees
 from jaxspec.sharding.params import check_devices, shard_models
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DRAFTS_BESIDE
 from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.multi_draft import Rule
+from jaxspec.verifiers.relaxed import RelaxedRule
 
 # What a caller may pass, traced or not.
 TokenIds: TypeAlias = Array | np.ndarray | Sequence[Sequence[int]]
-PerRow: TypeAlias = Array | np.ndarray | int | Sequence[int] | Sequence[Array | int]
 StopTokens: TypeAlias = Array | np.ndarray | Sequence[int] | Sequence[Array | int] | Sequence[Sequence[int]]
 
-_SMALLEST_BUCKET = 16
 # What to pass instead of something else.
 _ADVICE = {
     Model: "what jaxspec.load, jaxspec.from_function or jaxspec.from_nnx returns",
@@ -101,13 +104,17 @@ class Arguments:
         key: Array | None,
         sampling: Policy,
         verifier: Verifier | None = None,
-        max_new_tokens: PerRow,
+        max_new_tokens: PerRow | None,
         stop_tokens: StopTokens,
         capacity: int | None = None,
         lossy: bool = False,
         mesh: Mesh | None = None,
-    ) -> Self:
+    ) -> tuple[Self, int]:
         """Checks everything and pads shapes to buckets, so that nearby calls share a program.
+
+        Returns:
+          The arguments; and the slots of a result, the largest budget, or all where that is traced. It is no field of
+          the arguments, where each budget would be a program of its own.
 
         Raises:
           TypeError, ValueError: for whatever does not fit; the text says what to pass instead.
@@ -118,14 +125,16 @@ class Arguments:
         verifier.check(drafter)
         ids = _as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
-        batch, width = ids.shape
+        batch = ids.shape[0]
         validate.sampling(sampling, batch)
         validate.max_new_tokens(max_new_tokens, batch)
         validate.capacity(capacity)
         validate.key_needed(key, sampling)
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)
-        max_new = _new_slots(target, width, prompt_length, max_new_tokens, capacity)
+        if drafter.tree:
+            check_takes_trees(type(drafter).__name__, target)
+        max_new_tokens, max_new = make_room(target, drafter, ids.shape, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
         rows = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         policy = None if isinstance(sampling, Sampling) else sampling
@@ -133,7 +142,7 @@ class Arguments:
         asked = ((rows, policy), max_new)
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy), _ASKED: asked}
         placement.check_same(said)
-        return cls(
+        checked = cls(
             target=target,
             drafter=drafter,
             verifier=verifier,
@@ -142,6 +151,7 @@ class Arguments:
             max_new=max_new,
             placement=placement,
         )
+        return checked, int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
 
 
 def _rows(
@@ -150,21 +160,13 @@ def _rows(
     """Makes the arrays of each row, the prompt padded to its bucket, from arguments that were checked."""
     batch, width = ids.shape
     return Rows(
-        prompt=jnp.pad(validate.to_int32(ids), ((0, 0), (0, bucket(width) - width))),
+        prompt=jnp.pad(to_int32(ids), ((0, 0), (0, bucket(width) - width))),
         prompt_length=_lengths(prompt_length, batch, width),
-        max_new_tokens=jnp.broadcast_to(validate.to_int32(max_new_tokens), (batch,)),
+        max_new_tokens=jnp.broadcast_to(to_int32(max_new_tokens), (batch,)),
         stop_tokens=stops,
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
         sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
     )
-
-
-def result_width(arguments: Arguments, max_new_tokens: PerRow) -> int:
-    """Returns the slots of a result: the largest budget, or all where that is traced.
-
-    It is no field of `Arguments`, where each budget would be a program of its own.
-    """
-    return int(np.max(np.asarray(max_new_tokens))) if validate.is_concrete(max_new_tokens) else arguments.max_new
 
 
 def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model, Drafter, Layout]:
@@ -178,24 +180,26 @@ def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model,
     return target, drafter, placement
 
 
-def bucket(size: int) -> int:
-    """Returns the least of 16, 24, 32, 48, 64, 96, ... that is at least `size`."""
-    power = _SMALLEST_BUCKET
-    while power < size:
-        if power + power // 2 >= size:
-            return power + power // 2
-        power *= 2
-    return power
-
-
 def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:
     """Raises `TypeError` unless each argument is an instance of its kind; a verifier may be `None`."""
     kinds = ((target, Model, "target"), (drafter, Drafter, "drafter"), (verifier, Verifier, "verifier"))
     for value, kind, name in kinds[: 2 if verifier is None else 3]:
         if isinstance(value, type) or not isinstance(value, kind):
-            raise TypeError(f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; pass {_ADVICE[kind]}")
+            advice = _of_rule(value) if name == "verifier" else None
+            advice = advice or _ADVICE[kind]
+            raise TypeError(f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; pass {advice}")
     if isinstance(sampling, type) or not isinstance(sampling, Policy):
         raise TypeError(f"sampling must be a policy, got {_kind(sampling)}; pass Greedy() or Sampling(temperature=...)")
+
+
+def _of_rule(value: object) -> str | None:
+    """Returns the verifier that takes a rule; `None` if the value is none."""
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
+        return f"MultiDraftVerifier({name}())"
+    if isinstance(value, RelaxedRule) or (isinstance(value, type) and issubclass(value, RelaxedRule)):
+        return f"RelaxedVerifier({name}(...)) and lossy=True"
+    return None
 
 
 def _kind(value: Any) -> str:
@@ -216,41 +220,17 @@ def _as_array(prompt: Any) -> Any:
 
 def _lengths(prompt_length: PerRow | None, batch: int, width: int) -> Int[Array, "b"]:
     """Returns each row's prompt length; 0, which is an error, where a traced one exceeds the width that was passed."""
-    lengths = jnp.asarray(width if prompt_length is None else prompt_length, jnp.int32)
+    lengths = to_int32(width if prompt_length is None else prompt_length)
     # The bucket has room for more than was passed: beyond it a length is an error still.
     return jnp.broadcast_to(jnp.where(lengths <= width, lengths, 0), (batch,))
 
 
-def _new_slots(
-    target: Model,
-    width: int,
-    prompt_length: PerRow | None,
-    max_new_tokens: PerRow,
-    capacity: int | None,
-) -> int:
-    """Returns the new-token slots of the buffers, once what is asked for fits them and the target."""
-    if not validate.is_concrete(max_new_tokens):
-        if capacity is None:
-            raise ValueError(
-                "max_new_tokens is traced, so the shape of the result is open; pass capacity=, "
-                "the prompt's width plus the most new tokens there can be"
-            )
-        if capacity < width:
-            raise ValueError(f"capacity must be at least the prompt's width {width}, got {capacity}")
-        validate.fits(capacity, None, target.context_length)
-        return capacity - width
-    most = int(np.max(np.asarray(max_new_tokens)))
-    lengths = width if prompt_length is None or not validate.is_concrete(prompt_length) else np.asarray(prompt_length)
-    validate.fits(int(np.max(lengths + np.asarray(max_new_tokens))), capacity, target.context_length)
-    return bucket(most) if capacity is None else max(capacity - width, most)
-
-
 def _one_a_row(policy: Sampling, batch: int) -> Sampling:
     """Spreads sampling parameters to one value a row, so that a new value or mix is no new program."""
-    dtypes = {"temperature": jnp.float32, "top_k": jnp.int32, "top_p": jnp.float32, "min_p": jnp.float32}
+    as_float = lambda value: jnp.asarray(value, jnp.float32)  # noqa: E731
     spread = {
-        name: jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
-        for name, dtype in dtypes.items()
+        name: jnp.broadcast_to((to_int32 if name == "top_k" else as_float)(value), (batch,))
+        for name in ("temperature", "top_k", "top_p", "min_p")
         if (value := getattr(policy, name)) is not None
     }
     return dataclasses.replace(policy, **spread)

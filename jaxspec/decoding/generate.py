@@ -25,14 +25,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import prefill
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, Generation, GenerationState
 from jaxspec.core.stats import Stats
-from jaxspec.core.status import Status, StopReason
-from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, result_width
+from jaxspec.core.status import Status, StopReason, traced_status
+from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds
+from jaxspec.decoding.room import PerRow
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
 from jaxspec.drafters import bounded
@@ -53,7 +53,7 @@ def generate(
     key: Array | None = None,
     sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
     verifier: Verifier | None = None,
-    max_new_tokens: PerRow,
+    max_new_tokens: PerRow | None,
     stop_tokens: StopTokens = (),
     capacity: int | None = None,
     lossy: bool = False,
@@ -77,8 +77,9 @@ def generate(
         `TokenVerifier()` for a deterministic one, `MultiDraftVerifier()` or `TreeVerifier()` for
         trees. With `CoupledVerifier()` the tokens are those of plain decoding (`drafter=None`)
         with the same key.
-      max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`.
-      stop_tokens: ids that end a row, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
+      max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`. `None` is up to the models' context, or
+        to `capacity` if that is less.
+      stop_tokens: ids that end a row: one, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
       lossy: must be True for a verifier that does not keep the target's distribution.
       mesh: splits models and rows over devices by `jaxspec.sharding.default_rules` (axes
@@ -90,8 +91,8 @@ def generate(
       `capacity - t` if that is traced.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit. Values that are traced cannot raise:
-        see `Generation.status`.
+      TypeError, ValueError: for arguments that do not fit each other, or no memory. Values that are traced cannot
+        raise: see `Generation.status`.
 
     Example:
         >>> result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=8)
@@ -104,7 +105,7 @@ def generate(
         >>> sample(target, draft, prompt, key).shape
         (2, 8)
     """
-    arguments = Arguments.check(
+    arguments, width = Arguments.check(
         target,
         drafter,
         prompt,
@@ -118,7 +119,7 @@ def generate(
         lossy=lossy,
         mesh=mesh,
     )
-    return cut(run(arguments), result_width(arguments, max_new_tokens))
+    return cut(run(arguments), width)
 
 
 def run(arguments: Arguments) -> Generation:
@@ -145,7 +146,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
     sampling, max_new = arguments.sampling, arguments.max_new
     batch, width = rows.prompt.shape
     limit_fits = (rows.max_new_tokens >= 0) & (rows.max_new_tokens <= max_new)
-    status = validate.traced_status(rows.prompt, rows.prompt_length, limit_fits, sampling, target.vocab_size)
+    status = traced_status(rows.prompt, rows.prompt_length, limit_fits, sampling, target.vocab_size)
     prompt = jnp.clip(rows.prompt, 0, target.vocab_size - 1)
     length = jnp.clip(rows.prompt_length, 1, width)
     budget = jnp.clip(rows.max_new_tokens, 0, max_new)

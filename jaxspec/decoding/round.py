@@ -21,36 +21,18 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
-from jaxspec.core.model import Entries, Model, ModelOutput, ResumableModel
-from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
-from jaxspec.core.status import Status, StopReason
-from jaxspec.core.tree import depths, verification_mask
+from jaxspec.core.tree import ancestors, depths, verification_mask
+from jaxspec.decoding.commit import Verified, commit, widen
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
 _Carry = TypeVar("_Carry")
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Verified:
-    """Holds the results of a verification pass along the accepted path, at the shape of the longest one.
-
-    `finite` counts the rows of logits before the first that is not.
-    """
-
-    verdict: Verdict
-    tokens: Int[Array, "b n"]
-    log_probs: Float[Array, "b n"]
-    warped_log_probs: Float[Array, "b n"]
-    finite: Int[Array, "b"]
-    entries: Entries
-    hidden: tuple[Array, ...]
 
 
 def run_round(
@@ -63,7 +45,7 @@ def run_round(
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
     with jax.named_scope("propose"):
         proposal, drafter_state = bounded.propose(drafter, rng, state.drafter_state, _context(target, state))
-    proposal = _of_live_rows(proposal, state.done)
+    proposal = _submitted(proposal, state.done, target.vocab_size)
     state = dataclasses.replace(state, drafter_state=drafter_state)
     score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
@@ -112,12 +94,23 @@ def _score(
         verified = _verify(lengths, drafter, verifier, rng, proposal, context)
     with jax.named_scope("commit"):
         drafter_state = bounded.observe(drafter, state.drafter_state, context, verified.verdict, verified.hidden)
-        return _commit(state, drafter.max_drafts, proposal, verified, drafter_state)
+        return commit(state, drafter.max_drafts, proposal, verified, drafter_state)
 
 
-def _of_live_rows(proposal: Proposal, done: Bool[Array, "b"]) -> Proposal:
-    """Withdraws the drafts of finished rows, so that they do not lengthen the others' pass."""
-    return dataclasses.replace(proposal, valid=proposal.valid & ~done[:, None])
+def _submitted(proposal: Proposal, done: Bool[Array, "b"], vocab_size: int) -> Proposal:
+    """Withdraws the drafts of finished rows, so that they do not lengthen the others' pass, and those of no token.
+
+    A drafter that gives an id outside of the vocabulary has not drawn it from the distribution that it reports, so that
+    the draft is withdrawn before it is looked at, with all that follow it, and not rejected.
+    """
+    tokens, parents = proposal.tokens, proposal.parents
+    known = (tokens >= 0) & (tokens < vocab_size)
+    if parents is None:
+        whole = jnp.cumprod(known, axis=1, dtype=jnp.int32) > 0
+    else:
+        whole = jnp.all(known[:, None] | ~ancestors(parents, proposal.depth), axis=2)
+    valid = proposal.valid & whole & ~done[:, None]
+    return dataclasses.replace(proposal, tokens=jnp.where(known, tokens, 0), valid=valid)
 
 
 def _verify(
@@ -127,7 +120,7 @@ def _verify(
     rng: Rng,
     proposal: Proposal,
     context: Context,
-) -> _Verified:
+) -> Verified:
     """Runs the shortest compiled pass that holds every row's valid drafts.
 
     The target's cache is only read in here, and fresh entries come out, so the branches copy
@@ -148,37 +141,41 @@ def _verify(
 
 def _verify_drafts(
     most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context
-) -> _Verified:
+) -> Verified:
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
     output = _target_pass(drafter, proposal, context)
+    check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
     verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)
     normalizer = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
     log_probs = _at(output.logits, rows, tokens) - normalizer
     warped = jnp.zeros_like(log_probs) if next_log_probs is None else _at(next_log_probs, rows, tokens)
-    pad = functools.partial(_widen, to=most + 1)
+    pad = functools.partial(widen, to=most + 1)
     entries, hidden = output.entries, output.hidden
     if proposal.parents is not None:
         entries = entries.keep_path(rows)
         hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
-        verdict = dataclasses.replace(verdict, path=_widen(rows[:, 1:] - 1, most))
+        verdict = dataclasses.replace(verdict, path=widen(rows[:, 1:] - 1, most))
     if verdict.deviation is not None:
         verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
-    return _Verified(
+    return Verified(
         verdict,
         pad(tokens),
         pad(log_probs),
         pad(warped),
         count_leading(jnp.isfinite(normalizer)),
+        _count_drawable(next_log_probs, rows),
         entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
     )
 
 
-def _widen(x: Array, to: int) -> Array:
-    """Pads the second axis with zeros to the size `to`."""
-    return jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
+def _count_drawable(next_log_probs: Float[Array, "b n v"] | None, rows: Int[Array, "b n_path"]) -> Int[Array, "b"]:
+    """Counts the rows of logits before the first of which the policy leaves no token, or makes NaN."""
+    if next_log_probs is None:
+        return jnp.full(rows.shape[:1], rows.shape[1], jnp.int32)
+    return count_leading(jnp.isfinite(jnp.take_along_axis(jnp.max(next_log_probs, axis=-1), rows, axis=1)))
 
 
 def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
@@ -237,58 +234,3 @@ def _at(
     """Returns the values of tokens in given rows."""
     batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
     return values[batch, rows, tokens]
-
-
-def _commit(
-    state: GenerationState, k: int, proposal: Proposal, verified: _Verified, drafter_state: Any
-) -> tuple[GenerationState, RoundInfo]:
-    """Appends each row's emitted tokens, up to a stop token or its budget."""
-    accepted = verified.verdict.accepted
-    # Tokens beyond the budget are cut here and not withdrawn from verification, so that a
-    # smaller budget gives a prefix of a larger one's output.
-    room = state.limit - state.length
-    sound = jnp.minimum(accepted + 1, verified.finite)
-    usable = jnp.minimum(sound, room)
-    position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
-    stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
-    stops = stops & (position < usable[:, None])
-    before_stop = count_leading(~stops)
-    stopped = ~state.done & jnp.any(stops, axis=1)
-    count = jnp.where(stopped, before_stop + 1, usable)
-    count = jnp.where(state.done, 0, count)
-    live = count > 0
-    length = state.length + count
-    out_of_budget = live & (length >= state.limit)
-    failed = ~state.done & ~stopped & (sound <= accepted) & (sound < room)
-    reason = jnp.select(
-        [failed, stopped, out_of_budget],
-        [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.STOP_TOKEN), jnp.int32(StopReason.MAX_NEW_TOKENS)],
-        state.stop_reason,
-    )
-    slots = jnp.where(position < count[:, None], state.length[:, None] + position, state.tokens.shape[1])
-    submitted = proposal.longest()
-    submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
-    accepted = jnp.minimum(accepted, count)
-    committed = dataclasses.replace(
-        state,
-        tokens=_store(state.tokens, slots, verified.tokens),
-        log_probs=_store(state.log_probs, slots, verified.log_probs),
-        warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
-        from_draft=_store(state.from_draft, slots, position < accepted[:, None]),
-        length=length,
-        done=state.done | failed | stopped | out_of_budget,
-        stop_reason=reason,
-        status=jnp.where(failed, jnp.int32(Status.NOT_FINITE_LOGITS), state.status),
-        cache=state.cache.append(verified.entries).truncate(length - 1),
-        drafter_state=drafter_state,
-        stats=state.stats.count(live, count, submitted, accepted, verified.verdict.deviation),
-    )
-    none, tokens = jnp.zeros_like(count), _widen(verified.tokens, k + 1).astype(jnp.int32)
-    info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, accepted, none))
-    return committed, info
-
-
-def _store(buffer: Array, slots: Int[Array, "b n"], values: Array) -> Array:
-    """Writes each row's values at its slots; a slot past the end is dropped."""
-    rows = jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None]
-    return buffer.at[rows, slots].set(values, mode="drop")

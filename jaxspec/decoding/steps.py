@@ -12,8 +12,10 @@ from jaxspec.core import validate
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Generation, GenerationState, RoundInfo
-from jaxspec.decoding.arguments import Arguments, PerRow, StopTokens, TokenIds, check_kinds, result_width
+from jaxspec.core.values import is_concrete
+from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds, check_kinds
 from jaxspec.decoding.generate import collect, cut, initial_state
+from jaxspec.decoding.room import PerRow
 from jaxspec.decoding.round import run_round
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.sharding.placement import to_host
@@ -28,7 +30,7 @@ def init(
     prompt_length: PerRow | None = None,
     key: Array | None = None,
     sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
-    max_new_tokens: PerRow,
+    max_new_tokens: PerRow | None,
     stop_tokens: StopTokens = (),
     capacity: int | None = None,
 ) -> GenerationState:
@@ -45,7 +47,7 @@ def init(
         >>> state.length.tolist(), state.tokens.shape[0]
         ([5, 5], 2)
     """
-    arguments = Arguments.check(
+    arguments, _ = Arguments.check(
         target,
         drafter,
         prompt,
@@ -138,7 +140,7 @@ def finish(state: GenerationState, *, lossless: bool | None = None) -> Generatio
         [0, 0]
     """
     if lossless is None:
-        if not validate.is_concrete(state.stats.lossy_rounds):
+        if not is_concrete(state.stats.lossy_rounds):
             raise ValueError(
                 "the state is traced, so it cannot say whether all verifiers were lossless; pass lossless="
             )
@@ -146,7 +148,7 @@ def finish(state: GenerationState, *, lossless: bool | None = None) -> Generatio
     k = state.stats.drafted_at.shape[1]
     result = to_host(collect(state, state.tokens.shape[1] - k - 1, lossless))
     most = to_host(state.limit - state.prompt_length)
-    return cut(result, int(np.max(most))) if validate.is_concrete(most) else result
+    return cut(result, int(np.max(most))) if is_concrete(most) else result
 
 
 def stream(
@@ -158,7 +160,7 @@ def stream(
     key: Array | None = None,
     sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
     verifier: Verifier | None = None,
-    max_new_tokens: PerRow,
+    max_new_tokens: PerRow | None,
     stop_tokens: StopTokens = (),
     capacity: int | None = None,
     lossy: bool = False,
@@ -177,7 +179,7 @@ def stream(
         >>> sum(len(new) for new, _ in rounds)
         4
     """
-    arguments = Arguments.check(
+    arguments, width = Arguments.check(
         target,
         drafter,
         prompt,
@@ -191,7 +193,7 @@ def stream(
         lossy=lossy,
         mesh=mesh,
     )
-    return _stream(arguments, result_width(arguments, max_new_tokens))
+    return _stream(arguments, width)
 
 
 def _stream(arguments: Arguments, width: int) -> Generator[list[np.ndarray], None, Generation]:

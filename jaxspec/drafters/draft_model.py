@@ -160,6 +160,15 @@ def check_is_model(name: str, model: object) -> None:
         raise TypeError(f"{name} needs a Model, got {type(model).__name__}; jaxspec.load makes one")
 
 
+def check_takes_trees(name: str, model: object) -> None:
+    """Raises `TypeError` if `model`, which drafter `name` drafts a tree with or for, takes chains alone."""
+    if not getattr(model, "takes_trees", True):
+        raise TypeError(
+            f"{name} drafts a tree or several chains, which a {type(model).__name__} cannot score: it has no cache; "
+            "pass a drafter of one chain, such as ModelDrafter(draft), or a model with a cache"
+        )
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft(Draft):

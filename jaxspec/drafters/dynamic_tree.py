@@ -22,9 +22,9 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.core.tree import positive
+from jaxspec.core.tree_arguments import positive
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
+from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows, top_tokens
 
 
@@ -111,6 +111,7 @@ class DynamicTreeDrafter(Drafter):
         if self.sampling is not None:
             validate.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
+        check_takes_trees(type(self).__name__, self.model)
         if self.top_k > target.vocab_size:
             raise ValueError(f"top_k is {self.top_k}, the vocabulary has {target.vocab_size} tokens; pass fewer")
 

@@ -19,7 +19,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
-from jaxspec.core.tree import positive
+from jaxspec.core.tree_arguments import positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.capture import check_capture

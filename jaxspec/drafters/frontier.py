@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, Entries
+from jaxspec.core.model import Cache, Entries, check_entries
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
@@ -109,6 +109,7 @@ def grow(
       What `expand` found, `[levels, ...]`, and the fed nodes' entries: that of node `i` of level
       `j` is number `j * w + i`.
     """
+    check_entries(window.entries, "pad", "put", "keep_path")
     batch, width = first.shape
     # At least as many as the window's entries, which lend the buffer its shape.
     room = max(levels * width, 2)

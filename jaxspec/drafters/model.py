@@ -9,7 +9,8 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.core.tree import Tree, positive
+from jaxspec.core.tree import Tree
+from jaxspec.core.tree_arguments import positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.chain import Chain, ChainDrafter

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
@@ -11,6 +12,9 @@ from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.lookup import Guess, LookupDrafter
+
+# Each token that is looked for is a part of the program of its own.
+_LONGEST = 256
 
 
 @register_dataclass
@@ -23,7 +27,7 @@ class NGramDrafter(LookupDrafter):
 
     Attributes:
       k: drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
-      max_ngram: the longest end that is looked for.
+      max_ngram: the longest end that is looked for, at most 256.
       min_ngram: the shortest; raise it for fewer and better guesses.
 
     References:
@@ -42,17 +46,24 @@ class NGramDrafter(LookupDrafter):
 
     def __post_init__(self) -> None:
         validate.reads_no_log_probs("NGramDrafter", self.draft_length)
-        if not all(isinstance(n, int) for n in (self.min_ngram, self.max_ngram)):
-            raise TypeError(f"min_ngram and max_ngram must be integers, got {self.min_ngram!r} and {self.max_ngram!r}")
+        for name in ("min_ngram", "max_ngram"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise TypeError(f"{name} must be an integer, got {number!r}; it fixes the program")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 "NGramDrafter needs 1 <= min_ngram <= max_ngram, "
                 f"got min_ngram={self.min_ngram} and max_ngram={self.max_ngram}"
             )
+        if self.max_ngram > _LONGEST:
+            raise ValueError(
+                f"max_ngram must be at most {_LONGEST}, got {self.max_ngram}, whose comparisons alone take "
+                f"{4 * int(self.max_ngram):,} bytes for each token of a text; pass fewer, such as max_ngram=8"
+            )
 
     def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
         k = self.max_drafts
-        matched, end = find_latest_match(tokens, length, self.max_ngram)
+        matched, end = find_latest_match(tokens, length, min(self.max_ngram, tokens.shape[1]))
         count = jnp.where(matched >= self.min_ngram, jnp.int32(k), 0)
         # Laplace's rule of succession: copying has been right `matched` times in a row.
         right = (matched + 1).astype(jnp.float32) / (matched + 2).astype(jnp.float32)

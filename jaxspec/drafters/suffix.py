@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import memory, validate
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import take_row
@@ -52,6 +52,7 @@ class TextStore:
           TypeError, ValueError: `texts` or `width` is no integer of at least 1.
         """
         validate.counts("TextStore", texts=texts, width=width)
+        memory.check(4 * int(texts) * int(width), f"a store of {texts} texts of {width} tokens", "lower texts or width")
         return cls(jnp.full((texts, width), -1, jnp.int32), jnp.int32(0))
 
     def add(self, tokens: Int[Array, "b t"], length: Int[Array, "b"]) -> Self:
@@ -143,7 +144,7 @@ class SuffixDrafter(LookupDrafter):
             raise TypeError(f"store must be a TextStore or None, got {type(self.store).__name__}; pass TextStore.empty")
 
     def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
-        end = _end(tokens, length, self.max_match)
+        end = _end(tokens, length, min(self.max_match, tokens.shape[1]))
         best = self._follow(*_in_the_text(tokens, length, end, self.candidates, self.max_drafts))
         if self.store is None:
             return best

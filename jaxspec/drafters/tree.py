@@ -20,7 +20,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
-from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft
+from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
 from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
 
 
@@ -100,6 +100,7 @@ class TreeDrafter(Drafter):
         if self.sampling is not None:
             validate.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
+        check_takes_trees(type(self).__name__, self.model)
         if self.sampling is not None and self.draw.deterministic:
             raise ValueError(
                 f"{type(self.draw).__name__}() draws nothing, so sampling would be ignored; leave it None, or pass "

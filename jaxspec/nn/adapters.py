@@ -8,7 +8,7 @@ protocol itself runs at full speed.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -163,8 +163,13 @@ class HistoryCache:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
-    """Makes a `Model` of a function of the complete text. Every call reruns all of it."""
+    """Makes a `Model` of a function of the complete text. Every call reruns all of it.
 
+    Attributes:
+      takes_trees: it does not: what a token sees is the function's own choice.
+    """
+
+    takes_trees: ClassVar[bool] = False
     function: Callable[[Any, Array], Array] = dataclasses.field(metadata={"static": True})
     params: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})

@@ -4,8 +4,8 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, Unpack, cast, overload
+from collections.abc import Sequence
+from typing import Any, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -13,12 +13,15 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.sampling import Greedy
+from jaxspec.decoding.arguments import check_kinds
 from jaxspec.decoding.generate import run
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
 from jaxspec.nn.network import Network
+from jaxspec.text.messages import Messages, conversations
 from jaxspec.text.request import TextKeywords, TextOptions, TextRequest
 from jaxspec.text.result import TextResult, Timing, collect, new_rows
 from jaxspec.text.stream import TextStream
@@ -26,7 +29,6 @@ from jaxspec.verifiers.base import Verifier
 
 # Lists and tuples, since a string is a sequence of strings.
 Prompts: TypeAlias = list[str] | tuple[str, ...]
-Messages: TypeAlias = Sequence[Mapping[str, str]]
 OneStream: TypeAlias = TextStream[str, TextResult]
 BatchStream: TypeAlias = TextStream[tuple[int, str], list[TextResult]]
 # How often `compare` times both ways of decoding.
@@ -86,14 +88,15 @@ class SpeculativeDecoder:
           OSError: if a model cannot be read or downloaded.
         """
         self.target = _as_model(target, "target")
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            raise TypeError(
+                f"tokenizer must be a jaxspec.Tokenizer or None, got {type(tokenizer).__name__}; pass "
+                "jaxspec.Tokenizer.from_folder(path), or None for the target's own"
+            )
         self.drafter = _as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
         self.drafter.check(self.target)
+        check_kinds(self.target, self.drafter, verifier, Greedy())
         self.verifier = self.drafter.default_verifier if verifier is None else verifier
-        if not isinstance(self.verifier, Verifier):
-            raise TypeError(
-                f"verifier must be a jaxspec Verifier, got {type(verifier).__name__}; "
-                "pass TokenVerifier() or CoupledVerifier()"
-            )
         self.verifier.check(self.drafter)
         validate.lossy_allowed(self.verifier.lossless, lossy, type(self.verifier).__name__)
         found: Tokenizer | None = getattr(self.target, "tokenizer", None) if tokenizer is None else tokenizer
@@ -153,7 +156,7 @@ class SpeculativeDecoder:
 
         Args:
           messages: dictionaries with `role` ("system", "user", "assistant") and `content`; or a
-            list of such conversations.
+            list of such conversations. Any other role is the chat template's to write or to refuse.
           **options: those of `generate`.
 
         Raises:
@@ -196,16 +199,14 @@ class SpeculativeDecoder:
 
     def _continue(self, prompts: str | Prompts, options: TextOptions) -> TextRequest:
         """Encodes prompts."""
-        if not isinstance(prompts, str | Sequence):
+        single = isinstance(prompts, str)
+        if not isinstance(prompts, str | list | tuple):
             raise TypeError(f"prompts must be a string or a list of them, got {type(prompts).__name__}; pass some text")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ValueError("there is no prompt; pass a string or a list of at least one")
         for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"prompt {index} must be a string, got {type(text).__name__}; token ids are for jaxspec.generate"
-                )
+            validate.text("the prompt" if single else f"prompt {index}", text, "token ids are for jaxspec.generate")
         ids = [self._encode(text, "the prompt" if len(texts) == 1 else f"prompt {i}") for i, text in enumerate(texts)]
         return self._request(ids, options, single=isinstance(prompts, str))
 
@@ -218,15 +219,8 @@ class SpeculativeDecoder:
 
     def _answer(self, messages: Messages | Sequence[Messages], options: TextOptions) -> TextRequest:
         """Encodes conversations, with the assistant's turn opened."""
-        if isinstance(messages, str | Mapping) or not messages:
-            raise ValueError(
-                "messages must be a list of at least one message, "
-                f"[{{'role': 'user', 'content': 'Hello'}}], got {messages!r}"
-            )
-        single = isinstance(messages[0], Mapping)
-        conversations = cast("Sequence[Messages]", [messages] if single else messages)
-        ids = [self.tokenizer.apply_chat_template(turns) for turns in conversations]
-        return self._request(ids, options, single=single)
+        found, single = conversations(messages)
+        return self._request([self.tokenizer.apply_chat_template(turns) for turns in found], options, single=single)
 
     def _request(self, ids: list[list[int]], options: TextOptions, *, single: bool) -> TextRequest:
         return TextRequest.make(

@@ -22,14 +22,14 @@ from jaxspec.verifiers.base import Verifier
 class TextKeywords(TypedDict, total=False):
     """Lists the names and types of `TextOptions`, for the signatures that take them by keyword."""
 
-    max_new_tokens: int | Sequence[int]
+    max_new_tokens: int | Sequence[int] | None
     temperature: float
     top_p: float | None
     top_k: int | None
     min_p: float | None
     seed: int | None
-    stop: str | Sequence[str]
-    stop_tokens: Sequence[int] | None
+    stop: str | Sequence[str] | None
+    stop_tokens: int | Sequence[int] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ class TextOptions:
     """Defines the keyword arguments of `SpeculativeDecoder.generate`, `stream`, `chat` and `stream_chat`.
 
     Attributes:
-      max_new_tokens: the most tokens to add, one number or one a prompt.
+      max_new_tokens: the most tokens to add, one number or one a prompt; `None` is up to the model's context.
       temperature: 0 is greedy decoding, for which the other sampling options make no difference.
       top_p: keep the most likely tokens with this mass together; `None` or 1 keeps all.
       top_k: keep this many of the most likely tokens; `None` or 0 keeps all.
       min_p: keep tokens of at least this share of the most likely one's probability.
       seed: an integer in [0, 2^32); `None` chooses one, and the result says which.
-      stop: strings that end a text, which is cut before them.
-      stop_tokens: ids that end a text; `None` is the tokenizer's own, `()` is none.
+      stop: strings that end a text, which is cut before them; `None` and `()` are none.
+      stop_tokens: an id that ends a text, or several; `None` is the tokenizer's own, `()` is none.
 
     Example:
         >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
@@ -52,14 +52,14 @@ class TextOptions:
         Greedy()
     """
 
-    max_new_tokens: int | Sequence[int] = 128
+    max_new_tokens: int | Sequence[int] | None = 128
     temperature: float = 0.7
     top_p: float | None = 0.9
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_tokens: Sequence[int] | None = None
+    stop: str | Sequence[str] | None = ()
+    stop_tokens: int | Sequence[int] | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Self:
@@ -127,14 +127,19 @@ class TextRequest:
         policy = options.policy()
         seed = _seed(options.seed, policy, placement_of(target))
         stop = _stop_strings(options.stop, tokenizer)
-        stop_tokens = tuple(tokenizer.eos_token_ids if options.stop_tokens is None else options.stop_tokens)
+        stop_tokens = tokenizer.eos_token_ids
+        if options.stop_tokens is not None:
+            checked = validate.stop_tokens(options.stop_tokens, len(prompts), target.vocab_size)
+            if np.ndim(options.stop_tokens) > 1:
+                raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
+            stop_tokens = tuple(checked[0].tolist())
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        _check_context(target, lengths + np.asarray(options.max_new_tokens))
+        _check_context(target, lengths, options.max_new_tokens)
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
-        arguments = Arguments.check(
+        arguments, _ = Arguments.check(
             target,
             drafter,
             padded,
@@ -170,21 +175,24 @@ def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
     return int(seed)
 
 
-def _check_context(target: Model, totals: Int[np.ndarray, "b"]) -> None:
+def _check_context(target: Model, lengths: Int[np.ndarray, "b"], max_new_tokens: int | Sequence[int] | None) -> None:
     """Raises `ValueError` if a prompt and its new tokens exceed the target's context."""
-    for row, total in enumerate(totals.tolist()):
+    new = np.broadcast_to(0 if max_new_tokens is None else np.asarray(max_new_tokens), lengths.shape)
+    for row, (length, budget) in enumerate(zip(lengths.tolist(), new.tolist(), strict=True)):
         try:
-            validate.fits(total, None, target.context_length)
+            validate.fits(length, budget, None, target.context_length)
         except ValueError as error:
-            raise ValueError(str(error) if len(totals) == 1 else f"prompt {row}: {error}") from None
+            raise ValueError(str(error) if len(lengths) == 1 else f"prompt {row}: {error}") from None
 
 
-def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Returns the stop strings as a tuple, checked: each can appear in a text."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if stop is not None and not isinstance(stop, str | list | tuple):
+        raise TypeError(f"stop must be a string or a list of strings, got {stop!r}; ids go in stop_tokens")
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     StopStrings(stops)
     for text in stops:
-        ids = tokenizer.encode(text, add_special_tokens=False)
+        ids = tokenizer.encode(validate.text("stop", text, "ids go in stop_tokens"), add_special_tokens=False)
         if ids and not tokenizer.decode(ids):
             raise ValueError(
                 f"stop string {text!r} is a special token, which never appears in a text; "

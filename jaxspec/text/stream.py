@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from typing import Generic, TypeVar, cast
+from collections.abc import Generator, Iterator
+from typing import Generic, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -25,6 +25,9 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
     For one prompt the pieces are strings, and the result is a `TextResult`; for a list of prompts they are
     `(row, piece)`, and the result is a list. Nothing is decoded before the first piece is asked for.
 
+    Leaving a `for` loop early closes it, as the end of a `with` block and `close()` do: its caches are freed, nothing
+    more is decoded, and there is no result. Call `next` to take some pieces now and others later.
+
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
         >>> stream = decoder.stream("the sea", max_new_tokens=8, temperature=0)
@@ -32,6 +35,10 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         True
         >>> stream.result.acceptance_rate <= 1
         True
+        >>> with decoder.stream("the sea", max_new_tokens=8, temperature=0) as stream:
+        ...     first = next(stream)
+        >>> list(stream)
+        []
     """
 
     def __init__(self, request: TextRequest) -> None:
@@ -40,10 +47,28 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         self._rows = new_rows(request)
         self._ended = np.zeros(len(self._rows), np.bool_)
         self._results: list[TextResult] | None = None
+        self._closed = False
         self._pieces = self._run()
 
     def __next__(self) -> Piece:
         return cast("Piece", next(self._pieces))  # strings for one prompt, pairs for a list
+
+    def __iter__(self) -> Iterator[Piece]:
+        try:
+            yield from cast("Iterator[Piece]", self._pieces)
+        finally:  # a loop that is left drops this generator
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops decoding and frees the caches; a stream that has ended keeps its result."""
+        self._closed = True
+        self._pieces.close()
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -71,11 +96,13 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         Raises:
           RuntimeError: if it has not.
         """
+        if self._results is None and self._closed:
+            raise RuntimeError("the stream was closed before its end, so it has no result; iterate to its end first")
         if self._results is None:
             raise RuntimeError("the stream has not ended, so it has no result; iterate to its end first")
         return cast("Result", self._results[0] if self._request.single else self._results)
 
-    def _run(self) -> Iterator[str | tuple[int, str]]:
+    def _run(self) -> Generator[str | tuple[int, str], None, None]:
         single, arguments, clock = self._request.single, self._request.arguments, _Clock()
         with clock:
             state = start(arguments)

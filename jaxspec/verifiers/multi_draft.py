@@ -1,7 +1,7 @@
 """Verifies several drafts at once, by default with recursive rejection sampling."""
 
 import dataclasses
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draft_log_probs, draw_verdict
 
 
+@runtime_checkable
 class Rule(Protocol):
     """Accepts or rejects the candidates for one position, one after the other."""
 
@@ -98,6 +99,8 @@ class MultiDraftVerifier(Verifier):
     rule: Rule = dataclasses.field(default=RecursiveRejection())
 
     def check(self, drafter: DraftKind) -> None:
+        if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
+            raise TypeError(f"rule must be RecursiveRejection() or KSequence(), got {self.rule!r}; pass one of them")
         self.rule.check(drafter)
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:

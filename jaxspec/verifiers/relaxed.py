@@ -16,7 +16,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import count_leading, take_row
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.core.validate import is_concrete
+from jaxspec.core.values import is_concrete
 from jaxspec.verifiers.base import DraftKind, Verifier
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree_walk import DraftTree

@@ -92,7 +92,19 @@ def test_top_k_comes_before_top_p():
 def test_ties_with_the_last_kept_token_stay():
     np.testing.assert_allclose(probs(np.log([0.4, 0.2, 0.2, 0.2]), top_k=2), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
     np.testing.assert_allclose(probs(np.log([0.4, 0.2, 0.2, 0.2]), top_p=0.5), [0.4, 0.2, 0.2, 0.2], atol=1e-6)
-    np.testing.assert_allclose(probs(np.zeros(4), top_k=1), np.full(4, 0.25), atol=1e-6)
+    np.testing.assert_allclose(probs(np.zeros(4), top_k=2), np.full(4, 0.25), atol=1e-6)
+
+
+def test_a_top_k_of_one_takes_the_lowest_of_equal_ids_as_greedy_decoding_does():
+    logits = np.array([1.0, 3.0, 0.0, 3.0])
+    for options in ({}, {"top_p": 0.4}, {"min_p": 1.0}, {"temperature": 0.3}):
+        np.testing.assert_array_equal(probs(logits, top_k=1, **options), [0, 1, 0, 0])
+
+
+@pytest.mark.parametrize("top_k", [4, 5, 2**31, 2**32 + 1, 10**30, np.uint64(2**63), np.array(2**40), 1e12])
+def test_a_top_k_beyond_the_vocabulary_is_all(top_k):
+    logits = np.array([1.0, 3.0, 0.0, 2.0])
+    np.testing.assert_array_equal(probs(logits, top_k=top_k), probs(logits))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.01}, {"temperature": 0.0}])

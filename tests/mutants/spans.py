@@ -8,7 +8,7 @@ _DRAFTED = "tests/decoding/test_steps.py::test_each_token_is_an_accepted_draft_o
 MUTANTS = (
     Mutant(
         "the target's token after the drafts passes for one of them",
-        "decoding/round.py",
+        "decoding/commit.py",
         "_store(state.from_draft, slots, position < accepted[:, None])",
         "_store(state.from_draft, slots, position <= accepted[:, None])",
         (_DRAFTED,),

@@ -202,7 +202,7 @@ def test_rows_follow_the_targets_own_rules():
     """`TENSOR_PARALLEL` does not split them, whatever the mesh is called."""
     target = shard(TARGET, make_mesh(), TENSOR_PARALLEL)
     options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
-    arguments = Arguments.check(target, None, PROMPT, stop_tokens=(), capacity=None, mesh=make_mesh(), **options)
+    arguments, _ = Arguments.check(target, None, PROMPT, stop_tokens=(), capacity=None, mesh=make_mesh(), **options)
     assert arguments.rows.prompt.sharding.is_fully_replicated
     assert arguments.placement == target.placement
 

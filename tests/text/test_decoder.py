@@ -52,6 +52,42 @@ def test_stream_shows_what_generate_returns(decoder, options):
     assert streamed.acceptance_rate == generated.acceptance_rate
 
 
+def test_a_stream_is_closed_by_leaving_its_loop_its_block_or_by_hand(decoder):
+    options = SHORT | {"stop_tokens": ()}
+
+    def left():
+        stream = decoder.stream(PROMPT, **options)
+        for _ in stream:
+            break
+        return stream
+
+    def block():
+        with decoder.stream(PROMPT, **options) as stream:
+            next(stream)
+        return stream
+
+    def by_hand():
+        stream = decoder.stream(PROMPT, **options)
+        stream.close()
+        stream.close()
+        return stream
+
+    for make, shown in ((left, True), (block, True), (by_hand, False)):
+        stream = make()
+        assert next(stream, None) is None and list(stream) == [] and bool(stream.spans()) == shown
+        assert stream._pieces.gi_frame is None  # with the state, and so the caches
+        with pytest.raises(RuntimeError, match="the stream was closed before its end, so it has no result"):
+            stream.result  # noqa: B018
+
+
+def test_a_closed_stream_that_had_ended_keeps_its_result(decoder):
+    stream = decoder.stream(PROMPT, **SHORT, stop_tokens=())
+    first = next(stream)
+    rest = "".join(stream)
+    stream.close()
+    assert first + rest == stream.result.text
+
+
 def test_whole_characters_are_streamed():
     text = "x😀é 中文."
     pieces, result = _drain(_reciting(text, k=0).stream(PROMPT, **SHORT))
@@ -234,6 +270,17 @@ class _Lossy(jaxspec.TokenVerifier):
         (tiny.transformer(vocab=7), {}, ValueError, "draft of 7 tokens for a target of 310"),
         ("ngram", {"verifier": "coupled"}, TypeError, "verifier must be a jaxspec Verifier, got str"),
         ("ngram", {"verifier": _Lossy()}, ValueError, "pass lossy=True"),
+        ("ngram", {"verifier": _Lossy(), "lossy": "yes"}, TypeError, "lossy must be True or False, got 'yes'"),
+        (None, {"verifier": jaxspec.verifiers.KSequence()}, TypeError, r"pass MultiDraftVerifier\(KSequence\(\)\)"),
+        (
+            "ngram",
+            {"tokenizer": "x"},
+            TypeError,
+            "tokenizer must be a jaxspec.Tokenizer or None, got str; pass jaxspec",
+        ),
+        ("ngram", {"k": 10**6}, ValueError, "k must be at most 1024, got 1000000"),
+        ("", {}, ValueError, "the draft '' has no name in it; pass 'ngram'"),
+        ("ngram+", {}, ValueError, r"the draft 'ngram\+' has no name after its '\+'; pass 'ngram'"),
     ],
 )
 def test_arguments_that_do_not_fit(model, draft, options, error, match):
@@ -253,7 +300,10 @@ def test_a_tokenizer_is_needed(model):
     [
         ([], {}, ValueError, "there is no prompt"),
         (5, {}, TypeError, "prompts must be a string or a list of them, got int"),
+        (None, {}, TypeError, "prompts must be a string or a list of them, got NoneType"),
         (["a", 3], {}, TypeError, "prompt 1 must be a string, got int"),
+        ("a\ud800", {}, ValueError, r"the prompt has a lone surrogate, '\\ud800' at character 1, .*; pass text.encode"),
+        (["a", "\udfff"], {}, ValueError, "prompt 1 has a lone surrogate"),
         ("a", {"max_tokens": 3}, TypeError, "unknown option max_tokens; expected some of max_new_tokens"),
         ("a", {"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0"),
         ("a", {"temperature": -0.5}, ValueError, "temperature must be >= 0"),
@@ -262,7 +312,15 @@ def test_a_tokenizer_is_needed(model):
         ("a", {"temperature": 0, "top_p": 1.5}, ValueError, "top_p must be in"),
         ("a", {"seed": -1}, ValueError, "seed must be in"),
         ("a", {"seed": 1.0}, TypeError, "seed must be an integer, got float"),
+        ("a", {"seed": 2**32 + 1}, ValueError, "seed must be in"),
+        ("a", {"max_new_tokens": 2**32 + 3}, ValueError, "context is 512; pass max_new_tokens=511 or less"),
+        ("a", {"max_new_tokens": 10**30}, ValueError, "max_new_tokens must be numbers of at most 64 bits"),
+        ("a", {"max_new_tokens": True}, ValueError, "max_new_tokens must be one integer"),
         ("a", {"stop": ""}, ValueError, "must not be empty"),
+        ("a", {"stop": 5}, TypeError, "stop must be a string or a list of strings, got 5; ids go in stop_tokens"),
+        ("a", {"stop": ["\ud800"]}, ValueError, "stop has a lone surrogate"),
+        ("a", {"stop_tokens": "."}, ValueError, "stop_tokens must be integers, got .*; text goes in stop"),
+        ("a", {"stop_tokens": [[1]]}, ValueError, "stop_tokens must be ids for all prompts"),
         ("a", {"stop": text_models.END}, ValueError, r"is a special token.*pass stop_tokens=\[0\]"),
         ("a", {"stop_tokens": [999]}, ValueError, "stop_tokens must be in"),
         ("hello" * 600, {}, ValueError, "^prompt and new tokens are .* target model's context is 512"),
@@ -274,10 +332,47 @@ def test_requests_that_do_not_fit(decoder, prompts, options, error, match):
         decoder.generate(prompts, **options)
 
 
-@pytest.mark.parametrize("messages", [[], "hello", {"role": "user", "content": "hello"}])
-def test_messages_that_are_none(decoder, messages):
-    with pytest.raises(ValueError, match="messages must be a list"):
+def _asked(decoder, prompts=PROMPT, **options):
+    return decoder._continue(prompts, jaxspec.TextOptions(**(SHORT | options)))
+
+
+def test_no_stop_and_a_single_stop_token(decoder):
+    assert _asked(decoder, stop=None).stop == ()
+    assert _asked(decoder, stop_tokens=7).stop_tokens == (7,)
+    assert _asked(decoder, stop_tokens=None).stop_tokens == TOKENIZER.eos_token_ids
+
+
+def test_no_budget_is_up_to_the_context(decoder):
+    asked = _asked(decoder, [PROMPT, PROMPT + " world"], max_new_tokens=None)
+    rows = asked.arguments.rows
+    assert (rows.max_new_tokens + rows.prompt_length).tolist() == [512, 512]
+    assert asked.arguments.max_new >= 512 - len(asked.prompts[0])
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([], "messages must be a list"),
+        (5, "messages must be a list of at least one message, .* got 5"),
+        (None, "messages must be a list"),
+        ("hello", "messages must be a list"),
+        ({"role": "user", "content": "hello"}, "messages must be a list"),
+        ([[]], r"messages must be a list of messages, .* got \[\] in it"),
+        ([5], "or of such lists, got 5 in it"),
+        ([{"role": "user"}], "messages must be dictionaries with 'role' and 'content'"),
+        ([{"role": "user", "content": None}], "the content of a message must be a string, got NoneType"),
+        ([{"role": 5, "content": "hello"}], "the role of a message must be a string, got int"),
+        ([{"role": "user", "content": "\ud800"}], "the content of a message has a lone surrogate"),
+    ],
+)
+def test_messages_that_are_none(decoder, messages, match):
+    with pytest.raises((TypeError, ValueError), match=match):
         decoder.chat(messages)
+
+
+def test_a_role_is_the_template_s_to_write(decoder):
+    request = decoder._answer([{"role": "tool", "content": "hello"}], jaxspec.TextOptions(temperature=0))
+    assert TOKENIZER.decode(request.prompts[0], skip_special_tokens=False).startswith("<|tool|>hello")
 
 
 def test_a_chat_needs_a_template(model):

@@ -15,7 +15,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.core.tree import positive
+from jaxspec.core.tree_arguments import positive
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
