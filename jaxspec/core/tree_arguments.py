@@ -1,4 +1,4 @@
-"""Checks the arguments that trees are made of: each function raises `ValueError` or `TypeError`, saying what to pass."""
+"""Checks the arguments that trees are made of: what is wrong is an error that says what to pass."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core.tree import Tree, _checked_paths, ancestors, best_tree, depths, verification_mask
+from jaxspec.core.tree import Tree, ancestors, best_tree, depths, verification_mask
+from jaxspec.core.tree_arguments import paths_of_nodes
 from tests._fixtures import published_trees
 
 
@@ -136,9 +137,9 @@ def test_presets_grow_in_width_and_depth():
         (lambda: Tree.balanced(()), ValueError, r"a number of children for each depth, got none; pass e.g. \(3, 2, 2"),
         (lambda: Tree.balanced((2, 0)), ValueError, "a number of children must be at least 1, got 0"),
         (lambda: Tree.from_paths([]), ValueError, "at least one node, got no paths; pass"),
-        (lambda: _checked_paths("00"), TypeError, "a list of lists of ranks, got '00'; pass"),
-        (lambda: _checked_paths([0, 1]), TypeError, "a path must be a list of integers, got 0; pass"),
-        (lambda: _checked_paths([[0], [0, 0.5]]), TypeError, r"a list of integers, got \[0, 0.5\]"),
+        (lambda: paths_of_nodes("00"), TypeError, "a list of lists of ranks, got '00'; pass"),
+        (lambda: paths_of_nodes([0, 1]), TypeError, "a path must be a list of integers, got 0; pass"),
+        (lambda: paths_of_nodes([[0], [0, 0.5]]), TypeError, r"a list of integers, got \[0, 0.5\]"),
         (lambda: Tree.from_paths([[0], [True]]), TypeError, r"a list of integers, got \[True\]"),
         (lambda: Tree.from_paths([[0], []]), ValueError, r"at least one rank, and ranks from 0 on, got \[\]"),
         (lambda: Tree.from_paths([[0], [0, -1]]), ValueError, r"ranks from 0 on, got \[0, -1\]"),
