@@ -53,6 +53,8 @@ def fetch(entry: ZooEntry) -> Path:
     with filelock.FileLock(entry.path.parent / ".lock"):
         if _is_whole(entry):  # another process has downloaded it
             return entry.path
+        if entry.path.is_dir():
+            raise IsADirectoryError(f"{entry.path} is a folder; remove it, and run again")
         if entry.path.exists():
             _tell(f"{entry.path} is corrupted; downloading it again")
             entry.path.unlink()

@@ -12,7 +12,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
-from tests._fixtures import text_models, tiny, token_maps
+from jaxspec.core.model import placement_of
+from jaxspec.sharding.multihost import by_first
+from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.state import TrainingOptions, TrainState, laid_out
+from tests._fixtures import damage, text_models, tiny, token_maps
 from tests.benchmarks.workload import disturbed
 
 LENGTHS = np.array([6, 3, 5, 1])
@@ -110,6 +114,23 @@ def saved(folder, mesh):
     return jaxspec.generate(jaxspec.load(path, mesh=mesh), None, PROMPT, key=key(), **SAMPLED)
 
 
+def checkpointed(folder, mesh):
+    """All processes write checkpoints of training, and read the one that the first of them finds whole."""
+    model = jaxspec.load(folder / "model", mesh=mesh)
+    path = folder / ("steps-alone" if mesh is None else "steps-together")
+    first = TrainState.initial(model.params, TrainingOptions(steps=4))
+    first = laid_out(first, placement_of(model))
+    checkpoints = Checkpoints(path, 2)
+    for step in (1, 2):
+        one = dataclasses.replace(first, step=first.step + step)
+        checkpoints.save(one, {"tokens": step})
+    by_first(lambda: damage.flip(path / "2" / "state" / "_METADATA", 9))
+    state, counts = Checkpoints(path, 2).restore(first)
+    assert (int(state.step), counts) == (1, {"tokens": 1})
+    assert sorted(one.name for one in path.iterdir()) == ["1", "2"]
+    return jaxspec.generate(dataclasses.replace(model, params=state.params), None, PROMPT, key=key(), **SAMPLED)
+
+
 def another_vocabulary(folder, mesh):
     """The map between the vocabularies is whole on each process's own device."""
     target = jaxspec.load(folder / "model", mesh=mesh)
@@ -132,6 +153,7 @@ CASES = {
         a_split_prompt,
         split_by_hand,
         saved,
+        checkpointed,
     )
 }
 

@@ -13,6 +13,7 @@ import pytest
 
 from jaxspec.checkpoints import download, zoo
 from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry, list_models
+from tests._fixtures import damage
 
 PARTS = (b"first part, ", b"second part")
 WHOLE = b"".join(PARTS)
@@ -108,6 +109,18 @@ def test_interrupted_write_leaves_nothing(entry, registry, cache, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         download.fetch(entry)
     assert _left(cache) == [".lock"]
+
+
+@pytest.mark.parametrize("what", damage.DAMAGES)
+def test_a_damaged_file_in_the_cache_is_downloaded_again(entry, registry, cache, what):
+    path = download.fetch(entry)
+    damage.DAMAGES[what](path)
+    if what == "a directory":  # which nobody made who downloaded
+        with pytest.raises(OSError, match=r"toy\.gguf is a folder; remove it"):
+            download.fetch(entry)
+        path.rmdir()
+    assert download.fetch(entry).read_bytes() == WHOLE and registry.calls == 2
+    assert _left(cache) == [".lock", "toy.gguf"] and not path.is_symlink()
 
 
 def test_leftovers_of_a_killed_process_are_removed(entry, registry, cache):

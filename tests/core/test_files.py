@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from jaxspec.core.files import FileFormatError, parse_json, reading
+from jaxspec.core.files import FileFormatError, check_fields, parse_json, reading
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,28 @@ def test_an_error_that_says_where_keeps_its_words():
     with pytest.raises(FileFormatError) as caught, reading("b", "other"):
         raise inner
     assert caught.value is inner and str(inner) == "a: rows: expected 3, got 4"
+
+
+def test_a_long_reason_is_cut():
+    with pytest.raises(FileFormatError) as caught, reading("a"):
+        raise ValueError("said " * 1000)
+    assert len(caught.value.problem) <= 300 and caught.value.problem.endswith("said ...")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "a: x: expected a JSON object, got list"),
+        ({}, "a: x: n: is missing"),
+        ({"n": True}, "a: x: n: expected int or null, got True"),
+        ({"n": "1" * 1000}, "a: x: n: expected int or null, got ..."),
+    ],
+)
+def test_fields_are_named(value, said):
+    with pytest.raises(FileFormatError) as caught:
+        check_fields("a", "x", value, {"n": (int, type(None))}, "")
+    assert str(caught.value) == said
+    assert check_fields("a", "x", {"n": None, "other": 1}, {"n": (int, type(None))}, "") == {"n": None, "other": 1}
 
 
 @pytest.mark.parametrize("kind", [AssertionError, NotImplementedError, KeyboardInterrupt, StopIteration])

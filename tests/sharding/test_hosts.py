@@ -51,12 +51,12 @@ def assert_ends_with_an_error(process, folder, number):
 @pytest.mark.slow
 def test_two_processes_and_then_one_is_killed(tmp_path):
     """The same results as one process, and mismatches are told; then no process waits for a dead one."""
-    with workers(tmp_path, 2, "go on", "plain", "saved") as processes:
+    with workers(tmp_path, 2, "go on", "plain", "saved", "checkpointed") as processes:
         for process in processes:
             wait_for(process, "ready")
         processes[1].kill()
         assert_ends_with_an_error(processes[0], tmp_path, 0)
-    assert_same(tmp_path, 2, ["plain", "saved"])
+    assert_same(tmp_path, 2, ["plain", "saved", "checkpointed"])
 
 
 @pytest.mark.slow

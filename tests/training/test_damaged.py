@@ -51,8 +51,10 @@ class TestCheckpoints:
         "tree": lambda folder: folder / "state" / "manifest.ocdbt",
     }
 
+    REST = ("metadata", "tree")
+
     @pytest.mark.parametrize("what", disk_faults.DAMAGES)
-    @pytest.mark.parametrize("file", FILES)
+    @pytest.mark.parametrize("file", ["manifest", "arrays", *(pytest.param(x, marks=pytest.mark.slow) for x in REST)])
     def test_the_one_before_is_taken(self, folder, file, what, capsys):
         path = self.FILES[file](folder / "2")
         disk_faults.DAMAGES[what](path)
