@@ -25,6 +25,7 @@ _MAX_DIMENSIONS = 4
 # The least that one takes: a pair of an empty key and a byte, a tensor of an empty name and no dimensions.
 _PAIR_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 # No real file has more. A damaged count in a file of many gigabytes is still below its size, and would fill the memory.
+_ALIGNMENTS = tuple(2**power for power in range(17))
 _LONGEST, _LONGEST_NAME, _DEEPEST = 2**24, 2**16, 4
 
 
@@ -122,8 +123,9 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFFile:
         raise FileFormatError(
             path, "split.count", f"this is one of {parts} parts", "merge them first (gguf-split --merge)"
         )
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise FileFormatError(path, "general.alignment", f"expected a power of two, got {alignment!r}", DOWNLOAD_AGAIN)
+    if type(alignment) is not int or alignment not in _ALIGNMENTS:
+        problem = f"expected a power of two up to {_ALIGNMENTS[-1]}, got {alignment!r}"
+        raise FileFormatError(path, "general.alignment", problem, DOWNLOAD_AGAIN)
     return GGUFFile(metadata, _tensors(path, cursor, tensor_count, alignment))
 
 
@@ -151,7 +153,8 @@ def _tensors(path: Path, cursor: _Cursor, count: int, alignment: int) -> dict[st
         with reading(path, f"tensor {name}"):
             shape, quantization, row_bytes, offset = _table_entry(cursor)
             if offset != (expected := _aligned(end, alignment)):
-                raise ValueError(f"expected it at byte {expected:,} of the data, behind the last one, got {offset:,}")
+                place = f"byte {expected:,} of the data, behind the last one (general.alignment: {alignment})"
+                raise ValueError(f"expected it at {place}, got {offset:,}")
         table[name] = shape, quantization, row_bytes, offset
         end = offset + math.prod(shape[:-1]) * row_bytes
     start = _aligned(cursor.position, alignment)
@@ -172,12 +175,13 @@ def _check_end(path: Path, offsets: dict[str, int], start: int, end: int, size: 
     """Checks that the tensors end where the file does."""
     if not offsets:
         return
+    said = f"{size:,} (general.alignment: {alignment})"
     if start + end > size:
         name = next((last for last in reversed(offsets) if start + offsets[last] < size), next(iter(offsets)))
-        problem = f"truncated or corrupted: the tensors end at byte {start + end:,}, the file has {size:,}"
+        problem = f"truncated or corrupted: the tensors end at byte {start + end:,}, the file has {said}"
         raise FileFormatError(path, f"tensor {name} and those behind it", problem, DOWNLOAD_AGAIN)
     if size > start + _aligned(end, alignment):
-        problem = f"the last one ends at byte {start + end:,}, the file has {size:,} (general.alignment: {alignment})"
+        problem = f"the last one ends at byte {start + end:,}, the file has {said}"
         raise FileFormatError(path, "tensors", problem, DOWNLOAD_AGAIN)
 
 

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.families.settings import check_saved
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
@@ -139,6 +140,7 @@ def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
 
 
 def _config(values: dict[str, Any]) -> TransformerConfig:
+    check_saved(values)
     ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
     return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
 
