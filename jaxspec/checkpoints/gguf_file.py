@@ -9,6 +9,7 @@ import functools
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,13 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFFile:
     if type(alignment) is not int or alignment not in _ALIGNMENTS:
         problem = f"expected a power of two up to {_ALIGNMENTS[-1]}, got {alignment!r}"
         raise FileFormatError(path, "general.alignment", problem, DOWNLOAD_AGAIN)
-    return GGUFFile(metadata, _tensors(path, cursor, tensor_count, alignment))
+    return GGUFFile(metadata, _tensors(path, cursor, tensor_count, alignment, metadata))
 
 
 def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for number in range(count):
-        with reading(path, f"key {number + 1} of {count}"):
+        with reading(path, f"key {number + 1} of {count}{_behind(metadata)}"):
             key = cursor.string(_LONGEST_NAME)
         if key in metadata:
             raise FileFormatError(path, key, "the key is there twice", DOWNLOAD_AGAIN)
@@ -141,19 +142,26 @@ def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _tensors(path: Path, cursor: _Cursor, count: int, alignment: int) -> dict[str, LazyTensor]:
+def _behind(before: Mapping[str, Any]) -> str:
+    """Names what was read last: where the next thing makes no sense, that one's length may be wrong."""
+    return f", behind {next(reversed(before))}" if before else ""
+
+
+def _tensors(
+    path: Path, cursor: _Cursor, count: int, alignment: int, metadata: Mapping[str, Any]
+) -> dict[str, LazyTensor]:
     """Reads the table of tensors, whose data follow each other in its order, as every writer puts them."""
     table: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]] = {}
     end = 0
     for number in range(count):
-        with reading(path, f"tensor {number + 1} of {count}"):
+        with reading(path, f"tensor {number + 1} of {count}{_behind(table or metadata)}"):
             name = cursor.string(_LONGEST_NAME)
         if name in table:
             raise FileFormatError(path, f"tensor {name}", "the name is there twice", DOWNLOAD_AGAIN)
         with reading(path, f"tensor {name}"):
             shape, quantization, row_bytes, offset = _table_entry(cursor)
             if offset != (expected := _aligned(end, alignment)):
-                place = f"byte {expected:,} of the data, behind the last one (general.alignment: {alignment})"
+                place = f"byte {expected:,} of the data{_behind(table)} (general.alignment: {alignment})"
                 raise ValueError(f"expected it at {place}, got {offset:,}")
         table[name] = shape, quantization, row_bytes, offset
         end = offset + math.prod(shape[:-1]) * row_bytes
