@@ -9,7 +9,6 @@ import functools
 import math
 import mmap
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +141,13 @@ def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _behind(before: Mapping[str, Any]) -> str:
+def _behind(before: dict[str, Any]) -> str:
     """Names what was read last: where the next thing makes no sense, that one's length may be wrong."""
     return f", behind {next(reversed(before))}" if before else ""
 
 
 def _tensors(
-    path: Path, cursor: _Cursor, count: int, alignment: int, metadata: Mapping[str, Any]
+    path: Path, cursor: _Cursor, count: int, alignment: int, metadata: dict[str, Any]
 ) -> dict[str, LazyTensor]:
     """Reads the table of tensors, whose data follow each other in its order, as every writer puts them."""
     table: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]] = {}

@@ -124,6 +124,8 @@ def _could_be(pair: Pair, most: float = 2.0**31) -> bool:
     """Whether a number is one that a setting could have."""
     if pair.kind not in _CODES:
         return True
+    if len(pair.value) != _SIZES[pair.kind]:
+        return False
     value = struct.unpack("<" + _CODES[pair.kind], pair.value)[0]
     return 0 < value < most
 
