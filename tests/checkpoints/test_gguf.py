@@ -87,7 +87,7 @@ def test_garbage_in_the_weights(tmp_path, whole):
 
 
 def _raw(pairs=(), tensors=(), data=b"", counts=None):
-    """A file of these pairs and entries of the table of tensors, already packed, and of what it says to have of each."""
+    """A file of these packed pairs and entries of the table of tensors, and of the counts that it says to have."""
     tensor_count, pair_count = counts or (len(tensors), len(pairs))
     head = b"GGUF" + struct.pack("<IQQ", 3, tensor_count, pair_count) + b"".join([*pairs, *tensors])
     return head + bytes(-len(head) % 32) + data
