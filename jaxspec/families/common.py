@@ -84,7 +84,7 @@ def need(config: Mapping[str, Any], key: str) -> Any:
       SettingError: it has none.
     """
     if config.get(key) is None:
-        raise SettingError(key, f"the configuration of this {config.get('model_type')} model lacks {key!r}")
+        raise SettingError(key, f"the configuration of model_type {config.get('model_type')!r} lacks {key!r}")
     return config[key]
 
 
@@ -118,8 +118,7 @@ def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple
     Raises:
       SettingError: a type is not supported, there are more or fewer than layers, or there is no size.
     """
-    unknown = set(kinds) - {LOCAL, GLOBAL}
-    if unknown:
+    if unknown := set(kinds) - {LOCAL, GLOBAL}:
         raise SettingError("layer_types", f"unsupported {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
     if len(kinds) != layers:
         raise SettingError(
