@@ -16,6 +16,7 @@ _SIZES = (
     *("num_hidden_layers", "n_layer", "vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "n_positions", "num_nextn_predict_layers"),
 )
+_MAY_LACK = ("num_key_value_heads", "head_dim", "n_inner", "n_positions")  # sizes with a default
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h)\.(\d{1,6})\.")
 _MOST_SIZES = 16  # models have fewer different ones; a hostile file may have thousands
 
@@ -75,8 +76,8 @@ def check_fit(values: Mapping[str, Any], problem: str, tensors: Mapping[str, Laz
     repairs = dict(_repairs(values, tensors))
     if not repairs:
         return
-    said = ", ".join(f"{key} is {values.get(key)!r}, {fit!r} would fit" for key, fit in repairs.items())
-    raise SettingError(" or ".join(repairs), f"the tensors have another value ({said}). {problem}")
+    said = " or ".join(f"{values.get(key)!r} does not fit the tensors, {fit!r} would" for key, fit in repairs.items())
+    raise SettingError(" or ".join(repairs), f"{said}. {problem}")
 
 
 def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:
@@ -104,7 +105,8 @@ def check_ids(values: Mapping[str, Any]) -> None:
 def _repairs(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Iterator[tuple[str, Any]]:
     """Yields the settings of which each alone, changed to a value that the tensors suggest, makes them fit."""
     found = False
-    changes = dict.fromkeys(_SIZES, _suggested(values, tensors)) | {key: [False, True] for key in _FLAGS}
+    sizes = [key for key in _SIZES if key in values or key in _MAY_LACK]
+    changes = dict.fromkeys(sizes, _suggested(values, tensors)) | {key: [False, True] for key in _FLAGS}
     for key, candidates in changes.items():
         fit = next((one for one in candidates if one != values.get(key) and _fits({**values, key: one}, tensors)), None)
         if fit is not None:

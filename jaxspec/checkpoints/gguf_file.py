@@ -25,6 +25,7 @@ _MAX_DIMENSIONS = 4
 # The least that one takes: a pair of an empty key and a byte, a tensor of an empty name and no dimensions.
 _PAIR_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 # No real file has more. A damaged count in a file of many gigabytes is still below its size, and would fill the memory.
+_ALIGNMENTS = tuple(2**power for power in range(17))
 _LONGEST, _LONGEST_NAME, _DEEPEST = 2**24, 2**16, 4
 
 
@@ -122,15 +123,16 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFFile:
         raise FileFormatError(
             path, "split.count", f"this is one of {parts} parts", "merge them first (gguf-split --merge)"
         )
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise FileFormatError(path, "general.alignment", f"expected a power of two, got {alignment!r}", DOWNLOAD_AGAIN)
-    return GGUFFile(metadata, _tensors(path, cursor, tensor_count, alignment))
+    if type(alignment) is not int or alignment not in _ALIGNMENTS:
+        problem = f"expected a power of two up to {_ALIGNMENTS[-1]}, got {alignment!r}"
+        raise FileFormatError(path, "general.alignment", problem, DOWNLOAD_AGAIN)
+    return GGUFFile(metadata, _tensors(path, cursor, tensor_count, alignment, metadata))
 
 
 def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for number in range(count):
-        with reading(path, f"key {number + 1} of {count}"):
+        with reading(path, f"key {number + 1} of {count}{_behind(metadata)}"):
             key = cursor.string(_LONGEST_NAME)
         if key in metadata:
             raise FileFormatError(path, key, "the key is there twice", DOWNLOAD_AGAIN)
@@ -139,19 +141,27 @@ def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _tensors(path: Path, cursor: _Cursor, count: int, alignment: int) -> dict[str, LazyTensor]:
+def _behind(before: dict[str, Any]) -> str:
+    """Names what was read last: where the next thing makes no sense, that one's length may be wrong."""
+    return f", behind {next(reversed(before))}" if before else ""
+
+
+def _tensors(
+    path: Path, cursor: _Cursor, count: int, alignment: int, metadata: dict[str, Any]
+) -> dict[str, LazyTensor]:
     """Reads the table of tensors, whose data follow each other in its order, as every writer puts them."""
     table: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]] = {}
     end = 0
     for number in range(count):
-        with reading(path, f"tensor {number + 1} of {count}"):
+        with reading(path, f"tensor {number + 1} of {count}{_behind(table or metadata)}"):
             name = cursor.string(_LONGEST_NAME)
         if name in table:
             raise FileFormatError(path, f"tensor {name}", "the name is there twice", DOWNLOAD_AGAIN)
         with reading(path, f"tensor {name}"):
             shape, quantization, row_bytes, offset = _table_entry(cursor)
             if offset != (expected := _aligned(end, alignment)):
-                raise ValueError(f"expected it at byte {expected:,} of the data, behind the last one, got {offset:,}")
+                place = f"byte {expected:,} of the data{_behind(table)} (general.alignment: {alignment})"
+                raise ValueError(f"expected it at {place}, got {offset:,}")
         table[name] = shape, quantization, row_bytes, offset
         end = offset + math.prod(shape[:-1]) * row_bytes
     start = _aligned(cursor.position, alignment)
@@ -172,12 +182,13 @@ def _check_end(path: Path, offsets: dict[str, int], start: int, end: int, size: 
     """Checks that the tensors end where the file does."""
     if not offsets:
         return
+    said = f"{size:,} (general.alignment: {alignment})"
     if start + end > size:
         name = next((last for last in reversed(offsets) if start + offsets[last] < size), next(iter(offsets)))
-        problem = f"truncated or corrupted: the tensors end at byte {start + end:,}, the file has {size:,}"
+        problem = f"truncated or corrupted: the tensors end at byte {start + end:,}, the file has {said}"
         raise FileFormatError(path, f"tensor {name} and those behind it", problem, DOWNLOAD_AGAIN)
     if size > start + _aligned(end, alignment):
-        problem = f"the last one ends at byte {start + end:,}, the file has {size:,} (general.alignment: {alignment})"
+        problem = f"the last one ends at byte {start + end:,}, the file has {said}"
         raise FileFormatError(path, "tensors", problem, DOWNLOAD_AGAIN)
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers.models import BPE
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingError, check_settings, list_of
+from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingError, check_settings, integer, list_of
 from jaxspec.families.table import find_gguf_family
 
 _KEY = "tokenizer.ggml."
@@ -33,7 +33,7 @@ _METADATA = {
     **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
     **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
     f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
-    f"{_KEY}token_type": list_of(COUNT, "integers of at least 0"),
+    f"{_KEY}token_type": list_of(integer(0, 6), "integers from 0 to 6"),
     **dict.fromkeys((_KEY + name for name in _IDS), COUNT),
     **dict.fromkeys((f"{_KEY}add_{name}" for name in ("bos_token", "eos_token", "space_prefix")), FLAG),
 }
@@ -123,7 +123,7 @@ def _check_vocabulary(metadata: Mapping[str, Any], tokens: list[str]) -> None:
         raise SettingError(_KEY + "tokens", f"the token {twice!r} is there twice")
     for name in ("scores", "token_type"):
         if (values := metadata.get(_KEY + name)) is not None and len(values) != len(tokens):
-            raise SettingError(_KEY + name, f"expected one for each of {len(tokens)} tokens, got {len(values)}")
+            raise SettingError(f"{_KEY}{name} or {_KEY}tokens", f"expected {len(tokens)} entries, got {len(values)}")
     for name in _IDS:
         if (index := metadata.get(_KEY + name)) is not None and index >= len(tokens):
             raise SettingError(_KEY + name, f"{index}, but the vocabulary has {len(tokens)} tokens")

@@ -98,13 +98,25 @@ def _weight_map(path: Path) -> dict[str, str]:
     """Reads which shard holds each tensor; a shard is a file of the index's own folder."""
     shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise FileFormatError(path, "weight_map", f"expected names of tensors and their files, got {shards!r}")
+        kind = type(shards).__name__ if shards is None or shards else "none"
+        raise FileFormatError(path, "weight_map", f"expected names of tensors and their files, got {kind}")
     for tensor, name in shards.items():
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
             raise FileFormatError(path, f"weight_map of {tensor}", f"expected a file of the same folder, got {name!r}")
     if absent := sorted({name for name in shards.values() if not (path.parent / name).is_file()}):
         raise FileFormatError(path, "weight_map", f"lists files that are missing: {absent}", DOWNLOAD_AGAIN)
+    if outside := sorted({name for name in shards.values() if not _is_own(path.parent / name)}):
+        problem = f"{outside[0]} is a link out of the folder"
+        raise FileFormatError(path, "weight_map", problem, "put the file itself there")
     return shards
+
+
+def _is_own(shard: Path) -> bool:
+    """Tells whether a shard lies in its folder, or where the hub's cache keeps the files of that repository."""
+    folder, home = shard.parent.resolve(), shard.resolve().parent
+    # The cache's folders are REPOSITORY/snapshots/REVISION, of links to ../../blobs/DIGEST.
+    in_cache = folder.parent.name == "snapshots" and home == folder.parent.parent / "blobs"
+    return home == folder or in_cache
 
 
 def _single(folder: Path) -> Path:

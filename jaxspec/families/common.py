@@ -54,7 +54,9 @@ def read_gated_config(
     kv_heads = config.get("num_key_value_heads") or heads
     head_size: int = config.get("head_dim") or head_dim or divided(config, "hidden_size", "num_attention_heads")
     if heads % kv_heads:
-        raise SettingError("num_key_value_heads", f"expected a divisor of num_attention_heads, {heads}, got {kv_heads}")
+        raise SettingError(
+            "num_key_value_heads or num_attention_heads", f"expected a divisor of {heads}, got {kv_heads}"
+        )
     if head_size % 2:
         raise SettingError("head_dim", f"expected an even number, whose halves are rotated, got {head_size}")
     return TransformerConfig(
@@ -82,7 +84,7 @@ def need(config: Mapping[str, Any], key: str) -> Any:
       SettingError: it has none.
     """
     if config.get(key) is None:
-        raise SettingError(key, f"the configuration of this {config.get('model_type')} model lacks {key!r}")
+        raise SettingError(key, f"the configuration of model_type {config.get('model_type')!r} lacks {key!r}")
     return config[key]
 
 
@@ -94,7 +96,7 @@ def divided(config: Mapping[str, Any], key: str, by: str) -> int:
     """
     size, count = need(config, key), need(config, by)
     if size % count:
-        raise SettingError(by, f"expected a divisor of {key}, {size}, got {count}")
+        raise SettingError(f"{by} or {key}", f"expected a divisor of {size}, got {count}")
     return size // count
 
 
@@ -104,8 +106,7 @@ def read_activation(config: Mapping[str, Any], key: str, default: str) -> Activa
     Raises:
       SettingError: it is not supported.
     """
-    name = config.get(key, default)
-    name = default if name is None else name
+    name = default if config.get(key) is None else config[key]
     if name not in _ACTIVATIONS:
         raise SettingError(key, f"unsupported activation {name!r}; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
@@ -117,11 +118,12 @@ def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple
     Raises:
       SettingError: a type is not supported, there are more or fewer than layers, or there is no size.
     """
-    unknown = set(kinds) - {LOCAL, GLOBAL}
-    if unknown:
+    if unknown := set(kinds) - {LOCAL, GLOBAL}:
         raise SettingError("layer_types", f"unsupported {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
     if len(kinds) != layers:
-        raise SettingError("layer_types", f"expected one for each of num_hidden_layers, {layers}, got {len(kinds)}")
+        raise SettingError(
+            "layer_types or num_hidden_layers", f"expected one type a layer, got {len(kinds)} for {layers}"
+        )
     if LOCAL in kinds and window is None:
         raise SettingError("sliding_window", "the configuration has sliding_attention layers but no size of a window")
     return tuple(window if kind == LOCAL else None for kind in kinds)

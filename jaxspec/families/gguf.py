@@ -63,11 +63,11 @@ def read_rope_scaling(
       SettingError: the rotary embedding is not supported.
     """
     head_dim = config.get("head_dim") or divided(config, "hidden_size", "num_attention_heads")
-    keys = f"attention.key_length, or else embedding_length by attention.head_count, is {head_dim}"
-    if (length := settings.get("attention.value_length", head_dim)) != head_dim:
-        raise SettingError("attention.value_length", f"{length}, but {keys}; other lengths are not supported")
-    if (rotated := settings.get("rope.dimension_count", head_dim)) != head_dim:
-        raise SettingError("rope.dimension_count", f"{rotated}, but {keys}; partial rotary embedding is not supported")
+    said_by = "head_dim" if "head_dim" in config else "num_attention_heads"
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if settings.get(key, head_dim) != head_dim:
+            problem = f"keys have {head_dim} numbers a head; values of another length and partial rotary embedding"
+            raise SettingError(f"{key} or {said_by}", f"{settings[key]}, but {problem} are not supported")
     kind, factor = settings.get("rope.scaling.type", "none"), settings.get("rope.scaling.factor")
     if kind not in ("none", "linear"):
         raise SettingError("rope.scaling.type", f"unsupported {kind!r}; supported: none, linear")

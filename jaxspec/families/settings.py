@@ -21,7 +21,7 @@ class SettingError(ValueError):
     """Signals that a setting is missing, wrong or not supported.
 
     Attributes:
-      key: the setting; with dots, if it stands in another one.
+      key: the setting; with dots, if it stands in another one; "a or b" where either may be wrong.
       problem: what is wrong with it.
     """
 
@@ -43,7 +43,8 @@ def settings_of(path: str | os.PathLike[str], name_of: Callable[[str], str] = st
     try:
         yield
     except SettingError as error:
-        raise FileFormatError(path, name_of(error.key), error.problem, advice) from error
+        place = " or ".join(name_of(key) for key in error.key.split(" or "))
+        raise FileFormatError(path, place, error.problem, advice) from error
 
 
 @dataclasses.dataclass(frozen=True)

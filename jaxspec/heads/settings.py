@@ -1,10 +1,13 @@
-"""Checks what the configurations of heads say besides a decoder's sizes."""
+"""Checks what heads say in their folders besides a decoder's sizes: of their targets and their draft vocabularies."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoints.huggingface import read_integers
+from jaxspec.core.files import FileFormatError
 from jaxspec.families.settings import SettingError, integer, list_of
 
 # Heads, blocks and layers are made one by one before tensors are looked at.
@@ -56,3 +59,21 @@ def is_rising(ids: np.ndarray, vocab_size: int) -> bool:
     if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
         return False
     return bool((np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < vocab_size)
+
+
+def read_vocabulary(folder: Path, name: str, vocab_size: int) -> np.ndarray:
+    """Reads a draft vocabulary: `int32[n]`.
+
+    Args:
+      folder: a head's.
+      name: the tensor's.
+      vocab_size: how many tokens the target has.
+
+    Raises:
+      FileFormatError: it is no rising list of the target's tokens.
+    """
+    ids = read_integers(folder, [name])[name]
+    if not is_rising(ids, vocab_size):
+        problem = f"{name} is no rising list of the target's {vocab_size} tokens"
+        raise FileFormatError(folder / "model.safetensors", name, problem)
+    return ids.astype(np.int32)

@@ -99,14 +99,16 @@ def changed_field(values: dict[str, Any], rng: random.Random) -> tuple[str, str,
         if not isinstance(node[key], (dict, list)) or not node[key] or rng.random() < 0.3:
             break
         node = node[key]
-    old, kind = node[key], rng.choice(("delete", "duplicate", *_WRONG))
+    kinds = ("delete", *(("duplicate",) if isinstance(node, dict) else ()), *_WRONG)
+    old, kind = node[key], rng.choice(kinds)
     if kind == "delete":
         del node[key]
         return json.dumps(values), kind, tuple(path), True
     raw = _WRONG[rng.choice(list(_WRONG))] if kind == "duplicate" else _WRONG[kind]
-    legal = _could_be(old, _parsed(raw)) and kind != "duplicate"
+    likes = [old] if isinstance(node, dict) else list(node)
+    legal = any(_could_be(like, _parsed(raw)) for like in likes) and kind != "duplicate"
     node[key] = _RAW
-    if kind == "duplicate" and isinstance(node, dict):
+    if kind == "duplicate":
         raw = f"{json.dumps(old)}, {json.dumps(key)}: {raw}"
     return json.dumps(values).replace(json.dumps(_RAW), raw), kind, tuple(path), legal
 
@@ -131,14 +133,14 @@ def _could_be(old: Any, new: Any) -> bool:
         return (
             math.isfinite(new)
             and (new >= 0 or old < 0)
-            and (new > 0 or old == 0)
+            and (new > 0 or old <= 0)
             and whole
             and (isinstance(old, float) or new < 2**31)
         )
     if isinstance(old, dict) and isinstance(new, dict):
         return all(_could_be(old[key], new[key]) for key in old if key in new)
     if isinstance(old, list) and isinstance(new, list):
-        return all(_could_be(old[0], one) for one in new) if old else True
+        return all(any(_could_be(one, other) for one in old) for other in new) if old else True
     return type(old) is type(new)
 
 

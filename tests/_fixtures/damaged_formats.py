@@ -65,7 +65,7 @@ def _medusa(folder: pathlib.Path) -> None:
     from tests._fixtures import medusa
 
     head = medusa.conditioned_head(_target(), ids=(1, 3, 4, 7, 9))
-    write_medusa(dataclasses.replace(head, accuracies=((0.5, 0.25),) * 3), folder / "head")
+    write_medusa(dataclasses.replace(head, accuracies=((0.0, 0.25),) * 3), folder / "head")
 
 
 def _dflash(folder: pathlib.Path) -> None:
@@ -103,7 +103,7 @@ FORMATS = {
         ("config.json", "model.safetensors"),
     ),
     "shards": Format(
-        lambda folder: folders.write(folder, "gemma3_text", shards=2),
+        lambda folder: folders.write(folder, "gemma3_text", shards=2, config={"query_pre_attn_scalar": 8.0}),
         jaxspec.load,
         ("config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"),
     ),

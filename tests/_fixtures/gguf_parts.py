@@ -120,12 +120,14 @@ def values_only(old: bytes, new: bytes) -> bool:
     return alike and left.entries == right.entries and len(left.data) == len(right.data)
 
 
-def _could_be(pair: Pair) -> bool:
+def _could_be(pair: Pair, most: float = 2.0**31) -> bool:
     """Whether a number is one that a setting could have."""
     if pair.kind not in _CODES:
         return True
+    if len(pair.value) != _SIZES[pair.kind]:
+        return False
     value = struct.unpack("<" + _CODES[pair.kind], pair.value)[0]
-    return 0 < value < 2**31 and value == value
+    return 0 < value < most
 
 
 def changed_field(name: str, content: bytes, rng: random.Random) -> tuple[Any, ...]:
@@ -181,8 +183,13 @@ def _wrong_pair(pairs: tuple[Pair, ...], at: int, rng: random.Random) -> tuple[s
         case "key":
             return kind, (*pairs[:at], dataclasses.replace(old, key=b"\xff" + old.key), *pairs[at + 1 :]), True
     new = Pair(old.key, *changes[kind])
-    same = new.kind == old.kind or (old.kind == _FLOAT and new.kind == _UINT32)
-    alike = same and _could_be(new) and kind not in ("deep list", "length of a text", "count of a list")
+    # A number that need not be whole may as well be written as one of another type.
+    same = new.kind == old.kind or (old.kind == _FLOAT and new.kind in _CODES)
+    alike = (
+        same
+        and _could_be(new, 2.0**128 if old.kind == _FLOAT else 2.0**31)
+        and kind not in ("deep list", "length of a text", "count of a list")
+    )
     return kind, (*pairs[:at], new, *pairs[at + 1 :]), alike
 
 

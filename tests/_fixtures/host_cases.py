@@ -16,7 +16,7 @@ from jaxspec.core.model import placement_of
 from jaxspec.sharding.multihost import by_first
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.state import TrainingOptions, TrainState, laid_out
-from tests._fixtures import damage, text_models, tiny, token_maps
+from tests._fixtures import disk_faults, text_models, tiny, token_maps
 from tests.benchmarks.workload import disturbed
 
 LENGTHS = np.array([6, 3, 5, 1])
@@ -124,7 +124,7 @@ def checkpointed(folder, mesh):
     for step in (1, 2):
         one = dataclasses.replace(first, step=first.step + step)
         checkpoints.save(one, {"tokens": step})
-    by_first(lambda: damage.flip(path / "2" / "state" / "_METADATA", 9))
+    by_first(lambda: disk_faults.flip(path / "2" / "state" / "_METADATA", 9))
     state, counts = Checkpoints(path, 2).restore(first)
     assert (int(state.step), counts) == (1, {"tokens": 1})
     assert sorted(one.name for one in path.iterdir()) == ["1", "2"]

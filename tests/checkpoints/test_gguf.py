@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.checkpoints import gguf as reader
 from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.core.files import FileFormatError
 from tests._fixtures import folders
 
 
@@ -82,6 +84,93 @@ def test_garbage_in_the_weights(tmp_path, whole):
     path.write_bytes(whole[:-5000] + b"\xff" * 5000)
     with pytest.raises(ValueError, match="NaN or infinite values, so the file is corrupted"):
         jaxspec.load(path)
+
+
+def _raw(pairs=(), tensors=(), data=b"", counts=None):
+    """A file of these packed pairs and entries of the table of tensors, and of the counts that it says to have."""
+    tensor_count, pair_count = counts or (len(tensors), len(pairs))
+    head = b"GGUF" + struct.pack("<IQQ", 3, tensor_count, pair_count) + b"".join([*pairs, *tensors])
+    return head + bytes(-len(head) % 32) + data
+
+
+def _text(value):
+    return struct.pack("<Q", len(value)) + value
+
+
+def _pair(key, kind, value):
+    return _text(key) + struct.pack("<I", kind) + value
+
+
+def _entry(name, offset, shape=(8,), kind=0):
+    return _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+_NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10_000
+
+
+@pytest.mark.parametrize(
+    ("raw", "place", "problem"),
+    [
+        (_raw([_pair(b"a", 4, bytes(4))] * 2), "a", "the key is there twice"),
+        (_raw(tensors=[_entry(b"x", 0), _entry(b"x", 32)], data=bytes(64)), "tensor x", "the name is there twice"),
+        (_raw(counts=(2**40, 0)), "count of tensors", "1,099,511,627,776 entries, of which 0 have room"),
+        (_raw(counts=(0, 2**40)), "count of keys", "1,099,511,627,776 entries, of which 0 have room"),
+        (_raw([_pair(b"a", 9, struct.pack("<IQ", 4, 2**40))]), "a", "1,099,511,627,776 entries"),
+        (_raw([_pair(b"a", 9, struct.pack("<IQ", 8, 2**62))]), "a", "4,611,686,018,427,387,904 entries"),
+        (_raw([_pair(b"a", 8, struct.pack("<Q", 2**50))]), "a", "entries, of which"),
+        (_raw([_text(b"a") + _NESTED]), "a", "expected lists in at most 4 lists"),
+        (_raw([_pair(b"a", 8, _text(b"\xff"))]), "a", "UnicodeDecodeError"),
+        (_raw([_pair(b"a", 77, bytes(4))]), "a", "unknown type 77"),
+        (_raw([_pair(b"general.alignment", 4, struct.pack("<I", 33))]), "general.alignment", "a power of two"),
+        (_raw([_pair(b"split.count", 8, _text(b"x"))]), "split.count", "one of x parts"),
+        (_raw(tensors=[_entry(b"x", 0, (8,) * 9)]), "tensor x", "expected 1 to 4 dimensions, got 9"),
+        (_raw(tensors=[_entry(b"x", 0, (2**40, 2**40))]), "tensor x", "is larger than the file"),
+        (_raw(tensors=[_entry(b"x", 0, (0,))]), "tensor x", "cannot be of type F32"),
+        (_raw(tensors=[_entry(b"x", 0, kind=99)], data=bytes(32)), "tensor x", "unknown type 99"),
+        (
+            _raw(tensors=[_entry(b"x", 0), _entry(b"y", 0)], data=bytes(64)),
+            "tensor y",
+            "expected it at byte 32 .* got 0",
+        ),
+        (_raw(tensors=[_entry(b"x", 0), _entry(b"y", 16)], data=bytes(64)), "tensor y", "expected it at byte 32 .* 16"),
+        (_raw(tensors=[_entry(b"x", 0)], data=bytes(31)), "tensor x and those behind it", "the tensors end at byte"),
+        (_raw(tensors=[_entry(b"x", 0)], data=bytes(33)), "tensors", "the last one ends at byte"),
+    ],
+    ids=range(20),
+)
+def test_damage_is_answered_by_its_place(tmp_path, raw, place, problem):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(FileFormatError, match=problem) as caught:
+        read_gguf(path)
+    assert caught.value.path == str(path) and caught.value.place == place
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "problem"),
+    [
+        ("tokens", lambda x: [x[1], *x[1:]], "the token 't1' is there twice"),
+        ("tokens", lambda x: 3, "expected a list of texts, got 3"),
+        ("tokens", lambda x: [*x, "further"], "301 tokens, but token_embd.weight has 300 rows"),
+        ("merges", lambda x: ["t1"], "expected two tokens and a space between them, got 't1'"),
+        ("merges", lambda x: ["t1 nothing"], "nothing"),
+        ("pre", lambda x: 3, "expected a text, got 3"),
+        ("scores", lambda x: [float("nan")] * 300, "expected a list of numbers that float32 holds"),
+        ("token_type or tokenizer.ggml.tokens", lambda x: [1] * 299, "expected 300 entries, got 299"),
+        ("eos_token_id", lambda x: 300, "300, but the vocabulary has 300 tokens"),
+        ("eot_token_id", lambda x: -1, "expected an integer from 0"),
+        ("add_bos_token", lambda x: 1, "expected true or false, got 1"),
+    ],
+)
+def test_a_damaged_vocabulary_is_answered_by_its_key(tmp_path, monkeypatch, key, change, problem):
+    path = folders.write_gguf(tmp_path / "bad.gguf", "llama", vocabulary=True)
+    file = read_gguf(path)
+    name = f"tokenizer.ggml.{key.partition(' ')[0]}"
+    file.metadata[name] = change(file.metadata.get(name))
+    monkeypatch.setattr(reader, "read_gguf", lambda path: file)
+    with pytest.raises(FileFormatError, match=problem) as caught:
+        jaxspec.load(path)
+    assert caught.value.path == str(path) and caught.value.place == f"tokenizer.ggml.{key}"
 
 
 def test_not_a_gguf_file(tmp_path):

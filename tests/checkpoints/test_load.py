@@ -132,6 +132,24 @@ def test_shards_are_files_of_the_folder(tmp_path, name):
         jaxspec.load(path.parent)
 
 
+def test_a_shard_may_be_a_link_in_the_hubs_cache_alone(tmp_path):
+    def move(folder, blobs):
+        """Puts a link in the place of each shard."""
+        blobs.mkdir()
+        for number, shard in enumerate(sorted(folder.glob("*.safetensors"))):
+            shard.rename(blobs / str(number))
+            shard.symlink_to(blobs / str(number))
+        return folder
+
+    cached = folders.write(tmp_path / "models--a--b" / "snapshots" / "0123", "llama", shards=2)
+    assert jaxspec.load(move(cached, tmp_path / "models--a--b" / "blobs")).vocab_size == folders.VOCAB
+    outside = folders.write(tmp_path / "model", "llama", shards=2)
+    with pytest.raises(
+        FileFormatError, match="weight_map: model-00001-of-00002.safetensors is a link out of the folder"
+    ):
+        jaxspec.load(move(outside, tmp_path / "elsewhere"))
+
+
 def test_a_tensor_comes_from_the_shard_that_the_index_names(tmp_path):
     path, index = _index(folders.write(tmp_path, "llama", shards=2))
     before = jaxspec.load(tmp_path)

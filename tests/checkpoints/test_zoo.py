@@ -13,7 +13,7 @@ import pytest
 
 from jaxspec.checkpoints import download, zoo
 from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry, list_models
-from tests._fixtures import damage
+from tests._fixtures import disk_faults
 
 PARTS = (b"first part, ", b"second part")
 WHOLE = b"".join(PARTS)
@@ -111,10 +111,10 @@ def test_interrupted_write_leaves_nothing(entry, registry, cache, monkeypatch):
     assert _left(cache) == [".lock"]
 
 
-@pytest.mark.parametrize("what", damage.DAMAGES)
+@pytest.mark.parametrize("what", disk_faults.DAMAGES)
 def test_a_damaged_file_in_the_cache_is_downloaded_again(entry, registry, cache, what):
     path = download.fetch(entry)
-    damage.DAMAGES[what](path)
+    disk_faults.DAMAGES[what](path)
     if what == "a directory":  # which nobody made who downloaded
         with pytest.raises(OSError, match=r"toy\.gguf is a folder; remove it"):
             download.fetch(entry)

@@ -48,7 +48,7 @@ def test_windows():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
         ({"hidden_act": "relu"}, "hidden_act: unsupported activation 'relu'; supported: silu"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
-        ({"hidden_size": None}, "of this llama model lacks 'hidden_size'"),
+        ({"hidden_size": None}, "hidden_size: the configuration of model_type 'llama' lacks 'hidden_size'"),
     ],
 )
 def test_settings_that_are_refused(change, message):

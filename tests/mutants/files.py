@@ -2,7 +2,8 @@
 
 from tests.mutants.mutant import Mutant
 
-_LOAD = "tests/checkpoints/test_load.py"
+_LOAD, _GGUF = "tests/checkpoints/test_load.py", "tests/checkpoints/test_gguf.py"
+_SETTINGS = "tests/families/test_settings.py"
 _SAVED = "tests/checkpoints/test_saved.py"
 _DAMAGED = "tests/training/test_damaged.py"
 
@@ -27,6 +28,48 @@ MUTANTS = (
         "return {name: shards[shard][name] for name, shard in index.items()}",
         "return {name: x for tensors in shards.values() for name, x in tensors.items()}",
         (f"{_LOAD}::test_a_tensor_comes_from_the_shard_that_the_index_names",),
+    ),
+    Mutant(
+        "shards may be links to anywhere",
+        "checkpoints/huggingface.py",
+        "return home == folder or in_cache",
+        "return True",
+        (f"{_LOAD}::test_a_shard_may_be_a_link_in_the_hubs_cache_alone",),
+    ),
+    Mutant(
+        "a GGUF file's counts are believed",
+        "checkpoints/gguf_file.py",
+        "if count > (most := min(most, (len(self.buffer) - self.position) // each)):",
+        "if count > most:",
+        (f"{_GGUF}::test_damage_is_answered_by_its_place",),
+    ),
+    Mutant(
+        "tensors of a GGUF file may overlap",
+        "checkpoints/gguf_file.py",
+        "if offset != (expected := _aligned(end, alignment)):",
+        "if offset > (expected := _aligned(end, alignment)):",
+        (f"{_GGUF}::test_damage_is_answered_by_its_place",),
+    ),
+    Mutant(
+        "NaN is a number of a configuration",
+        "families/settings.py",
+        "type(x) in (int, float) and low < x < high)",
+        "type(x) in (int, float) and not (x <= low or x >= high))",
+        (f"{_SETTINGS}::test_values_that_are_refused",),
+    ),
+    Mutant(
+        "true is an integer of a configuration",
+        "families/settings.py",
+        "type(x) is int and low <= x <= high",
+        "isinstance(x, int) and low <= x <= high",
+        (f"{_SETTINGS}::test_values_that_are_refused",),
+    ),
+    Mutant(
+        "an end of text may be beyond the vocabulary",
+        "checkpoints/fit.py",
+        'if index >= values["vocab_size"]:',
+        "if index < 0:",
+        ("tests/checkpoints/test_fit.py::test_ends_of_text_are_tokens_of_the_model",),
     ),
     Mutant(
         "of a file in the cache only the size is looked at",
@@ -112,5 +155,40 @@ MUTANTS = (
         "        try:\n            found = _line(path, number, line, before)\n"
         "        except FileFormatError:\n            return\n",
         (f"{_DAMAGED}::TestRun::test_a_line_of_its_curve",),
+    ),
+    Mutant(
+        "a key may stand twice in JSON",
+        "core/files.py",
+        "if len(found) < len(pairs):",
+        "if len(found) > len(pairs):",
+        ("tests/core/test_files.py::test_json_that_cannot_be_read_says_where",),
+    ),
+    Mutant(
+        "tensors of a file of safetensors may overlap",
+        "checkpoints/safetensors_header.py",
+        "if entry.start != end:",
+        "if entry.start > end:",
+        ("tests/checkpoints/test_safetensors_header.py::test_a_wrong_field_is_named",),
+    ),
+    Mutant(
+        "two tokens may have one id",
+        "checkpoints/tokenizer_files.py",
+        "if index in tokens:",
+        "if index < 0:",
+        ("tests/checkpoints/test_tokenizer_files.py::test_what_is_wrong_in_the_tokenizer",),
+    ),
+    Mutant(
+        "a head's layers may be beyond its target's",
+        "heads/settings.py",
+        "if not all(0 <= state <= layers for state in states):",
+        "if not states:",
+        ("tests/heads/eagle/test_checkpoint.py", "tests/heads/dflash/test_checkpoint.py"),
+    ),
+    Mutant(
+        "a draft vocabulary may have tokens that the target has not",
+        "heads/settings.py",
+        "ids[0] >= 0 and ids[-1] < vocab_size",
+        "ids[0] >= 0",
+        ("tests/heads/medusa/test_checkpoint.py",),
     ),
 )

@@ -47,9 +47,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
+from jaxspec.checkpoints.huggingface import read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.core.files import FileFormatError
 from jaxspec.families import settings
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.common import (
@@ -64,7 +63,7 @@ from jaxspec.families.common import (
 from jaxspec.families.table import read_config
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
-from jaxspec.heads.settings import STATES, check_states, check_trained_for, is_rising, need_setting
+from jaxspec.heads.settings import STATES, check_states, check_trained_for, need_setting, read_vocabulary
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
@@ -116,11 +115,7 @@ def read_dflash(
     tensors = read_tensors(folder)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if tensors.pop(_VOCABULARY, None) is not None:
-        ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY]
-        if not is_rising(ids, target.vocab_size):
-            problem = f"{_VOCABULARY} is no rising list of the target's tokens"
-            raise FileFormatError(folder / "model.safetensors", _VOCABULARY, problem)
-    ids = ids.astype(np.int32)
+        ids = read_vocabulary(folder, _VOCABULARY, target.vocab_size)
     shape = _dflash_config(config, len(ids))
     capture = tuple(layer + 1 for layer in config["target_layer_ids"])
     built_in = _KIND in (config.get("architectures") or ())
@@ -192,14 +187,19 @@ def _dflash_config(config: dict[str, Any], vocab_size: int) -> DFlashConfig:
     confidence = "none"
     if config.get("enable_confidence_head"):
         confidence = "place and token" if config.get("confidence_head_with_markov") else "place"
+        if confidence == "place and token" and not config.get("markov_rank"):
+            raise settings.SettingError("markov_rank", "confidence_head_with_markov needs one above 0")
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
     first = config.get("first_predicts")
+    first = "dflash_config" not in config if first is None else first
+    if not first and config["block_size"] == 1:
+        raise settings.SettingError("block_size", "a block must predict a token at least, got 1")
     return DFlashConfig(
         **sizes,
         block_size=config["block_size"],
         num_features=len(config["target_layer_ids"]),
         feature_norms=bool(config.get("state_norms")),
-        first_predicts="dflash_config" not in config if first is None else first,
+        first_predicts=first,
         markov_rank=config.get("markov_rank") or 0,
         confidence=confidence,
         causal_layers=_causal_layers(config, layers),

@@ -84,7 +84,7 @@ def read_medusa(
     check_settings(config, _SETTINGS)
     tensors = read_tensors(folder)
     ids = _draft_vocabulary(folder, tensors, target)
-    read = _conditioned if _SIZES["mlp_width"] in config else _papers
+    read = _conditioned if {_SIZES["mlp_width"], _SIZES["shared_blocks"]} & set(config) else _papers
     module, mappings = read(config, tensors, target, dtype, ids)
     params = build_params(list(mappings), tensors, str(folder), dtype, placement)
     if not any(path.startswith("output") for path in params):

@@ -36,7 +36,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
+from jaxspec.checkpoints.huggingface import read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
 from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import ParamMapping
@@ -51,7 +51,7 @@ from jaxspec.families.common import (
 )
 from jaxspec.families.settings import SIZE, check_settings
 from jaxspec.families.table import read_config
-from jaxspec.heads.settings import STATES, check_states, check_trained_for, is_rising, need_setting
+from jaxspec.heads.settings import STATES, check_states, check_trained_for, need_setting, read_vocabulary
 from jaxspec.heads.tandem.head import TandemHead
 from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
 from jaxspec.nn.config import TransformerConfig
@@ -81,13 +81,10 @@ def read_tandem(
     """
     tensors = read_tensors(folder)
     _check(config, target)
-    file = folder / "model.safetensors"
     if tensors.pop(_VOCABULARY, None) is None:
-        raise FileFormatError(file, _VOCABULARY, f"the tensor {_VOCABULARY} is missing")
-    ids = read_integers(folder, [_VOCABULARY])[_VOCABULARY]
-    if not is_rising(ids, target.vocab_size):
-        raise FileFormatError(file, _VOCABULARY, f"{_VOCABULARY} is no rising list of the target's tokens")
-    ids = ids.astype(np.int32)
+        problem = f"the tensor {_VOCABULARY} is missing"
+        raise FileFormatError(folder / "model.safetensors", _VOCABULARY, problem)
+    ids = read_vocabulary(folder, _VOCABULARY, target.vocab_size)
     shape, capture = _shape(config, len(ids)), tuple(config[_LAYERS])
     own_head = _HEAD in tensors
     mappings = [one for one in tandem_mappings(shape) if own_head or one.path != ("head",)]

@@ -147,6 +147,7 @@ def test_it_drafts(tmp_path):
         ({"t2d": np.ones(tiny.VOCAB, bool)}, {}, "do not name one rising list"),
         ({"d2t": np.array([0, 0, 0, 0, 20])}, {}, "do not name one rising list"),
         ({}, {"vocab_size": 12}, "vocab_size: it was trained for a target with tokens 12, got one with 11"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "layer_ids: it reads states .*, the target has 0 to 5"),
         ({}, {"norm_output": True}, "unsupported option norm_output"),
         ({}, {"hidden_size": None}, "lacks 'hidden_size'"),
         ({"fc.weight": None}, {}, "no head that jaxspec knows"),

@@ -53,7 +53,7 @@ def test_it_is_a_drafter_by_its_folder(tmp_path):
         ({"norm.weight": None}, {}, "1 missing: norm.weight"),
         ({"more.weight": np.zeros(2, np.float32)}, {}, "1 unexpected: more.weight"),
         ({"draft_vocabulary": None}, {}, "the tensor draft_vocabulary is missing"),
-        ({"draft_vocabulary": np.array([0, 2, 2, 7, 9])}, {}, "no rising list of the target's tokens"),
+        ({"draft_vocabulary": np.array([0, 2, 2, 7, 9])}, {}, "no rising list of the target's 11 tokens"),
         ({}, {"vocab_size": 12}, "target with tokens 12, got one with 11"),
         ({}, {"target_hidden_size": 24}, "target with width 24, got one with 16"),
         ({}, {"captured_states": [0, 4]}, r"captured_states: it reads states \[0, 4\].*the target has 0 to 1"),

@@ -1,0 +1,115 @@
+"""The table of settings: types and ranges, the names of nested ones, and the file that an error names."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxspec.core.files import FileFormatError
+from jaxspec.families import shapes
+from jaxspec.families.settings import SAVED, SETTINGS, SettingError, check_saved, check_settings, settings_of
+from jaxspec.families.table import read_config
+from tests._fixtures import folders
+
+NAN, INFINITE = float("nan"), float("inf")
+NESTED = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("hidden_size", [0, -3, True, 1.0, NAN, "32", [32], 2**31, 10**5000]),
+        ("num_hidden_layers", [0, 10**9, 4 * 10**9, 3.0]),
+        ("head_dim", [0, "8", False]),
+        ("max_position_embeddings", [None, 0, 2**31, INFINITE]),
+        ("sliding_window", [0, -1, "all"]),
+        ("rms_norm_eps", [None, 0, 1, -1e-6, NAN, INFINITE, "1e-6", 1e-300, True]),
+        ("rope_theta", [None, 0, -1.0, NAN, INFINITE, "10000", 10**400, 1e39]),
+        ("eos_token_id", [-1, True, 2**31, [1, -1], [1, None], "2"]),
+        ("tie_word_embeddings", [None, 0, 1, "true"]),
+        ("hidden_act", [3, ["silu"]]),
+        ("layer_types", ["full_attention", [1], {}]),
+        ("rope_scaling", [3, [], "linear"]),
+        ("num_nextn_predict_layers", [-1, 1.5]),
+    ],
+)
+def test_values_that_are_refused(key, values):
+    for value in values:
+        with pytest.raises(SettingError, match=f"^{key}: expected ") as caught:
+            check_settings({key: value})
+        assert caught.value.key == key and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("name", sorted(folders.CONFIGS))
+def test_what_models_have_is_accepted(name):
+    check_settings(folders.CONFIGS[name])
+
+
+def test_null_is_as_if_it_were_left_out():
+    check_settings(dict.fromkeys(("head_dim", "num_key_value_heads", "n_inner", "rope_scaling", "eos_token_id")))
+    check_settings({"eos_token_id": [1, 2], "rope_theta": 10000, "sliding_window": None, "further": NAN})
+
+
+def test_a_nested_setting_is_named_with_dots():
+    with pytest.raises(SettingError, match=r"^rope_scaling.factor: expected a number above 0"):
+        check_settings({"rope_scaling": NESTED | {"factor": -2.0}})
+    with pytest.raises(SettingError, match=r"^rope_parameters.full_attention.rope_theta: "):
+        check_settings({"rope_parameters": {"full_attention": {"rope_theta": NAN}}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "^num_hidden_layers: expected an integer from 1 to 10000"),
+        ({"num_key_value_heads": 3}, "^num_key_value_heads or num_attention_heads: expected a divisor of 4, got 3"),
+        ({"head_dim": None, "hidden_size": 33}, "^num_attention_heads or hidden_size: expected a divisor of 33, got 4"),
+        ({"head_dim": 7}, "^head_dim: expected an even number"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "^rope_scaling.factor: .* of the type linear lack it"),
+        ({"rope_scaling": {"factor": 2.0}}, "^rope_scaling.rope_type: .* with a factor lack it"),
+        (
+            {"rope_scaling": NESTED | {"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            "^rope_scaling.low_freq_factor: expected less than high_freq_factor",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(change, message):
+    with pytest.raises(SettingError, match=message):
+        read_config(folders.CONFIGS["llama"] | change)
+
+
+def test_layer_types_are_as_many_as_layers():
+    with pytest.raises(SettingError, match="^layer_types or num_hidden_layers: expected one type a layer, got 2 for 3"):
+        read_config(folders.CONFIGS["gemma3_text"] | {"layer_types": ["full_attention"] * 2})
+
+
+def test_a_mistral_that_does_not_speak_of_windows_has_them():
+    silent = {key: value for key, value in folders.CONFIGS["mistral"].items() if key != "sliding_window"}
+    assert read_config(silent).windows == (4096,) * 3
+    assert read_config(silent | {"sliding_window": None}).windows == (None,) * 3
+
+
+def test_an_error_names_the_file_and_its_word_for_the_setting(tmp_path):
+    said = pytest.raises(FileFormatError, match="model.gguf: llama.a or llama.b: wrong; mend it")
+    with said as caught, settings_of("model.gguf", lambda key: f"llama.{key}", "mend it"):
+        raise SettingError("a or b", "wrong")
+    assert caught.value.place == "llama.a or llama.b"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(folders.CONFIGS["llama"] | {"rms_norm_eps": -1}))
+    with pytest.raises(FileFormatError, match="config.json: rms_norm_eps: expected a number between 0 and 1, got -1"):
+        shapes.shape(str(tmp_path))
+
+
+def test_settings_of_a_saved_model():
+    saved = dataclasses.asdict(read_config(folders.CONFIGS["llama"]))
+    values = json.loads(json.dumps(saved))
+    check_saved(values)
+    with pytest.raises(SettingError, match="^width: expected an integer from 1"):
+        check_saved(values | {"width": -1})
+    with pytest.raises(SettingError, match=r"^ropes.1.theta: expected a number above 0"):
+        check_saved(values | {"ropes": [values["ropes"][0], {"theta": 0, "scaling": None}]})
+    with pytest.raises(SettingError, match="^vocab_size: is missing"):
+        check_saved({})
+
+
+def test_every_setting_says_what_it_expects():
+    assert all(setting.expected for setting in (SETTINGS | SAVED).values())
