@@ -21,6 +21,8 @@ from jaxspec.core.pytree import register_dataclass
 BLOCK = 256
 # A TPU keeps so many slots side by side.
 _TILE = 8
+# A CPU writes so many rows of a cache in one turn of a loop.
+_UNROLLED = 8
 
 
 @register_dataclass
@@ -202,7 +204,10 @@ def _write_rows(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
 def _write_row_by_row(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     # A CPU runs the scatter above as a copy of the whole buffer; these updates are in place.
     zero = jnp.zeros((), start.dtype)
-    for row in range(buffer.shape[1]):
-        index = (zero, jnp.full((), row, start.dtype), zero, start[row], zero)
-        buffer = jax.lax.dynamic_update_slice(buffer, fresh[:, row : row + 1], index)
-    return buffer
+
+    def put(row: Array, buffer: Array) -> Array:
+        new = jax.lax.dynamic_slice_in_dim(fresh, row, 1, axis=1)
+        return jax.lax.dynamic_update_slice(buffer, new, (zero, row.astype(start.dtype), zero, start[row], zero))
+
+    # A few rows stand in the program one by one; of more it is a loop, so that its text does not grow with them.
+    return jax.lax.fori_loop(0, buffer.shape[1], put, buffer, unroll=min(_UNROLLED, buffer.shape[1]))

@@ -55,16 +55,13 @@ ALL = DRAFTERS | HEADS | OWN
 QUICK = "model"
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL],
-)
-def program(request):
-    prompt = jnp.zeros((BATCH, 4), jnp.int32)
+def compiled(name, batch):
+    """Returns the program of a generation with a drafter of `ALL`."""
+    prompt = jnp.zeros((batch, 4), jnp.int32)
     run = jax.jit(
         lambda key: jaxspec.generate(
-            DEEP if request.param in OWN else TARGET,
-            ALL[request.param],
+            DEEP if name in OWN else TARGET,
+            ALL[name],
             prompt,
             key=key,
             sampling=jaxspec.Sampling(),
@@ -75,14 +72,37 @@ def program(request):
     return run.lower(jax.random.key(0)).compile().as_text()
 
 
-def test_the_loop_copies_no_cache(program):
+@pytest.fixture(
+    scope="module",
+    params=[name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL],
+)
+def program(request):
+    return compiled(request.param, BATCH)
+
+
+def check_no_copy(program, batch):
     # Of 768 slots, with room for drafts; attention reads pieces of 256 of them, which may be copied.
-    shapes = [model.init_cache(BATCH, CAPACITY).keys.shape for model in (TARGET, DEEP)]
+    shapes = [model.init_cache(batch, CAPACITY).keys.shape for model in (TARGET, DEEP)]
     cache = "(?:" + "|".join(re.escape(f"f32[{','.join(map(str, shape))}]") for shape in shapes) + ")"
     loops = computations_in_loops(program)
     assert len(re.findall(cache, loops)) > 1
     copies = re.findall(rf"= {cache}\S* (?:copy|copy-start)\(.*", loops)
     assert not copies, copies
+
+
+def test_the_loop_copies_no_cache(program):
+    check_no_copy(program, BATCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model", "tree"])
+def test_the_loop_of_many_rows_copies_no_cache_and_has_no_copy_a_row(name):
+    """Rows that are written by a loop of the program, for the most part."""
+    programs = {batch: compiled(name, batch) for batch in (20, 36)}
+    for batch, program in programs.items():
+        check_no_copy(program, batch)
+    few, many = (program.count("dynamic-update-slice(") for program in programs.values())
+    assert few == many
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """`generate` under the caller's transformations, with every kind of key, traced once a shape."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,17 @@ def test_vmap_copies_no_cache_and_runs_no_second_branch():
     text = str(jax.make_jaxpr(jax.vmap(tokens))(KEYS[:3]))
     slots = jax.eval_shape(lambda: jaxspec.init(TARGET, DRAFTER, PROMPT, max_new_tokens=10)).cache.tokens.shape[1]
     assert f"i32[6,{slots}]" in text and f"[3,2,{slots}]" not in text
+
+
+@pytest.mark.slow
+def test_thousands_of_mapped_keys_are_no_longer_a_program():
+    """Nor do budgets, prompts or stop tokens become constants of one value a row."""
+    target = tiny.transformer(0)
+    options = {"prompt_length": np.array([3, 5]), "max_new_tokens": np.array([10, 4]), "stop_tokens": [3, 4]}
+    run = jax.jit(jax.vmap(lambda key: tokens(key, target=target, **options)))
+    few, many = (run.lower(jax.random.split(KEYS[0], count)).as_text().splitlines() for count in (64, 4096))
+    assert len(few) == len(many)
+    assert not [line for line in many if "stablehlo.constant" in line and re.search("tensor<(4096|8192)x", line)]
 
 
 @pytest.mark.slow

@@ -35,6 +35,13 @@ MUTANTS = (
         (_WRITE,),
     ),
     Mutant(
+        "a CPU writes the cache with one copy a row of the program's text",
+        "nn/cache.py",
+        "unroll=min(_UNROLLED, buffer.shape[1])",
+        "unroll=buffer.shape[1]",
+        (f"{_CACHE}::test_the_text_of_a_write_does_not_grow_with_the_rows",),
+    ),
+    Mutant(
         "a TPU's product of one row gives the row that was added",
         "ops/matmul.py",
         "kernel)[:, :1]",

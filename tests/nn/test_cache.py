@@ -1,5 +1,7 @@
 """The cache: each row writes at its own length, rolls back by moving it, and never runs out."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,16 +88,37 @@ def test_a_generation_never_outgrows_its_caches():
     assert longest == 32
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
-def test_every_platforms_write_is_the_same(count):
+@pytest.mark.parametrize(("count", "rows"), [(1, 5), (2, 5), (5, 5), (8, 5), (9, 5), (2, 8), (3, 19)])
+def test_every_platforms_write_is_the_same(count, rows):
     """Starts within a tile, across two, and at the cache's end; each is written by the row it is for."""
     capacity = 32
-    start = jnp.asarray([0, 3, 7, 16, capacity - count], jnp.int32)
+    start = jnp.asarray(([0, 3, 7, 16, capacity - count] * 4)[:rows], jnp.int32)
     rng = np.random.default_rng(count)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    buffer, fresh = draw(2, 5, 3, capacity, 4), draw(2, 5, 3, count, 4)
+    buffer, fresh = draw(2, rows, 3, capacity, 4), draw(2, rows, 3, count, 4)
     expected = np.array(buffer)
     for row, at in enumerate(start):
         expected[:, row, :, at : at + count] = fresh[:, row]
     for write in (cache._write_tiles, cache._write_rows, cache._write_row_by_row):
         np.testing.assert_array_equal(jax.jit(write)(buffer, fresh, start), expected)
+
+
+def _append(rows):
+    """Returns the program, not yet compiled, that appends to a cache of so many rows in place."""
+    shapes = jax.eval_shape(lambda: (empty(rows), entries(rows, 3, 1.0)))
+    return jax.jit(lambda cache, new: cache.append(new), donate_argnums=0).lower(*shapes)
+
+
+def test_the_text_of_a_write_does_not_grow_with_the_rows():
+    few, many = (_append(rows).as_text() for rows in (64, 512))
+    assert few.count("dynamic_update_slice") == many.count("dynamic_update_slice") > 0
+    assert few.count("\n") == many.count("\n")
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("rows", [5, 64])
+def test_a_write_copies_no_cache(rows):
+    program = _append(rows).compile().as_text()
+    cache = f"f32[{','.join(map(str, empty(rows).keys.shape))}]"
+    assert program.count(cache) > 2
+    assert not re.findall(rf"= {re.escape(cache)}\S* (?:copy|copy-start)\(.*", program)
