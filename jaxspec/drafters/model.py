@@ -114,10 +114,9 @@ class ModelDrafter(ChainDrafter):
     def observe(self, state: Any, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
         return self._inner(context.target).observe(state, context, verdict, hidden)
 
-    def _inner(self, target: Model) -> Chain | TreeDrafter:
+    def _inner(self, target: Model | None) -> Chain | TreeDrafter:
+        model = for_target(self.model, target)
         if not self.tree:
-            return self.chain(target)
+            return Chain(ModelDraft(model), self.draft_length, self.sampling)
         draw = WithoutReplacement() if self.distinct else WithReplacement()
-        return TreeDrafter(
-            for_target(self.model, target), Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling
-        )
+        return TreeDrafter(model, Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling)

@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "a model drafts where copies are submitted",
         _HYBRID,
-        "self.model.propose(rng, state.model, dataclasses.replace(context, asked=~copied))",
-        "self.model.propose(rng, state.model, context)",
+        "bounded.propose(self.model, rng, state.model, asked)",
+        "bounded.propose(self.model, rng, state.model, context)",
         (f"{_CHOICE}::test_a_model_that_no_row_needs_does_not_run",),
     ),
     Mutant(

@@ -172,8 +172,8 @@ MUTANTS = (
     Mutant(
         "the drafters of a union share one noise",
         "contrib/union.py",
-        "drafter.propose(rng.of_draft(index), own, context)",
-        "drafter.propose(rng, own, context)",
+        "bounded.propose(drafter, rng.of_draft(index), own, context)",
+        "bounded.propose(drafter, rng, own, context)",
         (f"{_UNION}::test_drafters_of_one_model_draw_with_noise_of_their_own",),
     ),
     Mutant(
