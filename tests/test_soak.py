@@ -13,7 +13,7 @@ def test_it_counts_what_is_wrong():
     cases = soak.cases()[-3:]
     expected = soak.references(cases)
     report = soak.soak(cases, expected, minutes=0, threads=8)
-    assert report.requests == 8 and 0 < report.cancelled < 8 and report.wrong == 0
+    assert report.requests >= 8 and 0 < report.cancelled < report.requests and report.wrong == 0
     other = [[dataclasses.replace(x, text="x", token_ids=(-1, *x.token_ids[1:])) for x in row] for row in expected]
     report = soak.soak(cases, other, minutes=0, threads=8)
     assert report.requests <= report.wrong <= 2 * report.requests
