@@ -1,7 +1,7 @@
 """Prints the test files of what changed since a commit: `python .ci/touched.py COMMIT`.
 
     jaxspec/drafters/suffix.py        tests/drafters/test_suffix.py, or all of tests/drafters where there is none
-    jaxspec/ops/native/product.cpp    tests/ops/test_native.py: a folder without tests has those named after it above
+    jaxspec/ops/native/product.cpp    tests/ops/test_native*.py: a folder without tests has those named after it above
     tests/drafters/test_x.py          itself
     tests/contracts/verifier.py       the test files that import it, by whatever way
 

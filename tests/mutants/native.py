@@ -83,7 +83,7 @@ MUTANTS = (
         _SOURCE,
         "last = std::min({last, sizes.capacity, static_cast<int64_t>(in.lengths[row])});",
         "last = std::min({last, static_cast<int64_t>(in.lengths[row])});",
-        ("tests/ops/test_native.py::test_no_sanitizer_finds_anything",),
+        ("tests/ops/test_native_sanitizers.py::test_no_sanitizer_finds_anything",),
         slow=True,
     ),
     Mutant(

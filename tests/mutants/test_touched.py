@@ -36,7 +36,10 @@ def test_every_file_of_the_package_has_tests(tests_of):
 @pytest.mark.parametrize(
     ("name", "tests"),
     [
-        ("jaxspec/ops/native/product.cpp", ["tests/ops/test_native.py"]),
+        (
+            "jaxspec/ops/native/product.cpp",
+            [f"tests/ops/test_native{part}.py" for part in ("", "_library", "_sanitizers")],
+        ),
         ("jaxspec/bench/peers/worker.py", ["tests/bench/test_peers.py"]),
         ("jaxspec/contrib/parallel/stack.py", ["tests/contrib/test_parallel.py"]),
         ("jaxspec/drafters/suffix.py", ["tests/drafters/test_suffix.py", GOLDEN]),

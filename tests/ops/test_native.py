@@ -1,10 +1,6 @@
 """Native kernels: the same numbers as XLA's, a model like any other, and plain words where they cannot be had."""
 
 import dataclasses
-import os
-import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +18,6 @@ from jaxspec.ops.native_float import NativeWeight
 from tests._fixtures import dflash as blocks
 from tests._fixtures import medusa, native_calls, tandem, tiny
 from tests._fixtures.eagle import eagle_head
-from tests._fixtures.processes import ROOT
 from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 
 FLOAT = tiny.transformer(layers=2)
@@ -252,23 +247,3 @@ def test_lengths_that_are_none(case):
     slots = arrays["keys"].shape[3]
     kept = {**arrays, "lengths": jnp.clip(arrays["lengths"], 0, slots)}
     np.testing.assert_array_equal(found, native_calls.attention(kept, window=case[-2]))
-
-
-@pytest.mark.slow
-def test_no_sanitizer_finds_anything(tmp_path):
-    """In shapes of every kind, right and wrong ones: no access beyond an array, and nothing undefined."""
-    find = lambda name: subprocess.run(
-        ["g++", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if shutil.which("g++") is None or not all(os.path.isabs(find(name)) for name in ("asan", "ubsan")):
-        pytest.skip("g++ with its sanitizers is needed")
-    sanitizers = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-    # What is compiled without optimizations takes a quarter of the time.
-    wrapper = tmp_path / "compiler"
-    wrapper.write_text(f'#!/bin/sh\nexec g++ "$@" -O1 -g1 {sanitizers}\n')
-    wrapper.chmod(0o755)
-    options = {"CXX": str(wrapper), "JAXSPEC_CACHE": str(tmp_path), "ASAN_OPTIONS": "detect_leaks=0"}
-    environment = os.environ | options | {"JAX_PLATFORMS": "cpu", "LD_PRELOAD": f"{find('asan')} {find('ubsan')}"}
-    command = [sys.executable, "-m", "tests._fixtures.native_calls"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "all calls were made\n"), done.stderr[-4000:]

@@ -1,5 +1,6 @@
 """The cache of compiled kernels: damaged, shared, full, without a compiler, and with one that is killed."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -257,12 +258,16 @@ def test_a_killed_compile_leaves_nothing(tmp_path, count):
 
 def _kill_a_compile(path: Path, native: Path):
     alive = os.open(path.parent / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    with native_cache.start("one", path, native) as process:
-        assert _read(alive) == b"started\n"
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert _read(alive) == b""
-    os.close(alive)
+    try:
+        with native_cache.start("one", path, native) as process:
+            assert _read(alive) == b"started\n"
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert _read(alive) == b""
+    finally:
+        os.close(alive)
+        with contextlib.suppress(OSError):  # what is left, where this failed, waits for it
+            os.close(os.open(path.parent / "never", os.O_WRONLY | os.O_NONBLOCK))
 
 
 @pytest.mark.slow

@@ -1,0 +1,26 @@
+"""The soak counts what is wrong; what it counts over half an hour is for `python -m tests.soak`."""
+
+import dataclasses
+
+import pytest
+
+from tests import soak
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_counts_what_is_wrong():
+    cases = soak.cases()[-3:]
+    expected = soak.references(cases)
+    report = soak.soak(cases, expected, minutes=0, threads=8)
+    assert report.requests >= 8 and 0 < report.cancelled < report.requests and report.wrong == 0
+    other = [[dataclasses.replace(x, text="x", token_ids=(-1, *x.token_ids[1:])) for x in row] for row in expected]
+    report = soak.soak(cases, other, minutes=0, threads=8)
+    assert report.requests <= report.wrong <= 2 * report.requests
+
+
+def test_an_error_in_a_thread_ends_it():
+    (case, *_) = soak.cases()
+    broken = dataclasses.replace(case, options={"max_new_tokens": -1})
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        soak.soak([broken], [[]], minutes=1, threads=4)
