@@ -17,6 +17,7 @@ from jaxspec.checkpoints.load import load, parse_dtype
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.contrib import exit_head
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
+from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption, adapt, spare
@@ -209,6 +210,7 @@ def load_drafter(
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise TypeError(f"a drafter's name_or_path must be a string or a path, got {type(name_or_path).__name__}")
+    validate.counts("load_drafter", batch=batch)
     name = zoo.draft_name(name_or_path, target_name)
     option = LengthOption.parse("adaptive" if k is None and num_drafts == 1 and name != NoDrafter.name else k)
     placed = {key: value for key, value in (("dtype", dtype), ("mesh", mesh), ("rules", rules)) if value is not None}

@@ -108,7 +108,7 @@ def test_presets_grow_in_width_and_depth():
         (lambda: Tree.chains(0, 3), ValueError, "num_drafts must be at least 1, got 0"),
         (lambda: Tree.chains(2, 0), ValueError, "k must be at least 1, got 0"),
         (lambda: Tree.balanced(()), ValueError, r"a number of children for each depth, got none; pass e.g. \(3, 2, 2"),
-        (lambda: Tree.balanced((2, 0)), ValueError, "a number of children must be at least 1, got 0"),
+        (lambda: Tree.balanced((2, 0)), ValueError, "branching, the number of children, must be at least 1, got 0"),
         (lambda: Tree.of_size(True), TypeError, "size must be an integer, got True"),
         (lambda: Tree.of_size(4, depth=0), ValueError, "depth must be at least 1, got 0"),
         (lambda: Tree.of_size(4, rates=[]), ValueError, "chances strictly between 0 and 1"),
