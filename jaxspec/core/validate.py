@@ -43,7 +43,7 @@ def draft_lengths(lengths: object, smallest: int = 0) -> tuple[int, ...]:
     if not isinstance(lengths, tuple | list) or not lengths:
         raise TypeError(f"lengths must be an integer or a tuple of them, got {lengths!r}; pass (0, 2, 4, 8)")
     for length in lengths:
-        draft_length(length, "each of lengths")
+        draft_length(length, "in lengths, k")
     if any(second <= first for first, second in itertools.pairwise(lengths)):
         raise ValueError(f"lengths must rise, got {tuple(lengths)}; pass {tuple(sorted(set(lengths)))}")
     return tuple(int(length) for length in lengths)

@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "lengths of drafts are not checked one by one",
         "core/validate.py",
-        "        draft_length(length, \"each of lengths\")",
+        '        draft_length(length, "in lengths, k")',
         "        int(length)",
         ("tests/text/test_bad_calls.py::test_a_bad_call_names_its_argument",),
     ),
