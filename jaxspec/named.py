@@ -17,6 +17,7 @@ from jaxspec.checkpoints.load import load, parse_dtype
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.contrib import exit_head
 from jaxspec.contrib.sparse_cache import SparseCacheDrafter
+from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption, adapt, spare
@@ -208,8 +209,7 @@ def load_drafter(
       >>> type(drafter).__name__, drafter.lengths
       ('NGramDrafter', (0, 2, 4, 8))
     """
-    if not isinstance(name_or_path, str | os.PathLike):
-        raise TypeError(f"a drafter's name_or_path must be a string or a path, got {type(name_or_path).__name__}")
+    validate.counts("load_drafter", batch=batch)
     name = zoo.draft_name(name_or_path, target_name)
     option = LengthOption.parse("adaptive" if k is None and num_drafts == 1 and name != NoDrafter.name else k)
     placed = {key: value for key, value in (("dtype", dtype), ("mesh", mesh), ("rules", rules)) if value is not None}
@@ -262,9 +262,6 @@ class _Loader:
             if k:
                 raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
             return NoDrafter()
-        if not os.fspath(name) or ((hybrid := split_hybrid(name)) is not None and not hybrid[1]):
-            what = "after its '+'" if name else "in it"
-            raise ValueError(f"the draft {name!r} has no name {what}; pass 'ngram', 'ngram+eagle' or 'none', say")
         word, colon, argument = os.fspath(name).partition(":")
         if word in DRAFTERS and isinstance(name, str):
             _check_single(num_drafts)

@@ -161,7 +161,14 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
       name: "auto" is what the model's manifest names, and "eagle" the model's drafter of that name; others stay as they
         are.
       model: the name of a model of the zoo.
+
+    Raises:
+      TypeError, ValueError: it is no name, or empty.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(f"a drafter's name_or_path must be a string or a path, got {type(name).__name__}")
+    if not os.fspath(name):
+        raise ValueError("a draft's name is empty, or what follows its '+'; pass 'ngram', 'ngram+eagle' or 'none', say")
     if not isinstance(name, str):
         return name
     if name == "auto":

@@ -62,12 +62,14 @@ class Tree:
     @classmethod
     def balanced(cls, branching: Sequence[int]) -> Self:
         """Makes a tree whose nodes at depth `i` have `branching[i]` children each, in depth-first order."""
+        if not isinstance(branching, Sequence | np.ndarray):
+            raise TypeError(f"branching must be a sequence of integers, got {branching!r}; pass e.g. (3, 2, 2)")
         branching = tuple(branching)
         if not branching:
-            raise ValueError("Tree.balanced needs a number of children for each depth, got none; pass e.g. (3, 2, 2)")
+            raise ValueError("branching must be a number of children for each depth, got none; pass e.g. (3, 2, 2)")
         size = width = 0
         for level in range(len(branching)):
-            tree_arguments.positive("a number of children", branching[level])
+            tree_arguments.positive("branching, the number of children,", branching[level])
             width = int(branching[level]) * (width or 1)
             size += width
             tree_arguments.size(size, "branching")

@@ -21,16 +21,16 @@ from jaxspec.core.values import LARGEST, is_concrete, to_int32
 MOST_DRAFTS = 1024
 
 
-def draft_length(k: object) -> None:
-    """Raises unless `k` is an integer of at least 0."""
+def draft_length(k: object, name: str = "k") -> None:
+    """Raises unless `k`, or one of several `lengths`, is an integer of at least 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise TypeError(f"k must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
+        raise TypeError(f"{name} must be a static integer, got {type(k).__name__}; k fixes the shapes of a round")
     if k < 0:
-        raise ValueError(f"k must be at least 0, got {k}; pass k=0 for plain decoding")
+        raise ValueError(f"{name} must be at least 0, got {k}; pass k=0 for plain decoding")
     if k > MOST_DRAFTS:
         raise ValueError(
-            f"k must be at most {MOST_DRAFTS}, got {k}, whose logits alone take {4 * int(k):,} bytes a row for each "
-            "token of the vocabulary; pass fewer, such as k=8"
+            f"{name} must be at most {MOST_DRAFTS}, got {k}, whose logits alone take {4 * int(k):,} bytes a row for "
+            "each token of the vocabulary; pass fewer, such as k=8"
         )
 
 
@@ -43,7 +43,7 @@ def draft_lengths(lengths: object, smallest: int = 0) -> tuple[int, ...]:
     if not isinstance(lengths, tuple | list) or not lengths:
         raise TypeError(f"lengths must be an integer or a tuple of them, got {lengths!r}; pass (0, 2, 4, 8)")
     for length in lengths:
-        draft_length(length)
+        draft_length(length, "in lengths, k")
     if any(second <= first for first, second in itertools.pairwise(lengths)):
         raise ValueError(f"lengths must rise, got {tuple(lengths)}; pass {tuple(sorted(set(lengths)))}")
     return tuple(int(length) for length in lengths)
@@ -204,12 +204,19 @@ def max_new_tokens(value: object, batch: int) -> None:
         raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
 
 
-def capacity(value: object) -> None:
-    """Raises unless `value` is `None` or a static positive integer."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+def capacity(value: Any) -> int | None:
+    """Returns a capacity as Python's integer, whose sums never wrap, or `None`.
+
+    Raises:
+      TypeError, ValueError: it is no static positive integer.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"capacity must be a static integer or None, got {type(value).__name__}; it fixes shapes")
-    if value is not None and value < 1:
+    if value < 1:
         raise ValueError(f"capacity must be at least 1, got {value}; pass prompt and new tokens together")
+    return int(value)
 
 
 def fits(prompt: int, new: int, capacity: int | None, context: int | None) -> None:

@@ -128,7 +128,7 @@ class Arguments:
         batch = ids.shape[0]
         validate.sampling(sampling, batch)
         validate.max_new_tokens(max_new_tokens, batch)
-        validate.capacity(capacity)
+        capacity = validate.capacity(capacity)
         validate.key_needed(key, sampling)
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)

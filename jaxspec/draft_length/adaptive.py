@@ -91,6 +91,8 @@ class Adaptive(DraftLength):
         object.__setattr__(self, "lengths", validate.draft_lengths(self.lengths))
         # Transformations rebuild a pytree with any objects as leaves, such as tuples of shapes.
         if isinstance(self.costs, tuple | list) and any(isinstance(cost, float) for cost in self.costs):
+            if not all(isinstance(cost, int | float) for cost in self.costs):
+                validate.costs(self.costs, self.lengths)  # which refuses them
             object.__setattr__(self, "costs", jnp.asarray(self.costs, jnp.float32))
             validate.costs(self.costs, self.lengths)
         shares = {"rate": (self.rate, 0, 1), "prior": (self.prior, 0, 1)}

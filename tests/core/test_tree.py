@@ -135,7 +135,7 @@ def test_presets_grow_in_width_and_depth():
         (lambda: Tree.chains(0, 3), ValueError, "num_drafts must be at least 1, got 0"),
         (lambda: Tree.chains(2, 0), ValueError, "k must be at least 1, got 0"),
         (lambda: Tree.balanced(()), ValueError, r"a number of children for each depth, got none; pass e.g. \(3, 2, 2"),
-        (lambda: Tree.balanced((2, 0)), ValueError, "a number of children must be at least 1, got 0"),
+        (lambda: Tree.balanced((2, 0)), ValueError, "branching, the number of children, must be at least 1, got 0"),
         (lambda: Tree.from_paths([]), ValueError, "at least one node, got no paths; pass"),
         (lambda: paths_of_nodes("00"), TypeError, "a list of lists of ranks, got '00'; pass"),
         (lambda: paths_of_nodes([0, 1]), TypeError, "a path must be a list of integers, got 0; pass"),

@@ -46,6 +46,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "lengths of drafts are not checked one by one",
+        "core/validate.py",
+        '        draft_length(length, "in lengths, k")',
+        "        int(length)",
+        ("tests/text/test_bad_calls.py::test_a_bad_call_names_its_argument",),
+    ),
+    Mutant(
         "what does not fit is tried",
         "core/memory.py",
         "is not None and needed > most",
