@@ -117,13 +117,15 @@ def _repairs(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> It
 
 
 def _suggested(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> list[int]:
-    """Lists the sizes of the tensors, what is left of them divided by a setting, and the number of layers."""
+    """Lists the sizes of the tensors, what is left of them divided by settings, and the number of layers."""
     sizes = collections.Counter(size for tensor in tensors.values() for size in tensor.shape)
     common = [size for size, _ in sizes.most_common(_MOST_SIZES)]
     known = [x for key in _SIZES if type(x := values.get(key)) is int and x > 0]
     layers = 1 + max(map(_layer, tensors), default=0)
     further = layers - (values.get("num_hidden_layers") or layers)
     parts = [size // part for size in common for part in known if size % part == 0]
+    # Without `head_dim`, it is the keys' size by their heads; the queries' size by that is the number of heads.
+    parts += [size // part for size in common for part in set(parts) if part and size % part == 0]
     own = layers - (values.get("num_nextn_predict_layers") or 0)
     return list(dict.fromkeys([layers, own, further, *common, *parts]))
 

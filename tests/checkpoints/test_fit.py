@@ -35,6 +35,12 @@ def test_the_setting_that_is_off_is_named(tmp_path, family, key):
             jaxspec.load(folders.write(tmp_path, family, config={key: value}))
 
 
+def test_heads_are_counted_where_their_size_is_not_said(tmp_path):
+    config = {"head_dim": None, "num_attention_heads": 8}
+    with pytest.raises(FileFormatError, match="num_attention_heads or num_key_value_heads: 8 does not fit .* 4 would"):
+        jaxspec.load(folders.write(tmp_path, "llama", config=config))
+
+
 def test_the_value_that_would_fit_is_said(tmp_path):
     message = "num_hidden_layers: 4 does not fit the tensors, 3 would. 9 missing: layers.3.input_layernorm.weight"
     with pytest.raises(FileFormatError, match=message):
