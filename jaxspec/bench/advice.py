@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.quality import LEVEL, NEAR, Agreement, Difference, Quality
+from jaxspec.bench.quality import LEVEL, NEAR, Agreement, FigureDifference, Quality
 from jaxspec.bench.records import group_by
 from jaxspec.bench.summary import ALL, Against, Summary
 from jaxspec.bench.timing import Spread
@@ -113,7 +113,7 @@ def agreed(one: Agreement, other: str) -> str:
     return f"wrote the same tokens {text} only; {ties}; {one.different} were DIFFERENT, first at {place}, where {why}."
 
 
-def _sense(one: Difference, of: str = "") -> str:
+def _sense(one: FigureDifference, of: str = "") -> str:
     told = f"{one.other:.2f} against {one.plain:.2f}, {of}{one.difference:+.4f}"
     if one.error is not None:
         told += f" ± {one.error:.4f} ({1 - LEVEL:.0%} interval {one.low:+.4f} to {one.high:+.4f})"

@@ -66,7 +66,7 @@ def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy,
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class FigureDifference:
     """Gives the difference of a figure from plain decoding's over the same questions, and whether it is noise.
 
     Attributes:
@@ -91,7 +91,7 @@ class Difference:
         return None if self.low is None or self.high is None else self.low <= 0 <= self.high
 
 
-def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Difference:
+def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> FigureDifference:
     """Compares perplexities by the paired t interval of the negative log-likelihood's mean over questions.
 
     Args:
@@ -102,13 +102,15 @@ def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Differ
     mean, count = float(differences.mean()), len(differences)
     first, second = (math.exp(np.mean(side)) for side in (plain, other))
     if count == 1:
-        return Difference(first, second, mean)
+        return FigureDifference(first, second, mean)
     error = float(stats.sem(differences))
     reach = error * float(stats.t.ppf(1 - LEVEL / 2, count - 1))
-    return Difference(first, second, mean, error, mean - reach, mean + reach)
+    return FigureDifference(first, second, mean, error, mean - reach, mean + reach)
 
 
-def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable[[Sequence[Any]], float]) -> Difference:
+def compare_corpora(
+    plain: Sequence[Any], other: Sequence[Any], figure: Callable[[Sequence[Any]], float]
+) -> FigureDifference:
     """Compares figures of corpora by the paired bootstrap over questions.
 
     Args:
@@ -118,7 +120,7 @@ def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable
     """
     first, second = figure(plain), figure(other)
     if len(plain) == 1:
-        return Difference(first, second, second - first)
+        return FigureDifference(first, second, second - first)
 
     def difference(places: np.ndarray) -> float:
         return figure([other[i] for i in places]) - figure([plain[i] for i in places])
@@ -133,7 +135,7 @@ def compare_corpora(plain: Sequence[Any], other: Sequence[Any], figure: Callable
         rng=np.random.default_rng(0),
     )
     low, high = (float(bound) for bound in found.confidence_interval)
-    return Difference(first, second, second - first, float(found.standard_error), low, high)
+    return FigureDifference(first, second, second - first, float(found.standard_error), low, high)
 
 
 def check_bleu() -> None:
@@ -210,8 +212,8 @@ class Quality:
     temperature: float
     case: str
     agreement: Agreement | None
-    perplexity: Difference | None
-    bleu: Difference | None
+    perplexity: FigureDifference | None
+    bleu: FigureDifference | None
 
 
 def assess(

@@ -204,11 +204,18 @@ def _run(options: Options, texts: list[str]) -> None:
             own = shared | ({"spans": result.spans} if options.show_drafts else {})
             typer.echo(report.json_line(text, result, own, comparison, row=row))
         return
-    drafted = drafts if decoder.drafter.max_drafts > 0 else None
-    console.print(report.summary_line(results, drafts=drafted), soft_wrap=True)
+    draft, drafted = (_drafter_name(options), drafts) if decoder.drafter.max_drafts > 0 else (None, None)
+    console.print(report.summary_line(results, draft=draft, drafts=drafted), soft_wrap=True)
     if comparison is not None:
         for line in report.comparison_lines(comparison, same_tokens=decoder.verifier.same_tokens):
             console.print(line, soft_wrap=True)
+
+
+def _drafter_name(options: Options) -> str:
+    """Returns the drafter's name, which "auto" may stand for, without the model's."""
+    from jaxspec.checkpoints.zoo import draft_name
+
+    return str(draft_name(options.draft or "", options.model)).replace(f"{options.model}/", "")
 
 
 def _compare(

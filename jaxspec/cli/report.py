@@ -33,11 +33,12 @@ def vocabulary_line(drafter: Drafter) -> Text | None:
     return Text(f"{line} ({shared / size:.0%})", style="dim")
 
 
-def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
+def summary_line(results: list[TextResult], *, draft: str | None, drafts: str | None) -> Text:
     """Returns the speed and the acceptance of all prompts together.
 
     Args:
       results: a result a prompt.
+      draft: the drafter's name; `None` for plain decoding.
       drafts: how many tokens are drafted a round, in words; `None` for plain decoding.
     """
     stats = jax.tree.map(lambda *rows: np.concatenate(rows), *(result.stats for result in results))
@@ -45,6 +46,8 @@ def summary_line(results: list[TextResult], *, drafts: str | None) -> Text:
         f"{sum(len(result.token_ids) for result in results)} tokens",
         f"{results[0].tokens_per_second:.1f} tokens/s",
     ]
+    if draft is not None:
+        parts.append(f"draft {draft}")
     if drafts is not None:
         parts.append(f"k {drafts}")
         parts.append(f"mean acceptance length {stats.mean_acceptance_length():.2f}")

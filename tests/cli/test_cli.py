@@ -100,7 +100,7 @@ def test_text_alone_goes_to_stdout(folder, decoder):
     assert result.exit_code == 0, result.stderr
     assert result.stdout == expected.text + "\n"
     assert len(result.stderr.splitlines()) == 1
-    for part in ("tokens/s", "mean acceptance length", "acceptance rate"):
+    for part in ("tokens/s", "draft ngram ·", "mean acceptance length", "acceptance rate"):
         assert part in result.stderr
 
 
