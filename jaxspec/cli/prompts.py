@@ -32,6 +32,8 @@ def _read_stdin() -> str:
 
 
 def _read_file(name: str) -> str:
+    if not name:
+        raise ValueError("--file has no name; pass the path of a text, or - for standard input")
     return _decode(Path(name).read_bytes(), name)
 
 

@@ -198,7 +198,7 @@ def _checked(drafter):
 
 
 @functools.cache
-def _decoder():
+def decoder():
     tokenizer = text_models.byte_level()
     target = dataclasses.replace(tiny.transformer(3, vocab=VOCAB), tokenizer=tokenizer)
     return jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -206,8 +206,8 @@ def _decoder():
 
 def text() -> Iterator[BadCall]:
     """Of `SpeculativeDecoder` and its methods."""
-    decoder = _decoder()
-    target = decoder.target
+    own = decoder()
+    target = own.target
     make = lambda target=target, draft="ngram", **options: jaxspec.SpeculativeDecoder(target, draft, **options)  # noqa: E731
     yield from _calls(
         "SpeculativeDecoder",
@@ -244,7 +244,7 @@ def text() -> Iterator[BadCall]:
         "maximum": (5,),
     }
     for name in ("generate", "stream", "compare"):
-        function = lambda name=name, prompts="the sea", **o: getattr(decoder, name)(prompts, **o)  # noqa: E731
+        function = lambda name=name, prompts="the sea", **o: getattr(own, name)(prompts, **o)  # noqa: E731
         yield from _calls(
             name, function, prompts=(*NO_TEXTS, None, "", [], [""], ["a", 5], {"a": 1}, {"a"}, "the sea " * 600)
         )
@@ -253,7 +253,7 @@ def text() -> Iterator[BadCall]:
         )
     turn = {"role": "user", "content": "a"}
     for name in ("chat", "stream_chat"):
-        function = lambda name=name, messages=None, **o: getattr(decoder, name)(messages, **o)  # noqa: E731
+        function = lambda name=name, messages=None, **o: getattr(own, name)(messages, **o)  # noqa: E731
         wrong = (*NO_TEXTS, None, [], {}, turn, [5], [[]], [{}], [{"role": "user"}], [[turn], 5], [turn, 5])
         wrong += tuple([turn | {name: value}] for name in turn for value in (*NO_TEXTS, None))
         yield from _calls(name, function, messages=wrong)

@@ -180,3 +180,13 @@ def test_bad_input(make, error, words):
 def test_a_map_for_another_target():
     with pytest.raises(ValueError, match="a target of 11 tokens, got one of 4"):
         jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP).check(tiny.history_model(0, vocab=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookup", [jaxspec.NGramDrafter(k=2), jaxspec.SuffixDrafter(k=3)], ids=["ngram", "suffix"])
+def test_a_hybrid_of_lookup_and_another_vocabulary_changes_no_token(lookup):
+    drafter = jaxspec.HybridDrafter(lookup, TestIntersection.drafter)
+    text = [[1, 2, 1, 2, 1], [3, 3, 4, 0, 1]]
+    plain, found = (jaxspec.generate(TARGET, one, text, max_new_tokens=12) for one in (None, drafter))
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert found.status.tolist() == [0, 0] and found.stats.drafted.sum() > 0

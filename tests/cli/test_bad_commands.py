@@ -1,0 +1,93 @@
+"""Command lines that are wrong in one option: exit code 2, and an error that names the option or its value."""
+
+import dataclasses
+import re
+
+import pytest
+import typer.testing
+
+from jaxspec.checkpoints.orbax import save
+from jaxspec.cli import app as application
+from tests._fixtures import text_models, tiny
+
+HUGE, NO_NUMBER = ("4294967299", "1" + "0" * 30), ("x", "", "nan", "1e9", "٣x")
+# Options that typer or the command itself refuses before a model is loaded.
+WRONG = {
+    "generate": {
+        "--max-new-tokens": NO_NUMBER,
+        "--top-k": NO_NUMBER,
+        "--seed": NO_NUMBER,
+        "--temperature": ("x", ""),
+        "--num-drafts": NO_NUMBER,
+        "--verifier": ("x", ""),
+        "--kernels": ("x", ""),
+        "--dtype": ("int4", ""),
+        "--int8": ("x", ""),
+        "--num-processes": NO_NUMBER,
+        "--mesh": ("x", "data", "data=0", "data=x", "data=" + HUGE[1]),
+        "--model": ("", "no-such", "./nowhere"),
+        "--file": ("", "./nowhere"),
+    },
+    "models": {"--no-such": ("1",)},
+    "data": {"--max-new-tokens": NO_NUMBER, "--seed": NO_NUMBER, "--batch": NO_NUMBER, "--shard": NO_NUMBER},
+    "bench": {"--max-new-tokens": NO_NUMBER, "--count": NO_NUMBER, "--repeats": NO_NUMBER, "--verifier": ("x",)},
+    "plan": {"--max-new-tokens": NO_NUMBER, "--count": NO_NUMBER, "--repeats": NO_NUMBER, "--kernels": ("x",)},
+    "compile-report": {"--batch": NO_NUMBER, "--context": NO_NUMBER, "-k": NO_NUMBER},
+}
+# Those that are checked against the model.
+WRONG_FOR_THE_MODEL = {
+    "--max-new-tokens": (*HUGE, "-1"),
+    "--seed": (*HUGE, "-1"),
+    "--top-k": ("-1", "-" + HUGE[1]),
+    "-k": ("-1", "1000000", HUGE[1], "adaptive:0", "adaptive:-1", "fast", ""),
+    "--draft": ("", "ngram+", "no-such", "./nowhere", "ngram:3"),
+    "--stop": ("", "\udcff"),
+    "--temperature": ("nan", "inf", "-1", "1e300"),
+    "--top-p": ("nan", "-1", "0", "1.5", "inf"),
+    "--min-p": ("nan", "-1", "1.5", "inf"),
+}
+MODEL_CASES = [(option, value) for option, values in WRONG_FOR_THE_MODEL.items() for value in values]
+CASES = [(name, option, value) for name, table in WRONG.items() for option, values in table.items() for value in values]
+
+
+# What an error may call an option.
+NAMES = {
+    "--file": "--file|nowhere",
+    "--model": "model|there is no file or folder",
+    "--draft": "draft|ngram takes no arg|nowhere",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small random model, saved with its tokenizer."""
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(tiny.transformer(3, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    path = tmp_path_factory.mktemp("cli") / "model"
+    save(model, path)
+    return str(path)
+
+
+def _refuses(option, *words):
+    result = typer.testing.CliRunner().invoke(application.app, words)
+    assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert re.search(NAMES.get(option, f"{option}|{option.strip('-').replace('-', '[_ ]')}"), last), last
+    return result.stderr
+
+
+@pytest.mark.parametrize(("name", "option", "value"), CASES)
+def test_a_wrong_option_is_named(name, option, value):
+    _refuses(option, name, option, value, *(["hello"] if name == "generate" else []))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "value"), MODEL_CASES)
+def test_an_option_that_does_not_fit_the_model_is_named(folder, monkeypatch, tmp_path, option, value):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("jaxspec.decoding.steps.start", lambda *arguments: pytest.fail("it was accepted"))
+    warm = ["--temperature", "1"] if option in ("--top-p", "--min-p", "--top-k", "--seed") else []
+    draft = [] if option == "--draft" else ["--draft", "ngram"]
+    errors = _refuses(option, "generate", "hello", "--model", folder, *draft, *warm, option, value)
+    assert errors.startswith("error: ") and len(errors.splitlines()) == 1
