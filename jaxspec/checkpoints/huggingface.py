@@ -43,9 +43,10 @@ def download_from_hub(repo: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # its HTTP library's exceptions have no common base here
+        said = " ".join(str(error).split())
         raise OSError(
-            f"cannot get {repo!r} from the model hub ({type(error).__name__}: {' '.join(str(error).split())}). Check the name, the "
-            "network, HF_HUB_OFFLINE and, for a gated model, your access token; or pass a local folder or "
+            f"cannot get {repo!r} from the model hub ({type(error).__name__}: {said}). Check the name, the network, "
+            "HF_HUB_OFFLINE and, for a gated model, your access token; or pass a local folder or "
             ".gguf file"
         ) from error
 

@@ -32,6 +32,7 @@ def paths_of_nodes(paths: Any) -> set[tuple[int, ...]]:
     """Returns a tree's paths, each with the paths that it needs."""
     if not isinstance(paths, Sequence | np.ndarray) or isinstance(paths, str):
         raise TypeError(f"paths must be a list of lists of ranks, got {paths!r}; pass e.g. [[0], [0, 0], [1]]")
+    size(len(paths), "the number of paths")
     found: set[tuple[int, ...]] = set()
     for path in paths:
         if not isinstance(path, Sequence | np.ndarray) or not all(_is_integer(rank) for rank in path):
