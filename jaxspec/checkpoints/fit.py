@@ -90,18 +90,6 @@ def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:
         raise SettingError("tie_word_embeddings", "true, but lm_head.weight is not the embedding; set it to false")
 
 
-def check_ids(values: Mapping[str, Any]) -> None:
-    """Checks that the tokens that end a text are tokens of the model.
-
-    Raises:
-      SettingError: one is not.
-    """
-    ends = values.get("eos_token_id")
-    for index in ends if isinstance(ends, list) else [] if ends is None else [ends]:
-        if index >= values["vocab_size"]:
-            raise SettingError("eos_token_id", f"expected ids below vocab_size, {values['vocab_size']}, got {ends}")
-
-
 def _repairs(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Iterator[tuple[str, Any]]:
     """Yields the settings of which each alone, changed to a value that the tensors suggest, makes them fit."""
     found = False

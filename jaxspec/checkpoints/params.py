@@ -1,6 +1,7 @@
 """Builds a `LanguageModel` from a checkpoint: one tensor at a time, so that no second copy is held."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.fit import check_fit, check_ids, check_tied, mismatch, of_model
+from jaxspec.checkpoints.fit import check_fit, check_tied, mismatch, of_model
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import LazyTensor, ParamMapping
@@ -59,7 +60,6 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
     """
     with settings_of(checkpoint.config_file or checkpoint.source, checkpoint.name_of, _SAME_MODEL):
         config, family = read_config(checkpoint.config), find_family(checkpoint.config)
-        check_ids(checkpoint.config)
         tensors = of_model(family, config, checkpoint.config, checkpoint.tensors)
         mappings = list(family.map_params(config))
         if problem := mismatch(mappings, tensors):
@@ -67,8 +67,18 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
         elif config.tied_head:
             check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_source_of(mappings, "embedding")])
     params = build_params(mappings, tensors, checkpoint.source, dtype, placement)
-    model = LanguageModel(Transformer(config, dtype), params, checkpoint.tokenizer)
+    model = LanguageModel(Transformer(config, dtype), params, _tokenizer(checkpoint, config.vocab_size))
     return model if placement is None else placed(model, placement)
+
+
+def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
+    """Returns the tokenizer without ends of text that the model cannot write; says which those are, on stderr."""
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None or not (foreign := [index for index in tokenizer.eos_token_ids if index >= vocab_size]):
+        return tokenizer
+    problem = f"ignoring {', '.join(map(str, foreign))}, which are no tokens of a model with vocab_size {vocab_size}"
+    print(f"jaxspec: {checkpoint.config_file or checkpoint.source}: eos_token_id: {problem}", file=sys.stderr)
+    return tokenizer.ending_with(set(tokenizer.eos_token_ids).difference(foreign))
 
 
 def build_params(

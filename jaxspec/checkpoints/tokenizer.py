@@ -57,6 +57,20 @@ class Tokenizer:
         self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self._chat_template = chat_template
 
+    def ending_with(self, eos_token_ids: Iterable[int]) -> "Tokenizer":
+        """Returns the tokenizer with these ids in place of those that end a text.
+
+        Example:
+          >>> target.tokenizer.ending_with([2]).eos_token_ids
+          (2,)
+        """
+        return Tokenizer(
+            self._backend,
+            special_tokens=self._special,
+            eos_token_ids=eos_token_ids,
+            chat_template=self._chat_template,
+        )
+
     @staticmethod
     def from_gguf(metadata: Mapping[str, Any]) -> "Tokenizer":
         """Builds the tokenizer that a GGUF file's metadata describes.

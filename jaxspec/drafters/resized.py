@@ -81,11 +81,11 @@ def have_same_tokens(draft: Model, target: Model, own: Tokenizer, other: Tokeniz
     return (sizes[0] == sizes[1] or own.vocab_size <= min(sizes)) and own.has_tokens_of(other)
 
 
-def for_target(draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> Model:
+def for_target(draft: Any, target: Model | None, tokenizer: Tokenizer | None = None) -> Any:
     """Returns the draft model with the target's number of ids, if their tokenizers have the same tokens; else itself.
 
     Args:
-      draft: the draft model.
+      draft: the draft model; what is none is returned as it is, for the caller to refuse.
       target: the target; `None` is taken to have as many.
       tokenizer: the target's; `None` is the one it brings.
     """

@@ -66,9 +66,9 @@ MUTANTS = (
     ),
     Mutant(
         "an end of text may be beyond the vocabulary",
-        "checkpoints/fit.py",
-        'if index >= values["vocab_size"]:',
-        "if index < 0:",
+        "checkpoints/params.py",
+        "if index >= vocab_size]",
+        "if index < 0]",
         ("tests/checkpoints/test_fit.py::test_ends_of_text_are_tokens_of_the_model",),
     ),
     Mutant(

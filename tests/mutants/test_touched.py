@@ -43,7 +43,7 @@ def test_every_file_of_the_package_has_tests(tests_of):
         ("jaxspec/bench/peers/worker.py", ["tests/bench/test_peers.py"]),
         ("jaxspec/contrib/parallel/stack.py", ["tests/contrib/test_parallel.py"]),
         ("jaxspec/drafters/suffix.py", ["tests/drafters/test_suffix.py", GOLDEN]),
-        ("jaxspec/heads/base.py", ["tests/heads/test_kinds.py"]),
+        ("jaxspec/heads/base.py", ["tests/heads/test_kinds.py", "tests/heads/test_settings.py"]),
         ("tests/ops/test_native.py", ["tests/ops/test_native.py"]),
         ("README.md", []),
     ],
