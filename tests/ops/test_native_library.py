@@ -89,7 +89,7 @@ FAILING = {
     "and no compiler": ("exit 1", "NoCompilerError: .*failed"),
     "and a compiler that makes half a header": (
         f'head -c 32 "{WHOLE}" > "$library"',
-        "NoCompilerError: .*cannot be loaded",
+        "NoCompilerError: .*cannot be loaded: .*; .*set JAXSPEC_CACHE",
     ),
     "and a compiler that makes nothing": ("", "NoCompilerError: .*cannot be loaded: .*No such file"),
 }

@@ -91,7 +91,8 @@ def _compile(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Pat
                 digest = _sha256(made)
                 library = _open(made, digest, symbols)
             except (OSError, _DamagedError, _UnloadableError) as error:
-                raise NoCompilerError(f"what was compiled cannot be loaded: {error}") from error
+                advice = f"if nothing may be run from {folder}, set JAXSPEC_CACHE to a folder from which it may"
+                raise NoCompilerError(f"what was compiled cannot be loaded: {error}; {advice}") from error
             made.chmod(0o755)  # for all who share the folder
             os.replace(made, folder / f"kernels-{key}-{digest}.so")
     except OSError as error:
