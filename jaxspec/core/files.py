@@ -30,6 +30,7 @@ _RAISED_BY_PARSERS = (
 _KEY = re.compile(r'"((?:[^"\\]|\\.){1,200})"\s*:')
 _TOO_MUCH = re.compile(r"[\[{]{500}|\d{4000}")
 DOWNLOAD_AGAIN = "delete it and download it again"
+_MAY_NOT_READ = "let it be read by the user who runs this"
 # Some of them repeat all that they were asked.
 _LONGEST = 300
 
@@ -76,6 +77,8 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
         raise
     except _RAISED_BY_PARSERS as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        if isinstance(error, PermissionError):  # of the machine: the file may be as it should
+            advice = _MAY_NOT_READ
         said = textwrap.shorten(str(error), _LONGEST, placeholder=" ...") or "no reason given"
         raise FileFormatError(path, place, f"{kind}{said}", advice) from error
 
@@ -91,7 +94,9 @@ def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
       FileFormatError: there is no such file, it is no JSON, or no object.
     """
     if not path.is_file():
-        raise FileFormatError(path, "", "there is no such file", "pass a folder that has one")
+        raise FileFormatError(
+            path, "", "there is no such file", "pass a folder that has one" if advice == DOWNLOAD_AGAIN else advice
+        )
     with reading(path, advice=advice):
         raw = path.read_bytes()
     return parse_json(path, raw, advice)

@@ -73,7 +73,12 @@ class Checkpoints:
         found = self._last_whole() if jax.process_index() == 0 else None
         step = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
         if step < 0:
-            raise FileFormatError(self._folder, "", "none of its checkpoints is whole", "pass another --out")
+            raise FileFormatError(
+                self._folder,
+                "",
+                "none of its checkpoints is whole, or an earlier jaxspec wrote them",
+                "pass another --out",
+            )
         folder = self._folder / str(step)
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _with_size(like))
         counts = read_json(folder / _MANIFEST, _ADVICE)["counts"]
@@ -108,7 +113,7 @@ class Checkpoints:
             try:
                 self._check(step)
             except FileFormatError as error:
-                print(f"jaxspec: checkpoint {step} is damaged, looking for one before it: {error}", file=sys.stderr)
+                print(f"jaxspec: checkpoint {step} is not whole, looking for one before it: {error}", file=sys.stderr)
             else:
                 return step
         return None

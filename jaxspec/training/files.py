@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from jaxspec.core.files import FileFormatError, check_fields, read_json
+from jaxspec.core.manifest import digest_of
 
-MANIFEST = "manifest.json"
+MANIFEST, _DIGEST = "manifest.json", "sha256"
 VERSION = 1
 # All else in a manifest follows from these, or changes while the set is made.
 _MAKING = {"target": dict, "options": dict, "prompts": list, "excluded": list}
@@ -113,11 +114,15 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         if set(name) & {"/", "\\", "\0"} or name in ("", ".", ".."):
             problem = f"expected a file of the same folder, got {name!r}"
             raise FileFormatError(path, f"shards[{place}]: file", problem, MAKE_ANEW)
+    digest = manifest.pop(_DIGEST, None)  # earlier ones have none
+    if digest is not None and digest != digest_of(manifest):
+        raise FileFormatError(path, _DIGEST, "it was changed after it was written", MAKE_ANEW)
     return manifest
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest atomically."""
+    """Writes the manifest atomically, with the SHA-256 of what it says."""
+    manifest = {**manifest, _DIGEST: digest_of(json.loads(json.dumps(manifest)))}
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 

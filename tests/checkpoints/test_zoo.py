@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -233,6 +234,16 @@ def test_no_source_gives_it(both, hub, registry, cache):
     with pytest.raises(OSError, match=message):
         download.fetch(both)
     assert _left(cache) == [".lock"]
+
+
+def test_a_full_disk_is_not_blamed_on_the_network(entry, registry, monkeypatch):
+    registry.error = download.SourceError("python failed with status 2")
+    usage = shutil.disk_usage(entry.path.parents[3])._replace(free=2 * entry.size)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
+    need = f"up to {3 * entry.size} bytes, {2 * entry.size} are free: free some, or set JAXSPEC_CACHE"
+    with pytest.raises(OSError, match=need) as caught:
+        download.fetch(entry)
+    assert "Check the network" not in str(caught.value)
 
 
 def _without_pip(monkeypatch, uv):

@@ -16,7 +16,6 @@ from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.orbax import save
 from jaxspec.checkpoints.zoo import list_models
 from jaxspec.cli import app as application
-from jaxspec.cli.compilation import enable_compilation_cache
 from jaxspec.cli.show import mark
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
@@ -344,18 +343,6 @@ def test_models_says_which_drafters_are_elsewhere(monkeypatch):
     assert record["missing_drafters"] == ["medusa", "dflash", "distilled"]
     assert "drafters: eagle" in [line.strip() for line in table.splitlines()]
     assert "repository only: medusa" in " ".join(table.split())
-
-
-def test_the_compilation_cache_is_in_the_cache_folder(monkeypatch, tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    enable_compilation_cache()
-    assert jax.config.jax_compilation_cache_dir == before
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
-    set_to = {}
-    monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
-    enable_compilation_cache()
-    assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compiled")
 
 
 @pytest.mark.slow

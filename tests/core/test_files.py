@@ -33,6 +33,11 @@ def test_what_parsers_raise_names_file_and_place(parse):
     assert isinstance(caught.value.__cause__, Exception) and "\n" not in str(caught.value)
 
 
+def test_a_file_that_may_not_be_read_need_not_be_made_anew():
+    with pytest.raises(FileFormatError, match="Permission denied.*; let it be read by"), reading("a"):
+        raise PermissionError(13, "Permission denied")
+
+
 def test_an_error_that_says_where_keeps_its_words():
     inner = FileFormatError("a", "rows", "expected 3, got 4")
     with pytest.raises(FileFormatError) as caught, reading("b", "other"):

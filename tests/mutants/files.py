@@ -7,7 +7,30 @@ _SETTINGS = "tests/families/test_settings.py"
 _SAVED = "tests/checkpoints/test_saved.py"
 _DAMAGED = "tests/training/test_damaged.py"
 
+_COMPILED = "tests/cli/test_compilation.py"
+
 MUTANTS = (
+    Mutant(
+        "compiled programs run whatever their bytes are",
+        "cli/compilation.py",
+        "if found[:_HEAD] == _head(program):",
+        "if found[:_HEAD]:",
+        (f"{_COMPILED}::test_a_damaged_program_is_made_again_once",),
+    ),
+    Mutant(
+        "a training set's manifest is believed whatever it says",
+        "training/files.py",
+        "if digest is not None and digest != digest_of(manifest):",
+        "if digest is not None and not digest:",
+        (f"{_DAMAGED}::TestSet::test_what_fits_is_not_believed",),
+    ),
+    Mutant(
+        "a saved model says itself whether its digests are checked",
+        "checkpoints/orbax.py",
+        'if version == _VERSION or "sha256" in manifest:',
+        "if version == _VERSION:",
+        (f"{_SAVED}::test_a_changed_version_does_not_leave_out_the_digests",),
+    ),
     Mutant(
         "code of a model's folder runs",
         "checkpoints/folder_tokenizer.py",

@@ -9,6 +9,20 @@ _LIBRARY, _TEST_LIBRARY = "ops/native/library.py", "tests/ops/test_native_librar
 
 MUTANTS = (
     Mutant(
+        "a library that another machine can load is removed",
+        _LIBRARY,
+        'unloadable.append(f"jaxspec: {path} cannot be loaded here: {error}; compiling another")',
+        "_remove(path)",
+        (f"{_TEST_LIBRARY}::test_what_another_machine_can_load_stays",),
+    ),
+    Mutant(
+        "libraries stay when their headers change",
+        "ops/native/build.py",
+        "for path in (*_SOURCES, *_HEADERS)]",
+        "for path in _SOURCES]",
+        (f"{_TEST_LIBRARY}::test_a_library_is_of_its_sources",),
+    ),
+    Mutant(
         "native attention sees a token one further back than its window",
         _BLOCK,
         "position <= query.position - query.window",

@@ -61,10 +61,6 @@ def _lacking_symbols(path):
     path.rename(path.with_name(f"kernels-{KEY}-{hashlib.sha256(other).hexdigest()}.so")).write_bytes(other)
 
 
-def _loadable_by_nobody(path):
-    path.rename(path.with_name(f"kernels-{KEY}-{hashlib.sha256(b'').hexdigest()}.so")).write_bytes(b"")
-
-
 DAMAGED = {
     "empty": _cut(0),
     "one byte": _cut(1),
@@ -88,13 +84,12 @@ DAMAGED = {
     "another digest": lambda path: path.rename(path.with_name(f"kernels-{KEY}-{'0' * 64}.so")),
     "no digest": lambda path: path.rename(path.with_name(f"kernels-{KEY}-.so")),
     "another library of its digest": _lacking_symbols,
-    "an empty file of its digest": _loadable_by_nobody,
 }
 FAILING = {
     "and no compiler": ("exit 1", "NoCompilerError: .*failed"),
     "and a compiler that makes half a header": (
         f'head -c 32 "{WHOLE}" > "$library"',
-        "NoCompilerError: .*cannot be loaded",
+        "NoCompilerError: .*cannot be loaded: .*; .*set JAXSPEC_CACHE",
     ),
     "and a compiler that makes nothing": ("", "NoCompilerError: .*cannot be loaded: .*No such file"),
 }
@@ -181,6 +176,38 @@ def test_no_compiler_is_needed_where_the_library_is(monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setenv("CXX", "another compiler")
     assert build._digest() not in path.name
+
+
+def test_what_another_machine_can_load_stays(tmp_path, capsys):
+    """Here a library that it needs may be missing or too old; its bytes are those that were compiled."""
+    other = tmp_path / f"kernels-{KEY}-{hashlib.sha256(b'for another').hexdigest()}.so"
+    other.write_bytes(b"for another")
+
+    def none(path):
+        raise NoCompilerError("there is none")
+
+    with pytest.raises(NoCompilerError, match="there is none"):
+        library.load(tmp_path, KEY, SYMBOLS, none)
+    said = capsys.readouterr().err
+    assert other.exists() and said.startswith(f"jaxspec: {other} cannot be loaded here: ") and "damaged" not in said
+    library.load(tmp_path, KEY, SYMBOLS, lambda path: shutil.copy(WHOLE, path))
+    capsys.readouterr()
+    kept = tmp_path / f"kernels-{KEY}-{DIGEST}.so"
+    assert library.load(tmp_path, KEY, SYMBOLS, none)._name == str(kept)
+    assert other.exists() and capsys.readouterr().err == ""
+
+
+def test_a_library_is_of_its_sources(monkeypatch):
+    """All files of the folder, and the jaxlib that calls it."""
+    folder = Path(build.__file__).parent
+    assert {*build._SOURCES, *build._HEADERS} == {*folder.glob("*.cpp"), *folder.glob("*.h")}
+    digests = {build._digest()}
+    for name in ("_HEADERS", "_SOURCES", "_OPTIONS"):
+        with monkeypatch.context() as changed:
+            changed.setattr(build, name, ())
+            digests.add(build._digest())
+    monkeypatch.setattr(build.importlib.metadata, "version", lambda package: f"another {package}")
+    assert len(digests | {build._digest()}) == 5
 
 
 def test_a_full_disk_is_named(monkeypatch, tmp_path):

@@ -8,13 +8,14 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxspec.core.files import FileFormatError
 from jaxspec.training import features as states
 from jaxspec.training.checkpoints import Checkpoints, check_same_run
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.files import MANIFEST, Sequences, sha256
+from jaxspec.training.files import MANIFEST, Sequences, sha256, write_manifest
 from jaxspec.training.report import Curve
 from jaxspec.training.state import TrainingOptions, TrainState
 from tests._fixtures import disk_faults
@@ -62,7 +63,7 @@ class TestCheckpoints:
         assert (int(state.step), counts) == (1, {"tokens": 1})
         np.testing.assert_array_equal(state.params["table"], np.ones((4, 3)))
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("jaxspec: checkpoint 2 is damaged") and str(path) in line
+        assert line.startswith("jaxspec: checkpoint 2 is not whole") and str(path) in line
 
     def test_a_whole_one_is_taken_without_a_word(self, folder, capsys):
         assert int(Checkpoints(folder, 2).restore(_state(0))[0].step) == 2
@@ -71,9 +72,30 @@ class TestCheckpoints:
     def test_where_none_is_whole(self, folder, capsys):
         for step in ("1", "2"):
             disk_faults.flip(self.FILES["arrays"](folder / step), 7)
-        with pytest.raises(FileFormatError, match="checkpoints: none of its checkpoints is whole; pass another --out"):
+        with pytest.raises(
+            FileFormatError, match="checkpoints: none of its checkpoints is whole, .*; pass another --out"
+        ):
             Checkpoints(folder, 2).restore(_state(0))
         assert len(capsys.readouterr().err.splitlines()) == 2
+
+    def test_those_of_an_earlier_jaxspec_are_not_called_damaged(self, folder, capsys):
+        for step in ("1", "2"):
+            (folder / step / "checkpoint.json").unlink()
+        with pytest.raises(FileFormatError, match="or an earlier jaxspec wrote them; pass another --out$"):
+            Checkpoints(folder, 2).restore(_state(0))
+        told = capsys.readouterr().err
+        assert "damaged" not in told and "no such file; pass another --out" in told
+
+    def test_a_full_disk_is_named(self, tmp_path, monkeypatch):
+        """Orbax raises what its storage layer says, as a ValueError."""
+
+        def full(*_):
+            raise ValueError("RESOURCE_EXHAUSTED: Failed to write 613 bytes: No space left on device")
+
+        monkeypatch.setattr(ocp.StandardCheckpointer, "save", full)
+        with pytest.raises(OSError, match="No space left on device: free some, and run again: .*state") as caught:
+            Checkpoints(tmp_path, 2).save(_state(1), {})
+        assert caught.value.errno == errno.ENOSPC
 
     def test_a_damaged_one_is_replaced_and_the_oldest_dropped(self, folder):
         disk_faults.flip(self.FILES["arrays"](folder / "2"), 7)
@@ -177,7 +199,7 @@ class TestSet:
             **{"options": {}, "prompts": [], "excluded": [], "categories": ["chat"], "complete": True},
             "shards": [{"file": "shard-00000.npz", "sha256": sha256(data)} | counts],
         }
-        (tmp_path / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        write_manifest(tmp_path, manifest)
         assert len(Dataset.open(tmp_path)) == 2
         return tmp_path
 
@@ -202,7 +224,10 @@ class TestSet:
             (lambda manifest: manifest.update(complete=1), "complete: expected bool, got 1"),
             (lambda manifest: manifest["shards"][0].pop("sha256"), r"shards\[0\]: sha256: is missing"),
             (lambda manifest: manifest["shards"][0].update(file="../x"), r"shards\[0\]: file: .* of the same folder"),
-            (lambda manifest: manifest["shards"][0].update(tokens=7), r"shards\[0\]: tokens: expected 6, .* got 7"),
+            (
+                lambda manifest: manifest.pop("sha256") and manifest["shards"][0].update(tokens=7),
+                r"shards\[0\]: tokens: expected 6, .* got 7",
+            ),
             (lambda manifest: manifest["shards"].append(3), r"shards\[1\]: expected a JSON object, got int"),
         ],
     )
@@ -213,8 +238,32 @@ class TestSet:
         with pytest.raises(FileFormatError, match=rf"manifest\.json: {said}"):
             Dataset.open(folder)
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda manifest: manifest["target"].update(vocab_size=12),
+            lambda manifest: manifest.update(categories=["other"]),
+            lambda manifest: manifest.update(complete=False),
+            lambda manifest: manifest["shards"].append(manifest["shards"][0]),
+            lambda manifest: manifest["shards"][0].update(sha256="0" * 64),
+        ],
+    )
+    def test_what_fits_is_not_believed(self, folder, change):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        change(manifest)
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(FileFormatError, match=r"manifest\.json: sha256: it was changed after .*another --out$"):
+            Dataset.open(folder)
+
+    def test_one_of_before_has_no_digest(self, folder):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        del manifest["sha256"]
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        assert len(Dataset.open(folder)) == 2
+
     def test_categories_that_the_manifest_lacks(self, folder):
         manifest = json.loads((folder / MANIFEST).read_text()) | {"categories": []}
+        del manifest["sha256"]
         (folder / MANIFEST).write_text(json.dumps(manifest))
         with pytest.raises(FileFormatError, match=r"shard-00000\.npz: IndexError"):
             Dataset.open(folder)

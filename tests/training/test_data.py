@@ -18,6 +18,7 @@ from jaxspec.training import data
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
+from jaxspec.training.files import read_manifest
 from jaxspec.training.prompts import Conversation, read_prompts, turn_hash
 from tests._fixtures import text_models, tiny
 from tests._fixtures.contamination import contaminated
@@ -193,7 +194,7 @@ def test_what_is_too_long_is_left_out_and_counted(made):
 
 def test_the_manifest_says_what_was_made(made, target, prompts, exclude):
     folder, manifest = made
-    assert json.loads((folder / "manifest.json").read_text()) == manifest
+    assert read_manifest(folder) == manifest
     assert manifest["complete"] and manifest["target"]["name"] == "tiny"
     assert manifest["target"]["tokenizer"] == TOKENIZER.digest
     assert manifest["options"] == dataclasses.asdict(OPTIONS) | {"shard": 4, "limit": None}

@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_changes_nothing(run, target, tmp_path, capsys):
     disk_faults.flip(max((out / "checkpoints" / "12").glob("state/**/d/*"), key=lambda path: path.stat().st_size), 9)
     trained = train(Bigrams(), target, DATA, OPTIONS, out, quiet=True)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jaxspec: checkpoint 12 is damaged")
+    assert line.startswith("jaxspec: checkpoint 12 is not whole")
     assert _numbers(trained.curve) == _numbers(run[0].curve)
     np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
 

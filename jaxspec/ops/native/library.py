@@ -24,7 +24,11 @@ _LOCK = threading.Lock()
 
 
 class _DamagedError(Exception):
-    """Signals that a library cannot be loaded as it was compiled."""
+    """Signals that a library is not as it was compiled."""
+
+
+class _UnloadableError(Exception):
+    """Signals that this machine cannot load a library that is as it was compiled: another one may."""
 
 
 def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], None]) -> ctypes.CDLL:
@@ -44,12 +48,17 @@ def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], 
     """
     with _LOCK:
         _remove_stale(folder)
+        unloadable = []
         for path in sorted(folder.glob(f"kernels-{key}-*.so")):
             try:
                 return _open(path, path.stem.rpartition("-")[2], symbols)
             except _DamagedError as error:
                 print(f"jaxspec: {path} is damaged: {error}; compiling it again", file=sys.stderr)
                 _remove(path)
+            except _UnloadableError as error:
+                unloadable.append(f"jaxspec: {path} cannot be loaded here: {error}; compiling another")
+        for line in unloadable:
+            print(line, file=sys.stderr)
         return _compile(folder, key, symbols, make)
 
 
@@ -60,9 +69,12 @@ def _open(path: Path, digest: str, symbols: Sequence[str]) -> ctypes.CDLL:
     try:
         if _sha256(path) != digest:
             raise _DamagedError("its bytes are not those that were compiled")
-        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise _DamagedError(str(error)) from error
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # a library that it needs is missing or too old, or nothing there may be run
+        raise _UnloadableError(str(error)) from error
     if missing := [name for name in symbols if not hasattr(library, name)]:
         raise _DamagedError(f"it lacks {', '.join(missing)}")
     return library
@@ -78,8 +90,9 @@ def _compile(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Pat
             try:
                 digest = _sha256(made)
                 library = _open(made, digest, symbols)
-            except (OSError, _DamagedError) as error:
-                raise NoCompilerError(f"what was compiled cannot be loaded: {error}") from error
+            except (OSError, _DamagedError, _UnloadableError) as error:
+                advice = f"if nothing may be run from {folder}, set JAXSPEC_CACHE to a folder from which it may"
+                raise NoCompilerError(f"what was compiled cannot be loaded: {error}; {advice}") from error
             made.chmod(0o755)  # for all who share the folder
             os.replace(made, folder / f"kernels-{key}-{digest}.so")
     except OSError as error:
