@@ -66,8 +66,10 @@ def _head(program: bytes) -> bytes:
 
 def _check_digests() -> None:
     """Lets JAX wrap the caches that it opens; JAX has no public name for that, and one without it checks nothing."""
-    from jax._src import compilation_cache
-
+    try:
+        from jax._src import compilation_cache
+    except ImportError:
+        return
     opened = getattr(compilation_cache, "get_file_cache", None)
     if opened is None or hasattr(opened, "__wrapped__"):
         return
