@@ -80,6 +80,24 @@ def check_fit(values: Mapping[str, Any], problem: str, tensors: Mapping[str, Laz
     raise SettingError(" or ".join(repairs), f"{said}. {problem}")
 
 
+def check_not_quantized(values: Mapping[str, Any], problem: str) -> None:
+    """Raises the error of a quantized model, whose tensors are others than its configuration's.
+
+    Args:
+      values: the contents of a `config.json` that does not fit the tensors.
+      problem: which tensors are not as it says.
+
+    Raises:
+      SettingError: the configuration says that the model is quantized.
+    """
+    if said := values.get("quantization_config"):
+        method = said.get("quant_method") if isinstance(said, Mapping) else None
+        what = f"the model is quantized ({str(method)[:40]})" if method else "the model is quantized"
+        raise SettingError(
+            "quantization_config", f"{what}, which is not supported; load it as it was before. {problem}"
+        )
+
+
 def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:
     """Checks that an output head which is stored although the embedding takes its place is the same.
 
@@ -90,16 +108,22 @@ def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:
         raise SettingError("tie_word_embeddings", "true, but lm_head.weight is not the embedding; set it to false")
 
 
-def check_ids(values: Mapping[str, Any]) -> None:
-    """Checks that the tokens that end a text are tokens of the model.
+def ends_of_text(ends: int | list[int] | None, values: Mapping[str, Any]) -> list[int]:
+    """Returns the tokens that end a text, and checks that they are tokens of the model.
+
+    Args:
+      ends: `eos_token_id` of `config.json` or `generation_config.json`.
+      values: the contents of `config.json`.
 
     Raises:
       SettingError: one is not.
     """
-    ends = values.get("eos_token_id")
-    for index in ends if isinstance(ends, list) else [] if ends is None else [ends]:
-        if index >= values["vocab_size"]:
-            raise SettingError("eos_token_id", f"expected ids below vocab_size, {values['vocab_size']}, got {ends}")
+    ids, size = ends if isinstance(ends, list) else [] if ends is None else [ends], values.get("vocab_size")
+    if not isinstance(size, int) or all(index < size for index in ids):
+        return ids
+    if any(one.model_type == values.get("model_type") and ids == [one.unsaid_end] for one in FAMILIES):
+        return []
+    raise SettingError("eos_token_id", f"expected ids below vocab_size, {size}, got {ends}")
 
 
 def _repairs(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Iterator[tuple[str, Any]]:

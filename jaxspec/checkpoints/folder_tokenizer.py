@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.fit import ends_of_text
 from jaxspec.checkpoints.tokenizer import NAMES, Tokenizer, import_transformers
 from jaxspec.checkpoints.tokenizer_files import check_files, explained
 from jaxspec.core.files import FileFormatError, read_json
+from jaxspec.families.settings import settings_of
 
 _ENDS = ("generation_config.json", "config.json")
 _CONFIGS = (*_ENDS, "tokenizer_config.json")
@@ -43,7 +45,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         template = template.get("default")
     ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
     for name in _ENDS:
-        ends += _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
+        ids = _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
+        with settings_of(folder / name):
+            ends += ends_of_text(ids, configs.get("config.json", {}))
     special = {name: getattr(loaded, name, None) for name in NAMES}
     return Tokenizer(backend, special_tokens=special, eos_token_ids=ends, chat_template=template)
 

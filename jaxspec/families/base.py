@@ -131,6 +131,8 @@ class Family:
       write_config: returns the contents of `config.json`, given hyperparameters; raises `ValueError` if it cannot. It
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
       gguf: its layout in GGUF files. `None`: it has none of its own.
+      unsaid_end: the `eos_token_id` that transformers writes of a model of any vocabulary where nobody says another: a
+        smaller vocabulary has no such token. `None`: there is none.
 
     Example:
       >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
@@ -145,6 +147,7 @@ class Family:
     constants: str = r"rotary_emb\.inv_freq$"
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf: GGUFLayout | None = None
+    unsaid_end: int | None = None
 
     def full_name(self, name: str) -> str:
         """Returns a tensor's name with the prefix, which the output head's has not."""

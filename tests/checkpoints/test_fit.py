@@ -1,13 +1,15 @@
 """A configuration beside tensors that it does not fit: the error names the setting that is off."""
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
+from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import FileFormatError
-from tests._fixtures import folders
+from tests._fixtures import folders, text_models
 
 WRONG = {
     "llama": {
@@ -70,6 +72,37 @@ def test_a_head_that_is_stored_twice_is_the_embedding(tmp_path):
 def test_ends_of_text_are_tokens_of_the_model(tmp_path, ends):
     with pytest.raises(FileFormatError, match="config.json: eos_token_id: expected ids below vocab_size, 300, got"):
         jaxspec.load(folders.write(tmp_path, "llama", config={"eos_token_id": ends}))
+
+
+def test_an_end_that_nobody_said(tmp_path):
+    """transformers writes GPT-2's own end of text of any GPT-2: a smaller vocabulary has no such token."""
+    folder = folders.write(tmp_path, "gpt2", config={"vocab_size": 310, "eos_token_id": 50256})
+    text_models.byte_level().save(folder)
+    ends = folder / "generation_config.json"
+    ends.write_text('{"eos_token_id": 50256}')
+    assert Tokenizer.from_folder(folder).eos_token_ids == text_models.byte_level().eos_token_ids
+    ends.write_text('{"eos_token_id": [2, 50256]}')
+    with pytest.raises(FileFormatError, match="generation_config.json: eos_token_id: expected ids below vocab_size"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_quantized_model_is_called_so(tmp_path):
+    folder = folders.write(tmp_path, "llama", config={"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(weights | {f"{name}_scale": np.ones(1, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=r"json: quantization_config: the model is quantized \(gptq\)") as caught:
+        jaxspec.load(folder)
+    assert "same model" not in str(caught.value)
+    save_file(weights | {name: weights[name].astype(ml_dtypes.float8_e4m3fn)}, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=f"tensor {name}: it is F8_E4M3; quantized safetensors") as caught:
+        jaxspec.load(folder)
+    assert "download it again" not in str(caught.value)
+
+
+def test_what_is_not_supported_is_no_mismatch(tmp_path):
+    with pytest.raises(FileFormatError, match="supported: default, linear, llama3$"):
+        jaxspec.load(folders.write(tmp_path, "llama", config={"rope_scaling": {"type": "yarn", "factor": 4.0}}))
 
 
 def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(tmp_path):
