@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, parse_json, reading
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, check_is_no_pointer, parse_json, reading
 
 _METADATA = "__metadata__"
 _MOST_BYTES = 100_000_000  # of a header, as `safetensors` has it
@@ -44,12 +44,15 @@ def read_header(path: Path) -> dict[str, Entry]:
       FileFormatError: the header is damaged, or not of this file's data.
     """
     with reading(path), path.open("rb") as file:
-        size, count = path.stat().st_size, int.from_bytes(file.read(8), "little")
+        start = file.read(64)
+        check_is_no_pointer(path, start)
+        size, count = path.stat().st_size, int.from_bytes(start[:8], "little")
         if not 2 <= count <= min(size - 8, _MOST_BYTES):
             problem = (
                 f"expected a header and then data, the header would be {count:,} bytes long and the file is {size:,}"
             )
             raise FileFormatError(path, "", problem, DOWNLOAD_AGAIN)
+        file.seek(8)
         header = parse_json(path, file.read(count))
     metadata = header.pop(_METADATA, None) or {}
     wrong = [key for key, x in metadata.items() if not isinstance(x, str)] if isinstance(metadata, dict) else [""]
