@@ -14,7 +14,7 @@ _WITHOUT = f"{_TREE}::TestWithoutReplacement"
 MUTANTS = (
     Mutant(
         "a list of paths may leave out a rank, and later ranks move up",
-        "core/tree.py",
+        "core/tree_arguments.py",
         "if needed and needed[-1] >= 0 and tuple(needed) not in found:",
         "if needed and needed == above and tuple(needed) not in found:",
         ("tests/core/test_tree.py::test_what_is_no_tree",),
