@@ -80,6 +80,24 @@ def check_fit(values: Mapping[str, Any], problem: str, tensors: Mapping[str, Laz
     raise SettingError(" or ".join(repairs), f"{said}. {problem}")
 
 
+def check_not_quantized(values: Mapping[str, Any], problem: str) -> None:
+    """Raises the error of a quantized model, whose tensors are others than its configuration's.
+
+    Args:
+      values: the contents of a `config.json` that does not fit the tensors.
+      problem: which tensors are not as it says.
+
+    Raises:
+      SettingError: the configuration says that the model is quantized.
+    """
+    if said := values.get("quantization_config"):
+        method = said.get("quant_method") if isinstance(said, Mapping) else None
+        what = f"the model is quantized ({str(method)[:40]})" if method else "the model is quantized"
+        raise SettingError(
+            "quantization_config", f"{what}, which is not supported; load it as it was before. {problem}"
+        )
+
+
 def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:
     """Checks that an output head which is stored although the embedding takes its place is the same.
 

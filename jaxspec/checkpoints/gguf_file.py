@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, check_is_no_pointer, reading
 from jaxspec.families.base import LazyTensor
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -56,6 +56,7 @@ def read_gguf(path: Path) -> GGUFFile:
         if path.stat().st_size == 0:
             raise FileFormatError(path, "", "the file is empty", DOWNLOAD_AGAIN)
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    check_is_no_pointer(path, buffer[:64])
     if buffer[:4] != b"GGUF":
         raise FileFormatError(path, "", f"not a GGUF file: it starts with {buffer[:4]!r}, expected b'GGUF'")
     return _parse(path, _Cursor(buffer))

@@ -28,13 +28,15 @@ _LLAMA3_SPLIT = (
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
-_IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "unknown", "padding", "eot", "eom"))
+_IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "unknown", "eot", "eom"))
 _METADATA = {
     **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
     **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
     f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
     f"{_KEY}token_type": list_of(integer(0, 6), "integers from 0 to 6"),
     **dict.fromkeys((_KEY + name for name in _IDS), COUNT),
+    # Nothing is padded with it. Files name one beyond the vocabulary, or -1, where llama.cpp has none.
+    f"{_KEY}padding_token_id": integer(-1, 2**32 - 1),
     **dict.fromkeys((f"{_KEY}add_{name}" for name in ("bos_token", "eos_token", "space_prefix")), FLAG),
 }
 
@@ -231,7 +233,7 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str,
     special = {}
     for name, key in keys.items():
         index = metadata.get(f"{_KEY}{key}_token_id")
-        if index is not None:
+        if index is not None and 0 <= index < len(tokens):
             special[name] = tokens[index]
     return special
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -26,6 +25,8 @@ from jaxspec.nn.language_model import LanguageModel
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SINGLES = (_FILE, "medusa_lm_head.safetensors")
+# The rest is integers, or floats of a byte or less, which hold a weight only with its scale beside them.
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
 
@@ -70,9 +71,11 @@ def read_tensors(folder: Path) -> dict[str, LazyTensor]:
     Raises:
       ValueError: a file is missing, truncated or corrupted.
     """
-    if not (folder / _INDEX).is_file():
+    index = _weight_map(folder / _INDEX) if (folder / _INDEX).is_file() else {}
+    # transformers leaves an index behind where it writes one file over shards, and reads that file then.
+    if not index or ((folder / _FILE).is_file() and _FILE not in index.values()):
         return _read_safetensors(_single(folder))
-    index = _weight_map(folder / _INDEX)
+    _check_shards(folder / _INDEX, index)
     shards = {name: _read_safetensors(folder / name) for name in sorted(set(index.values()))}
     if lacking := [f"{shard} has no {name}" for name, shard in index.items() if name not in shards[shard]]:
         raise FileFormatError(folder / _INDEX, "weight_map", lacking[0], DOWNLOAD_AGAIN)
@@ -104,20 +107,24 @@ def _weight_map(path: Path) -> dict[str, str]:
     for tensor, name in shards.items():
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
             raise FileFormatError(path, f"weight_map of {tensor}", f"expected a file of the same folder, got {name!r}")
+    return shards
+
+
+def _check_shards(path: Path, shards: Mapping[str, str]) -> None:
+    """Checks that an index names files that there are, in its own folder."""
     if absent := sorted({name for name in shards.values() if not (path.parent / name).is_file()}):
         raise FileFormatError(path, "weight_map", f"lists files that are missing: {absent}", DOWNLOAD_AGAIN)
     if outside := sorted({name for name in shards.values() if not _is_own(path.parent / name)}):
         problem = f"{outside[0]} is a link out of the folder"
         raise FileFormatError(path, "weight_map", problem, "put the file itself there")
-    return shards
 
 
 def _is_own(shard: Path) -> bool:
     """Tells whether a shard lies in its folder, or where the hub's cache keeps the files of that repository."""
     folder, home = shard.parent.resolve(), shard.resolve().parent
-    # The cache's folders are REPOSITORY/snapshots/REVISION, of links to ../../blobs/DIGEST.
-    in_cache = folder.parent.name == "snapshots" and home == folder.parent.parent / "blobs"
-    return home == folder or in_cache
+    # The cache's folders are REPOSITORY/snapshots/REVISION and those below it, of links to REPOSITORY/blobs/DIGEST.
+    caches = [above.parent / "blobs" for above in folder.parents if above.name == "snapshots"]
+    return home == folder or home in caches
 
 
 def _single(folder: Path) -> Path:
@@ -146,16 +153,18 @@ def _open(path: Path, place: str = "") -> Iterator[Any]:
 
 def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
     header = read_header(path)
-    return {name: LazyTensor(entry.shape, functools.partial(_read, path, name)) for name, entry in header.items()}
+    return {
+        name: LazyTensor(entry.shape, functools.partial(_read, path, name, entry.dtype))
+        for name, entry in header.items()
+    }
 
 
-def _read(path: Path, name: str) -> np.ndarray:
+def _read(path: Path, name: str, dtype: str) -> np.ndarray:
+    if dtype not in _FLOATS:
+        problem = f"it is {dtype}; quantized safetensors are not supported"
+        raise FileFormatError(path, f"tensor {name}", problem, f"pass a model of {', '.join(_FLOATS)}")
     with _open(path, f"tensor {name}") as file:
-        tensor = file.get_tensor(name)
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        problem = f"it is {tensor.dtype}; quantized safetensors are not supported"
-        raise FileFormatError(path, f"tensor {name}", problem)
-    return tensor
+        return file.get_tensor(name)
 
 
 def write_model(model: LanguageModel, path: str | os.PathLike[str]) -> None:

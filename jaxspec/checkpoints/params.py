@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.fit import check_fit, check_tied, mismatch, of_model
+from jaxspec.checkpoints.fit import check_fit, check_not_quantized, check_tied, mismatch, of_model
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import LazyTensor, ParamMapping
@@ -58,11 +58,16 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
         shape, unreadable or not finite.
     """
-    with settings_of(checkpoint.config_file or checkpoint.source, checkpoint.name_of, _SAME_MODEL):
+    file = checkpoint.config_file or checkpoint.source
+    with settings_of(file, checkpoint.name_of):
         config, family = read_config(checkpoint.config), find_family(checkpoint.config)
         tensors = of_model(family, config, checkpoint.config, checkpoint.tensors)
         mappings = list(family.map_params(config))
-        if problem := mismatch(mappings, tensors):
+        problem = mismatch(mappings, tensors)
+        if problem:
+            check_not_quantized(checkpoint.config, problem)
+    with settings_of(file, checkpoint.name_of, _SAME_MODEL):
+        if problem:
             check_fit(checkpoint.config, problem, checkpoint.tensors)
         elif config.tied_head:
             check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_source_of(mappings, "embedding")])

@@ -8,13 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, parse_json, reading
+from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, check_is_no_pointer, parse_json, reading
 
 _METADATA = "__metadata__"
 _MOST_BYTES = 100_000_000  # of a header, as `safetensors` has it
 _MOST_DIMENSION = 2**48
 _BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("BOOL", "U8", "I8"), 8),
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
@@ -43,14 +44,17 @@ def read_header(path: Path) -> dict[str, Entry]:
       FileFormatError: the header is damaged, or not of this file's data.
     """
     with reading(path), path.open("rb") as file:
-        size, count = path.stat().st_size, int.from_bytes(file.read(8), "little")
+        start = file.read(64)
+        check_is_no_pointer(path, start)
+        size, count = path.stat().st_size, int.from_bytes(start[:8], "little")
         if not 2 <= count <= min(size - 8, _MOST_BYTES):
             problem = (
                 f"expected a header and then data, the header would be {count:,} bytes long and the file is {size:,}"
             )
             raise FileFormatError(path, "", problem, DOWNLOAD_AGAIN)
+        file.seek(8)
         header = parse_json(path, file.read(count))
-    metadata = header.pop(_METADATA, {})
+    metadata = header.pop(_METADATA, None) or {}
     wrong = [key for key, x in metadata.items() if not isinstance(x, str)] if isinstance(metadata, dict) else [""]
     if wrong:
         raise FileFormatError(path, f"{_METADATA} {wrong[0]}".strip(), "expected texts by their names", DOWNLOAD_AGAIN)

@@ -1,6 +1,7 @@
 """Turns what a parser raises into one error that names the file, the place in it, and what is wrong there."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -27,10 +28,13 @@ _RAISED_BY_PARSERS = (
     zipfile.BadZipFile,
     zlib.error,
 )
+# What the system says of a file that may be whole.
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _KEY = re.compile(r'"((?:[^"\\]|\\.){1,200})"\s*:')
 _TOO_MUCH = re.compile(r"[\[{]{500}|\d{4000}")
 DOWNLOAD_AGAIN = "delete it and download it again"
 _MAY_NOT_READ = "let it be read by the user who runs this"
+_POINTER = b"version https://git-lfs"
 # Some of them repeat all that they were asked.
 _LONGEST = 300
 
@@ -69,7 +73,7 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
     Args:
       path: the file or folder that is read.
       place: what is read of it.
-      advice: what to do where it cannot be read.
+      advice: what to do where it cannot be read; left out where the system refuses to, as for want of permission.
     """
     try:
         yield
@@ -77,10 +81,24 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
         raise
     except _RAISED_BY_PARSERS as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        if isinstance(error, PermissionError):  # of the machine: the file may be as it should
-            advice = _MAY_NOT_READ
         said = textwrap.shorten(str(error), _LONGEST, placeholder=" ...") or "no reason given"
+        if isinstance(error, OSError) and error.errno in _REFUSALS:  # of the machine: the file may be as it should
+            advice = _MAY_NOT_READ if isinstance(error, PermissionError) else ""
         raise FileFormatError(path, place, f"{kind}{said}", advice) from error
+
+
+def check_is_no_pointer(path: Path, start: bytes) -> None:
+    """Checks that a file is not what git leaves in its place where git-lfs did not fetch it.
+
+    Args:
+      path: the file, for the error.
+      start: what it begins with.
+
+    Raises:
+      FileFormatError: it is that.
+    """
+    if start.startswith(_POINTER):
+        raise FileFormatError(path, "", "it is a pointer of git-lfs, not the file itself", "run git lfs pull")
 
 
 def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
@@ -103,7 +121,7 @@ def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
 
 
 def parse_json(path: Path, raw: bytes, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
-    """Parses a JSON object whose keys differ from each other, as those of its parts do.
+    """Parses a JSON object in which no key has two values, nor in its parts.
 
     Args:
       path: the file that it stands in, for error messages.
@@ -111,17 +129,18 @@ def parse_json(path: Path, raw: bytes, advice: str = DOWNLOAD_AGAIN) -> dict[str
       advice: what to do where it cannot be parsed.
 
     Raises:
-      FileFormatError: it is no JSON, or no object, or a key stands in it twice.
+      FileFormatError: it is no JSON, or no object, or a key stands in it twice, with another value.
     """
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            seen = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise FileFormatError(path, twice, "it stands there twice", advice)
+            for key, x in pairs:
+                if type(x) is not type(found[key]) or x != found[key]:
+                    raise FileFormatError(path, key, "it stands there twice", advice)
         return found
 
+    check_is_no_pointer(path, raw)
     with reading(path, advice=advice):
         text = raw.decode("utf-8")
     try:

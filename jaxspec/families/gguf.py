@@ -41,7 +41,7 @@ FURTHER_SETTINGS = {
     **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
     **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
     "rope.scaling.type": TEXT,
-    "rope.scaling.factor": NOT_NEGATIVE,
+    **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
 }
 # Divisors of the rotary frequencies, stored as a tensor; they become a setting.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -68,7 +68,9 @@ def read_rope_scaling(
         if settings.get(key, head_dim) != head_dim:
             problem = f"keys have {head_dim} numbers a head; values of another length and partial rotary embedding"
             raise SettingError(f"{key} or {said_by}", f"{settings[key]}, but {problem} are not supported")
-    kind, factor = settings.get("rope.scaling.type", "none"), settings.get("rope.scaling.factor")
+    # As llama.cpp reads them: a factor of no type is linear, and files of 2023 have another name for it.
+    kind = settings.get("rope.scaling.type", "linear")
+    factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear"))
     if kind not in ("none", "linear"):
         raise SettingError("rope.scaling.type", f"unsupported {kind!r}; supported: none, linear")
     if ROPE_FACTORS in tensors:

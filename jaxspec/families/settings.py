@@ -127,11 +127,11 @@ SETTINGS: dict[str, Setting] = {
     **dict.fromkeys(("rope_scaling", "rope_parameters"), table_of(_ROPES).or_null()),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), TEXT.or_null()),
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), FLAG),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), POSITIVE.or_null()),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), NOT_NEGATIVE.or_null()),
     "use_bidirectional_attention": FLAG.or_null(),
     **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), FLAG),
     "num_nextn_predict_layers": COUNT.or_null(),
-    **dict.fromkeys(("bos_token_id", "eos_token_id"), IDS.or_null()),
+    "eos_token_id": IDS.or_null(),
 }
 
 # The fields of `TransformerConfig`, by which a saved model says what it is.

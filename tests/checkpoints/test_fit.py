@@ -1,6 +1,7 @@
 """A configuration beside tensors that it does not fit: the error names the setting that is off."""
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -76,6 +77,25 @@ def test_ends_of_text_are_tokens_of_the_model(tmp_path, capsys):
     assert (
         "config.json: eos_token_id: ignoring 300, 1000000, which are no tokens of a model with vocab_size 300" in told
     )
+
+
+def test_a_quantized_model_is_called_so(tmp_path):
+    folder = folders.write(tmp_path, "llama", config={"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(weights | {f"{name}_scale": np.ones(1, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=r"json: quantization_config: the model is quantized \(gptq\)") as caught:
+        jaxspec.load(folder)
+    assert "same model" not in str(caught.value)
+    save_file(weights | {name: weights[name].astype(ml_dtypes.float8_e4m3fn)}, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=f"tensor {name}: it is F8_E4M3; quantized safetensors") as caught:
+        jaxspec.load(folder)
+    assert "download it again" not in str(caught.value)
+
+
+def test_what_is_not_supported_is_no_mismatch(tmp_path):
+    with pytest.raises(FileFormatError, match="supported: default, linear, llama3$"):
+        jaxspec.load(folders.write(tmp_path, "llama", config={"rope_scaling": {"type": "yarn", "factor": 4.0}}))
 
 
 def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(tmp_path):

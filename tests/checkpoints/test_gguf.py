@@ -10,7 +10,9 @@ import pytest
 import jaxspec
 from jaxspec.checkpoints import gguf as reader
 from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 from jaxspec.core.files import FileFormatError
+from jaxspec.families.gguf import read_rope_scaling
 from tests._fixtures import folders
 
 
@@ -171,6 +173,31 @@ def test_a_damaged_vocabulary_is_answered_by_its_key(tmp_path, monkeypatch, key,
     with pytest.raises(FileFormatError, match=problem) as caught:
         jaxspec.load(path)
     assert caught.value.path == str(path) and caught.value.place == f"tokenizer.ggml.{key}"
+
+
+@pytest.mark.parametrize("index", [300, 2**32 - 1, -1])
+def test_a_padding_token_that_there_is_not(tmp_path, index):
+    """Files have one, which llama.cpp leaves out, as nothing is padded with it."""
+    path = folders.write_gguf(tmp_path / "model.gguf", "llama", vocabulary=True)
+    file = read_gguf(path)
+    padding = {"tokenizer.ggml.padding_token_id": index}
+    assert build_tokenizer(file.metadata | padding) == build_tokenizer(file.metadata)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+    ],
+)
+def test_a_rotary_factor_of_no_type_is_linear(pairs, factor):
+    """As llama.cpp has it, by both names of the factor."""
+    scaling = read_rope_scaling(pairs, {"head_dim": 8}, {}).get("rope_scaling", {})
+    assert scaling == ({} if factor is None else {"rope_type": "linear", "factor": factor})
 
 
 def test_not_a_gguf_file(tmp_path):

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 import jaxspec
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints import orbax as saved
+from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import abstract_params
 from jaxspec.core.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
@@ -148,6 +149,24 @@ def test_a_shard_may_be_a_link_in_the_hubs_cache_alone(tmp_path):
         FileFormatError, match="weight_map: model-00001-of-00002.safetensors is a link out of the folder"
     ):
         jaxspec.load(move(outside, tmp_path / "elsewhere"))
+
+
+def test_a_shard_may_be_a_link_below_a_revision_of_the_hubs_cache(tmp_path):
+    below, blobs = tmp_path / "models--a--b" / "snapshots" / "0123" / "head", tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    for number, shard in enumerate(sorted(folders.write(below, "llama", shards=2).glob("*.safetensors"))):
+        shard.rename(blobs / str(number))
+        shard.symlink_to(blobs / str(number))
+    assert read_tensors(below).keys() == folders.tensors("llama").keys()
+
+
+def test_an_index_that_was_left_beside_one_file(tmp_path):
+    """`save_pretrained` over shards removes them, and leaves their index beside the one file that it writes."""
+    path, _ = _index(folders.write(tmp_path, "llama", shards=2))
+    for shard in tmp_path.glob("*.safetensors"):
+        shard.unlink()
+    save_file(folders.tensors("llama"), tmp_path / "model.safetensors")
+    assert path.is_file() and read_tensors(tmp_path).keys() == folders.tensors("llama").keys()
 
 
 def test_a_tensor_comes_from_the_shard_that_the_index_names(tmp_path):

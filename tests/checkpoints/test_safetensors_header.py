@@ -31,6 +31,15 @@ def test_it_is_what_safetensors_reads(path):
         assert data[header[name].start : header[name].end] == x.tobytes()
 
 
+def test_metadata_may_be_null(path):
+    """The library takes it so."""
+    header = b'{"__metadata__": null}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with safe_open(path, framework="np") as file:
+        assert not [*file.keys()]
+    assert read_header(path) == {}
+
+
 @pytest.mark.parametrize(
     ("tensor", "field", "value"),
     [

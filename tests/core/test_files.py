@@ -6,7 +6,9 @@ import struct
 
 import pytest
 
-from jaxspec.core.files import FileFormatError, check_fields, parse_json, reading
+from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.safetensors_header import read_header
+from jaxspec.core.files import FileFormatError, check_fields, parse_json, read_json, reading
 
 
 @pytest.mark.parametrize(
@@ -33,9 +35,24 @@ def test_what_parsers_raise_names_file_and_place(parse):
     assert isinstance(caught.value.__cause__, Exception) and "\n" not in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read_need_not_be_made_anew():
-    with pytest.raises(FileFormatError, match="Permission denied.*; let it be read by"), reading("a"):
+def test_what_the_system_refuses_is_no_fault_of_the_file():
+    match = r"^a: PermissionError: \[Errno 13\] Permission denied; let it be read by"
+    with pytest.raises(FileFormatError, match=match), reading("a"):
         raise PermissionError(13, "Permission denied")
+
+
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path):
+    for name, read in {"x.safetensors": read_header, "x.gguf": read_gguf, "x.json": read_json}.items():
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 100\n")
+        with pytest.raises(FileFormatError, match=f"{name}: it is a pointer of git-lfs.*; run git lfs pull$"):
+            read(tmp_path / name)
+
+
+def test_a_key_that_stands_twice_may_say_the_same():
+    raw = b'{"a": 1, "b": {"c": [2], "c": [2]}, "a": 1}'
+    assert parse_json(pathlib.Path("a.json"), raw) == {"a": 1, "b": {"c": [2]}}
+    with pytest.raises(FileFormatError, match="^a.json: a: it stands there twice"):
+        parse_json(pathlib.Path("a.json"), b'{"a": 1, "a": true}')
 
 
 def test_an_error_that_says_where_keeps_its_words():

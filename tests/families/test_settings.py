@@ -50,6 +50,11 @@ def test_null_is_as_if_it_were_left_out():
     check_settings({"eos_token_id": [1, 2], "rope_theta": 10000, "sliding_window": None, "further": NAN})
 
 
+def test_values_that_change_nothing_are_accepted():
+    """0 caps nothing, and the token that begins a text is the tokenizer's, not the configuration's."""
+    check_settings({"final_logit_softcapping": 0.0, "attn_logit_softcapping": 0, "bos_token_id": -1})
+
+
 def test_a_nested_setting_is_named_with_dots():
     with pytest.raises(SettingError, match=r"^rope_scaling.factor: expected a number above 0"):
         check_settings({"rope_scaling": NESTED | {"factor": -2.0}})

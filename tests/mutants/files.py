@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "shards may be links to anywhere",
         "checkpoints/huggingface.py",
-        "return home == folder or in_cache",
+        "return home == folder or home in caches",
         "return True",
         (f"{_LOAD}::test_a_shard_may_be_a_link_in_the_hubs_cache_alone",),
     ),
@@ -93,6 +93,20 @@ MUTANTS = (
         "if index >= vocab_size]",
         "if index < 0]",
         ("tests/checkpoints/test_fit.py::test_ends_of_text_are_tokens_of_the_model",),
+    ),
+    Mutant(
+        "an index that was left beside one file is read",
+        "checkpoints/huggingface.py",
+        "and _FILE not in index.values()):",
+        "and not index):",
+        (f"{_LOAD}::test_an_index_that_was_left_beside_one_file",),
+    ),
+    Mutant(
+        "a rotary factor of no type is passed over",
+        "families/gguf.py",
+        'settings.get("rope.scaling.type", "linear")',
+        'settings.get("rope.scaling.type", "none")',
+        (f"{_GGUF}::test_a_rotary_factor_of_no_type_is_linear",),
     ),
     Mutant(
         "of a file in the cache only the size is looked at",
