@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from jaxspec.core import memory, validate
 from jaxspec.core.model import Model
@@ -116,7 +117,7 @@ def _check_memory(
     k, nodes = drafter.max_drafts, drafter.lengths[-1]
     logits = 4 * batch * (nodes + 1) * target.vocab_size
     # A traced model may be compiled for devices that are not here, such as those of a topology.
-    is_here = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(target))
+    is_here = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(target))
     if logits > _FEW_BYTES and is_here:
         memory.check(logits, f"scoring {nodes} drafts a row", "lower the drafter's k, or take a smaller tree")
     slots = width + max_new + k + 1
