@@ -239,6 +239,8 @@ def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]
     """Returns stop tokens as `[b, n]`: from one id or a sequence for all rows, or one row of ids each (-1 pads)."""
     if value is None:
         raise ValueError("stop_tokens must be integers, got None; pass () for none, or ids such as (2,)")
+    if isinstance(value, set | frozenset):
+        value = list(value)
     shape, dtype = _shape_and_dtype("stop_tokens", value)
     if len(shape) > 2 or (len(shape) == 2 and shape[0] != batch):
         raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {shape} for {batch} rows")

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from jaxspec.core import memory, validate
 from jaxspec.core.model import Model
@@ -115,7 +116,9 @@ def _check_memory(
     """Raises `ValueError` if no device could hold the cache, or a round's logits; the text says what to lower."""
     k, nodes = drafter.max_drafts, drafter.lengths[-1]
     logits = 4 * batch * (nodes + 1) * target.vocab_size
-    if logits > _FEW_BYTES:
+    # A traced model may be compiled for devices that are not here, such as those of a topology.
+    is_here = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(target))
+    if logits > _FEW_BYTES and is_here:
         memory.check(logits, f"scoring {nodes} drafts a row", "lower the drafter's k, or take a smaller tree")
     slots = width + max_new + k + 1
     if batch * slots <= _FEW_SLOTS:
@@ -126,8 +129,9 @@ def _check_memory(
         "pass fewer or shorter prompts": width,
     }
     advice = max(parts, key=lambda name: parts[name])
-    needed = _cache_bytes(target, batch, slots) + _SLOT * batch * slots
-    memory.check(needed, f"a cache of {slots} tokens for {batch} row{'s' * (batch > 1)}", advice)
+    if is_here:
+        needed = _cache_bytes(target, batch, slots) + _SLOT * batch * slots
+        memory.check(needed, f"a cache of {slots} tokens for {batch} row{'s' * (batch > 1)}", advice)
     if slots > LARGEST:
         raise ValueError(f"a text holds at most {LARGEST} tokens, got room for {slots}; {advice}")
 

@@ -49,7 +49,7 @@ def run_round(
     state = dataclasses.replace(state, drafter_state=drafter_state)
     score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
-        return score(proposal, drafter.lengths, state)
+        return score(proposal, bounded.lengths(drafter, state.tokens.shape[1]), state)
     # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Rounds with
     # drafts come first: what drafting read of a cache must be used before anything is written to it.
     drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))

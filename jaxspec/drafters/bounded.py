@@ -53,6 +53,13 @@ def room(drafter: Drafter, context: Context) -> Int[Array, "b"]:
     return jnp.clip(drafter.context_length - context.length, 0, most)
 
 
+def lengths(drafter: Drafter, slots: int) -> tuple[int, ...]:
+    """Returns the numbers of drafts of the target's passes: where all rows may rest, none is one of them."""
+    if drafter.tree or drafter.lengths[0] == 0 or _holds(drafter, slots):
+        return drafter.lengths
+    return (0, *drafter.lengths)
+
+
 def _holds(drafter: Drafter, slots: int) -> bool:
     """Returns whether texts of so many slots, a round's drafts included, fit the drafter's context."""
     return drafter.context_length is None or slots <= drafter.context_length

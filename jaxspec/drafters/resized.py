@@ -47,6 +47,11 @@ class ResizedModel:
         return self.model.context_length
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether the model scores trees, or chains alone."""
+        return getattr(self.model, "takes_trees", True)
+
+    @property
     def placement(self) -> Layout:
         """The layout of the model's caches and logits on devices."""
         return placement_of(self.model)

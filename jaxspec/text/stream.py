@@ -1,5 +1,6 @@
 """Streams text while it is decoded: a loop on the host over rounds."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
@@ -66,9 +67,13 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
         self.close()
 
     def close(self) -> None:
-        """Stops decoding and frees the caches; a stream that has ended keeps its result."""
+        """Stops decoding and frees the caches; a stream that has ended keeps its result.
+
+        Any thread may call it: where another one decodes, the stream ends after that round.
+        """
         self._closed = True
-        self._pieces.close()
+        with contextlib.suppress(ValueError):  # another thread is in it, and sees that it is closed
+            self._pieces.close()
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -113,6 +118,8 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
             with clock:
                 state, info = advance(arguments.target, arguments.drafter, arguments.verifier, state, lossy=True)
                 tokens, count, accepted, done = jax.device_get((info.tokens, info.count, info.accepted, state.done))
+            if self._closed:
+                return
             clock.count(int(count.sum()))
             pieces = [
                 row.push(ids[:n].tolist(), [place < int(drafts) for place in range(n)], last=bool(ended))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core import memory
+from jaxspec.core import memory, validate
 from jaxspec.core.values import to_int32
-from jaxspec.drafters import DynamicTreeDrafter, TextStore, TreeDrafter
+from jaxspec.drafters import DynamicTreeDrafter, ResizedModel, TextStore, TreeDrafter
 from tests._fixtures import tiny
 
 TARGET = tiny.history_model(0, vocab=5)
@@ -81,6 +81,16 @@ def test_what_cannot_fit_says_how_many_bytes_it_takes(options, advice):
     caught.match(f", there are 8,589,934,592; {advice}$")
 
 
+def test_a_traced_model_may_be_for_larger_machines_than_this_one():
+    """As one that is compiled for a topology of devices; what no array holds is an error there too."""
+    options = {"max_new_tokens": 2, "drafter": jaxspec.NGramDrafter(k=500)}
+    many = jax.ShapeDtypeStruct((2**20, 3), jnp.int32)
+    trace = lambda **more: jax.eval_shape(lambda model, x: generate(model, prompt=x, **options, **more), TARGET, many)  # noqa: E731
+    assert trace(capacity=2**20).length.shape == (2**20,)
+    with pytest.raises(ValueError, match="a text holds at most 2147483647 tokens, .*; lower capacity"):
+        trace(capacity=2**31)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -135,6 +145,10 @@ def test_one_stop_token_is_enough():
     assert generate(stop_tokens=token).length[0] <= 2
 
 
+def test_stop_tokens_may_be_a_set():
+    assert sorted(validate.stop_tokens({1, 3}, 1, 5)[0].tolist()) == [1, 3]
+
+
 @pytest.mark.parametrize("rule", [jaxspec.verifiers.KSequence(), jaxspec.verifiers.KSequence], ids=["one", "class"])
 def test_a_rule_is_no_verifier(rule):
     with pytest.raises(TypeError, match=r"got .*KSequence.*; pass MultiDraftVerifier\(KSequence\(\)\)"):
@@ -152,11 +166,14 @@ def test_a_rule_is_no_verifier(rule):
         (FUNCTION, DynamicTreeDrafter(TARGET, top_k=2, depth=2, nodes=4)),
         (TARGET, DynamicTreeDrafter(FUNCTION, top_k=2, depth=2, nodes=4)),
         (FUNCTION, jaxspec.ModelDrafter(FUNCTION, k=2, num_drafts=2)),
+        (TARGET, TreeDrafter(ResizedModel(FUNCTION, TARGET.vocab_size), jaxspec.Tree.chains(2, 2))),
     ],
-    ids=["target", "draft", "dynamic, target", "dynamic, draft", "several chains"],
+    ids=["target", "draft", "dynamic, target", "dynamic, draft", "several chains", "resized"],
 )
 def test_a_function_model_takes_no_trees(target, drafter):
-    with pytest.raises(TypeError, match="a HistoryModel cannot score: it has no cache; pass a drafter of one chain"):
+    with pytest.raises(
+        TypeError, match="a (History|Resized)Model cannot score: it has no cache; pass a drafter of one"
+    ):
         generate(target, drafter)
 
 

@@ -194,6 +194,22 @@ def test_an_adaptive_length_decodes_plainly_where_all_rows_rest():
     assert not any(info.drafted[before >= CONTEXT].any() for before, info in found)
 
 
+def test_a_fixed_length_decodes_plainly_where_all_rows_rest():
+    """The target's passes are then of one token, and not of a round of drafts that nobody made."""
+    widths = []
+
+    class Watched(tiny.HistoryModel):
+        def __call__(self, tokens, cache, **options):
+            jax.debug.callback(lambda: widths.append(tokens.shape[1]))
+            return super().__call__(tokens, cache, **options)
+
+    target = jax.tree_util.register_dataclass(Watched, ["a", "b"], [])(HISTORY.a, HISTORY.b)
+    drafter = jaxspec.ModelDrafter(tiny.bounded(DRAFT, CONTEXT), k=K)
+    jax.block_until_ready(jaxspec.generate(target, drafter, jnp.asarray(PROMPTS[2:3, : CONTEXT - 1]), max_new_tokens=4))
+    jax.effects_barrier()
+    assert K + 1 in widths and widths[-1] == 1, widths
+
+
 def test_its_cache_has_slots_for_its_context_and_a_round():
     """However long the text becomes."""
     drafter = jaxspec.ModelDrafter(tiny.bounded(DRAFT, CONTEXT), k=K)

@@ -21,6 +21,13 @@ MUTANTS = (
         (f"{_TESTS}::test_its_cache_has_slots_for_its_context_and_a_round",),
     ),
     Mutant(
+        "a drafter that rests has its target score drafts that nobody made",
+        _FILE,
+        "return (0, *drafter.lengths)",
+        "return drafter.lengths",
+        (f"{_TESTS}::test_a_fixed_length_decodes_plainly_where_all_rows_rest",),
+    ),
+    Mutant(
         "a hybrid waits for a model that rests",
         "drafters/hybrid.py",
         "jnp.minimum(record.accepted, room.astype(jnp.float32))",

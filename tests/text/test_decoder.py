@@ -1,12 +1,14 @@
 """Text in, text out: streaming, stop strings, batches, seeds, chats, and mistakes."""
 
 import dataclasses
+import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxspec
+from jaxspec.decoding.steps import jit_step
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
 
@@ -86,6 +88,21 @@ def test_a_closed_stream_that_had_ended_keeps_its_result(decoder):
     rest = "".join(stream)
     stream.close()
     assert first + rest == stream.result.text
+
+
+def test_a_stream_is_closed_from_another_thread_while_it_decodes(decoder, monkeypatch):
+    stream, step = decoder.stream(PROMPT, **SHORT, stop_tokens=()), jit_step(donate=True)
+
+    def closed_meanwhile(*arguments, **options):
+        other = threading.Thread(target=stream.close)
+        other.start()
+        other.join()
+        return step(*arguments, **options)
+
+    monkeypatch.setattr("jaxspec.text.stream.jit_step", lambda *, donate: closed_meanwhile)
+    assert list(stream) == [] and stream._pieces.gi_frame is None
+    with pytest.raises(RuntimeError, match="the stream was closed before its end"):
+        stream.result  # noqa: B018
 
 
 def test_whole_characters_are_streamed():
