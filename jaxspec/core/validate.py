@@ -82,7 +82,7 @@ def threshold(owner: str, value: Any) -> None:
 def costs(values: Any, lengths: tuple[int, ...]) -> None:
     """Raises unless there is one positive cost for each length."""
     hint = "pass what jaxspec.bench.costs.measure_costs measured for these lengths"
-    if isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
+    if values is None or isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
         raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {values}; {hint}")
     if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
         raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
@@ -186,9 +186,9 @@ def sampling(policy: Policy, batch: int) -> None:
             raise TypeError(f"a traced top_k must have an integer dtype, got {dtype}")
         if is_concrete(value):
             with np.errstate(over="ignore"):
-                values = np.asarray(value).astype(np.float32)  # what the program will see
-            if not np.all(np.isfinite(values) & is_valid(values)):
-                raise ValueError(f"{name} must be {expected}, got {values.tolist()}")
+                values = (given := np.asarray(value)).astype(np.float32)  # what the program will see
+            if not np.all(np.isfinite(values) & is_valid(values) & is_valid(given)):
+                raise ValueError(f"{name} must be {expected}, got {given.tolist()}")
 
 
 def max_new_tokens(value: object, batch: int) -> None:

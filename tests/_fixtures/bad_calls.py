@@ -29,6 +29,7 @@ PROMPT = [[0, 1, 2], [3, 2, 1]]
 NAN, INF = float("nan"), float("inf")
 NO_NUMBERS = ("4", b"4", {}, {3}, object(), 1j, [[1], [2, 3]], max)
 NO_INTEGERS = (*NO_NUMBERS, 1.5, NAN, INF, True)
+NO_IDS = tuple(value for value in NO_INTEGERS if not isinstance(value, set))
 HUGE = (2**31, 2**32 + 3, 2**63, 10**30, np.int64(2**40), np.uint64(2**63))
 SMALL = (-1, -(2**31), -(10**30), np.int64(-5))
 COUNTS = (*NO_INTEGERS, *SMALL, 0, None, [1, 2], ())
@@ -106,7 +107,7 @@ def decoding() -> Iterator[BadCall]:
         "prompt": ("text", None, 5, [1, 2], [], [[]], [["a"]], [[1.5]], [[1, 2], [3]], [[5]], [[-1]], [[2**32 + 1]]),
         "prompt_length": (*NO_INTEGERS, *HUGE, *SMALL, 0, 4, [1, 2, 3], (), [1, 9]),
         "max_new_tokens": (*NO_INTEGERS, *HUGE, *SMALL, [1, 2, 3], (), [1, -1], None, 10**10),
-        "stop_tokens": (*NO_INTEGERS, *HUGE, -2, -(10**30), None, 5, [1, 5], [[1]] * 3, [[[1]]]),
+        "stop_tokens": (*NO_IDS, *HUGE, -2, -(10**30), None, 5, [1, 5], [[1]] * 3, [[[1]]]),
         "capacity": (*NO_INTEGERS, *HUGE, *SMALL, 0, 6, [9], ()),
         "key": (5, "key", jnp.zeros(2), object(), jax.random.split(jax.random.key(0), 3)),
         "sampling": (0.7, "greedy", None, jaxspec.Sampling, object()),
@@ -240,7 +241,7 @@ def text() -> Iterator[BadCall]:
         "min_p": (*NO_NUMBERS, NAN, 1.5, -1),
         "seed": (*NO_INTEGERS, *HUGE[1:], *SMALL, 2**32, [1], np.array([1, 2])),
         "stop": (5, b".", {}, {"."}, object(), "", ["a", ""], ["a", 5], "\ud800", text_models.END),
-        "stop_tokens": (*NO_INTEGERS, *HUGE, -2, VOCAB, [[1]], [VOCAB]),
+        "stop_tokens": (*NO_IDS, *HUGE, -2, VOCAB, [[1]], [VOCAB]),
         "maximum": (5,),
     }
     for name in ("generate", "stream", "compare"):
