@@ -90,7 +90,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
         pytest.param(
             {"sampling": Sampling(min_p=-0.1)}, ValueError, r"-0\.1", r"min_p must be in \[0, 1\]", id="min_p"
         ),
-        pytest.param({"sampling": Sampling(top_k=-1)}, ValueError, r"-1\.0", ">= 0; 0 keeps", id="top_k negative"),
+        pytest.param({"sampling": Sampling(top_k=-1)}, ValueError, "got -1", ">= 0; 0 keeps", id="top_k negative"),
         pytest.param({"sampling": Sampling(top_k=2.5)}, ValueError, r"2\.5", "top_k must be an integer", id="top_k"),
         pytest.param(
             {"sampling": Sampling(), "key": None}, ValueError, "key=None", r"jax\.random\.key\(seed\)", id="no key"
