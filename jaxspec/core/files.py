@@ -73,7 +73,7 @@ def reading(path: str | os.PathLike[str], place: str = "", advice: str = DOWNLOA
     Args:
       path: the file or folder that is read.
       place: what is read of it.
-      advice: what to do where it cannot be read; left out where the system refuses to, as for want of permission.
+      advice: what to do where it cannot be read, but for what the system refuses, such as want of permission.
     """
     try:
         yield

@@ -19,7 +19,7 @@ from jaxspec.core.status import Status, StopReason
 class Verified:
     """Holds the results of a verification pass along the accepted path, at the shape of the longest one.
 
-    `finite` counts the rows of logits before the first that is not finite, `drawable` those before the first of which
+    `finite` counts the rows of logits before the first that is not finite, `drawn` those before the first of which
     the policy leaves no token.
     """
 
@@ -28,7 +28,7 @@ class Verified:
     log_probs: Float[Array, "b n"]
     warped_log_probs: Float[Array, "b n"]
     finite: Int[Array, "b"]
-    drawable: Int[Array, "b"]
+    drawn: Int[Array, "b"]
     entries: Entries
     hidden: tuple[Array, ...]
 
@@ -46,7 +46,7 @@ def commit(
     # Tokens beyond the budget are cut here and not withdrawn from verification, so that a
     # smaller budget gives a prefix of a larger one's output.
     room = state.limit - state.length
-    sound = jnp.minimum(accepted + 1, jnp.minimum(verified.finite, verified.drawable))
+    sound = jnp.minimum(accepted + 1, jnp.minimum(verified.finite, verified.drawn))
     usable = jnp.minimum(sound, room)
     position = jnp.arange(verified.tokens.shape[1], dtype=jnp.int32)[None]
     stops = jnp.any(verified.tokens[..., None] == state.stop_tokens[:, None], axis=-1)
@@ -89,7 +89,7 @@ def commit(
 
 def _cause(verified: Verified) -> Int[Array, "b"]:
     """Returns the status of rows that fail: of finite logits the policy left nothing."""
-    left_nothing = verified.drawable < verified.finite
+    left_nothing = verified.drawn < verified.finite
     return jnp.where(left_nothing, jnp.int32(Status.NO_TOKEN_LEFT), jnp.int32(Status.NOT_FINITE_LOGITS))
 
 

@@ -77,8 +77,8 @@ def generate(
         `TokenVerifier()` for a deterministic one, `MultiDraftVerifier()` or `TreeVerifier()` for
         trees. With `CoupledVerifier()` the tokens are those of plain decoding (`drafter=None`)
         with the same key.
-      max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`. `None` is up to the models' context, or
-        to `capacity` if that is less.
+      max_new_tokens: one integer or `[b]`. If it is traced, pass `capacity`. `None` is up to the target's context,
+        or to `capacity` if that is less.
       stop_tokens: ids that end a row: one, `[n]` or `[b, n]` (-1 pads); the stop token is emitted.
       capacity: tokens a row may hold, prompt and new ones; `None` fits `max_new_tokens`.
       lossy: must be True for a verifier that does not keep the target's distribution.

@@ -151,6 +151,7 @@ def _verify_drafts(
     normalizer = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
     log_probs = _at(output.logits, rows, tokens) - normalizer
     warped = jnp.zeros_like(log_probs) if next_log_probs is None else _at(next_log_probs, rows, tokens)
+    drawn = _count_drawn(verifier, warped, verdict.accepted)
     pad = functools.partial(widen, to=most + 1)
     entries, hidden = output.entries, output.hidden
     if proposal.parents is not None:
@@ -165,17 +166,21 @@ def _verify_drafts(
         pad(log_probs),
         pad(warped),
         count_leading(jnp.isfinite(normalizer)),
-        _count_drawable(next_log_probs, rows),
+        drawn,
         entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
     )
 
 
-def _count_drawable(next_log_probs: Float[Array, "b n v"] | None, rows: Int[Array, "b n_path"]) -> Int[Array, "b"]:
-    """Counts the rows of logits before the first of which the policy leaves no token, or makes NaN."""
-    if next_log_probs is None:
-        return jnp.full(rows.shape[:1], rows.shape[1], jnp.int32)
-    return count_leading(jnp.isfinite(jnp.take_along_axis(jnp.max(next_log_probs, axis=-1), rows, axis=1)))
+def _count_drawn(verifier: Verifier, warped: Float[Array, "b n"], accepted: Int[Array, "b"]) -> Int[Array, "b"]:
+    """Counts the tokens before the first that the policy did not leave: where it leaves none, or makes NaN.
+
+    A lossy verifier may accept drafts that the policy leaves out.
+    """
+    drawn = jnp.isfinite(warped)
+    if not verifier.lossless:
+        drawn = drawn | (jnp.arange(warped.shape[1], dtype=jnp.int32)[None] < accepted[:, None])
+    return count_leading(drawn)
 
 
 def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:

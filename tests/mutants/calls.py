@@ -24,9 +24,16 @@ MUTANTS = (
     Mutant(
         "tokens are drawn where the policy left none",
         "decoding/commit.py",
-        "jnp.minimum(verified.finite, verified.drawable)",
+        "jnp.minimum(verified.finite, verified.drawn)",
         "verified.finite",
         (f"{_SCRIPTED}::test_a_policy_that_leaves_nothing_ends_the_row",),
+    ),
+    Mutant(
+        "drafts that a lossy verifier accepts count as tokens that nobody left",
+        "decoding/round.py",
+        "if not verifier.lossless:",
+        "if False:",
+        ("tests/verifiers/test_synthetic.py::test_drafts_that_the_policy_leaves_out_are_no_error",),
     ),
     Mutant(
         "a stream decodes on after its loop was left",

@@ -165,3 +165,20 @@ def test_a_generation_of_a_tree_and_of_no_drafts():
 def test_bad_input(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_drafts_that_the_policy_leaves_out_are_no_error():
+    """They are accepted as any other, and reported with probability 0."""
+    drafter = jaxspec.ModelDrafter(DRAFT, k=DRAFTS, sampling=jaxspec.Sampling(2.0))
+    result = jaxspec.generate(
+        TARGET,
+        drafter,
+        jnp.zeros((16, 1), jnp.int32),
+        key=jax.random.key(0),
+        sampling=jaxspec.Sampling(top_k=2),
+        verifier=SyntheticVerifier((1.0,)),
+        max_new_tokens=8,
+        lossy=True,
+    )
+    assert result.status.tolist() == [0] * 16 and result.length.tolist() == [8] * 16
+    assert jnp.isneginf(result.warped_log_probs).any() and not jnp.isnan(result.warped_log_probs).any()
