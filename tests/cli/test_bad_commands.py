@@ -1,14 +1,11 @@
 """Command lines that are wrong in one option: exit code 2, and an error that names the option or its value."""
 
-import dataclasses
 import re
 
 import pytest
 import typer.testing
 
-from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from tests._fixtures import text_models, tiny
 
 HUGE, NO_NUMBER = ("4294967299", "1" + "0" * 30), ("x", "", "nan", "1e9", "٣x")
 # Options that typer or the command itself refuses before a model is loaded.
@@ -56,16 +53,6 @@ NAMES = {
     "--model": "model|there is no file or folder",
     "--draft": "draft|ngram takes no arg|nowhere",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small random model, saved with its tokenizer."""
-    tokenizer = text_models.byte_level()
-    model = dataclasses.replace(tiny.transformer(3, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
-    path = tmp_path_factory.mktemp("cli") / "model"
-    save(model, path)
-    return str(path)
 
 
 def _refuses(option, *words):

@@ -25,16 +25,6 @@ PLACE = ("--num-processes", "2", "--coordinator")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small random model, saved with its tokenizer."""
-    tokenizer = text_models.byte_level()
-    model = dataclasses.replace(tiny.transformer(3, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
-    path = tmp_path_factory.mktemp("cli") / "model"
-    save(model, path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def decoder(folder):
     return SpeculativeDecoder(load(folder), "ngram", k=4)
 
