@@ -6,5 +6,6 @@ from types import MappingProxyType
 from jaxspec.ops.int8 import Int8Weight
 from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import PackedWeight
+from jaxspec.ops.stored import StoredWeight
 
-FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType({kind.name: kind for kind in (Int8Weight, NativeWeight)})
+FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType({kind.name: kind for kind in (Int8Weight, NativeWeight, StoredWeight)})

@@ -1,6 +1,7 @@
 """Defines weights that are not stored as one array of the activations' dtype, and multiply themselves."""
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ class PackedWeight(abc.ABC):
     """Stands in `params` where a weight `[*out, in]` stood: the base class of weight formats.
 
     A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
-    `ops/formats.py`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
+    `ops/formats.py`.
 
     Attributes:
       name: the format's, such as "int8"; `kernels_of` and messages tell it.
@@ -52,7 +53,7 @@ class PackedWeight(abc.ABC):
     @property
     @abc.abstractmethod
     def stored(self) -> Array:
-        """The leaf that has the weight's shape."""
+        """The leaf that holds the values; it has the weight's shape, or `shape` is another property."""
 
     @abc.abstractmethod
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
@@ -71,12 +72,12 @@ class PackedWeight(abc.ABC):
     @property
     def ndim(self) -> int:
         """The number of the weight's axes."""
-        return self.stored.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """The number of the weight's elements."""
-        return self.stored.size
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

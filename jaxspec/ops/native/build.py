@@ -1,5 +1,6 @@
 """Compiles the native kernels for this machine, once, and registers them with XLA."""
 
+import ctypes
 import functools
 import hashlib
 import importlib.metadata
@@ -16,26 +17,37 @@ from jaxspec.ops.native.library import load
 
 # The names of the kernels' handlers.
 PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
+STORED_PRODUCT, STORED_ROWS = "JaxspecStoredProduct", "JaxspecStoredRows"
+_HANDLERS = (PRODUCT, ATTENTION, STORED_PRODUCT, STORED_ROWS)
+# Its functions, and what they return.
+_FUNCTIONS = {"JaxspecPack": None, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
 _HERE = Path(__file__).parent
-_SOURCES, _HEADERS = (_HERE / "product.cpp", _HERE / "attention.cpp"), (_HERE / "lanes.h", _HERE / "block.h")
+_SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
+_HEADERS = tuple(sorted(_HERE.rglob("*.h")))
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-shared", "-fPIC")
 
 
 @functools.cache
-def register() -> None:
+def register() -> ctypes.CDLL:
     """Registers the kernels with XLA by their names, and compiles them first if this machine has not yet.
 
     The compiler is `$CXX`, or the first of c++, g++ and clang++ on the path. The library is kept in `$JAXSPEC_CACHE`,
     by default the user's cache folder, for these sources, `$CXX`, processor and version of jaxlib; where it is there,
     no compiler is needed. One that is not as it was compiled is compiled again, with one line that says so.
 
+    Returns:
+      The library.
+
     Raises:
       NoCompilerError: there is no compiler, or it failed; the message has its output.
       OSError: the cache folder cannot be written, or no space is left.
     """
-    library = load(cache_root() / "native", _digest(), (PRODUCT, ATTENTION), _compile)
-    for name in (PRODUCT, ATTENTION):
+    library = load(cache_root() / "native", _digest(), (*_HANDLERS, *_FUNCTIONS), _compile)
+    for name in _HANDLERS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    for name, result in _FUNCTIONS.items():
+        getattr(library, name).restype = result
+    return library
 
 
 def _compile(path: Path) -> None:

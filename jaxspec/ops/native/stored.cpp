@@ -1,0 +1,146 @@
+// y[r, o] = sum over i of x[r, i] * w[o, i], for weights as a file stores them, repacked (tiles.h): as many bytes as
+// there, and the same values. Also their repacking, and rows of them as numbers.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "formats/all.h"
+#include "stored_product.h"
+
+namespace ffi = xla::ffi;
+using namespace jaxspec;
+
+namespace {
+
+constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
+constexpr int64_t kManyRows = 16;         // from which on threads share the rounding of activations
+
+// What one format does.
+struct Kernels {
+  int64_t inputs, block_bytes, tile_bytes;
+  void (*pack)(const uint8_t* const* blocks, uint8_t* to);
+  void (*unpack)(const uint8_t* tile, int lane, float* to);
+  void (*product)(const uint8_t* tile, const Group* x, int64_t rows, int64_t groups, float* y, int64_t out,
+                  int64_t outputs);
+};
+
+template <typename Format>
+constexpr Kernels kKernelsOf = {Format::kInputs,      Format::kBytes,         Tile<Format>::kBytes,
+                                Tile<Format>::Pack,   Tile<Format>::Unpack,   TileAnyRows<Format>};
+
+const Kernels* Find(std::string_view name) {
+#define JAXSPEC_FIND(Format) \
+  if (name == Format::kName) return &kKernelsOf<Format>;
+  JAXSPEC_FORMATS(JAXSPEC_FIND)
+#undef JAXSPEC_FIND
+  return nullptr;
+}
+
+int64_t CountTiles(int64_t out) { return (out + kLanes - 1) / kLanes; }
+
+std::vector<Group> Quantize(ffi::ThreadPool& pool, const float* x, int64_t rows, int64_t groups) {
+  std::vector<Group> found(rows * groups);
+  Group* to = found.data();
+  if (rows < kManyRows) {
+    for (int64_t row = 0; row < rows; ++row) QuantizeRow(x + row * groups * kGroup, groups, to + row * groups);
+  } else {
+    Share(pool, rows, [=](int64_t row) { QuantizeRow(x + row * groups * kGroup, groups, to + row * groups); });
+  }
+  return found;
+}
+
+ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U8> w,
+                   ffi::ResultBuffer<ffi::F32> y) {
+  const auto sizes = x.dimensions(), shape = y->dimensions();
+  const Kernels* kernels = Find(name);
+  if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
+  if (sizes.size() != 2 || shape.size() != 2 || sizes[0] != shape[0] || sizes[1] % kernels->inputs ||
+      !HasShape(w, {CountTiles(shape[1]) * (sizes[1] / kernels->inputs) * kernels->tile_bytes})) {
+    return ffi::Error::InvalidArgument("expected x [rows, in], the tiles of w [out, in] and a result [rows, out]");
+  }
+  const int64_t rows = sizes[0], groups = sizes[1] / kGroup, out = shape[1];
+  if (rows == 0 || out == 0) return ffi::Error::Success();
+  const std::vector<Group> quantized = Quantize(pool, x.typed_data(), rows, groups);
+  const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out);
+  const int64_t each = std::max<int64_t>(1, kChunkBytes / bytes);
+  const Group* from = quantized.data();
+  const uint8_t* weights = w.typed_data();
+  float* to = y->typed_data();
+  Share(pool, (tiles + each - 1) / each, [=](int64_t chunk) {
+    for (int64_t tile = chunk * each; tile < std::min(tiles, (chunk + 1) * each); ++tile) {
+      kernels->product(weights + tile * bytes, from, rows, groups, to + tile * kLanes, out,
+                       std::min<int64_t>(kLanes, out - tile * kLanes));
+    }
+  });
+  return ffi::Error::Success();
+}
+
+ffi::Error Rows(std::string_view name, int64_t outputs, ffi::Buffer<ffi::S32> rows, ffi::Buffer<ffi::U8> w,
+                ffi::ResultBuffer<ffi::F32> y) {
+  const auto shape = y->dimensions();
+  const Kernels* kernels = Find(name);
+  if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
+  const int64_t blocks = shape.size() == 2 ? shape[1] / kernels->inputs : 0;
+  if (shape.size() != 2 || shape[1] % kernels->inputs || !HasShape(rows, {shape[0]}) ||
+      !HasShape(w, {CountTiles(outputs) * blocks * kernels->tile_bytes})) {
+    return ffi::Error::InvalidArgument("expected rows [n], the tiles of w [out, in] and a result [n, in]");
+  }
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    const int64_t row = rows.typed_data()[i];
+    if (row < 0 || row >= outputs) return ffi::Error::InvalidArgument("a row is out of range");
+    const uint8_t* tile = w.typed_data() + row / kLanes * blocks * kernels->tile_bytes;
+    float* to = y->typed_data() + i * shape[1];
+    for (int64_t b = 0; b < blocks; ++b) {
+      kernels->unpack(tile + b * kernels->tile_bytes, static_cast<int>(row % kLanes), to + b * kernels->inputs);
+    }
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredProduct, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::U8>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredRows, Rows,
+                              ffi::Ffi::Bind()
+                                  .Attr<std::string_view>("format")
+                                  .Attr<int64_t>("outputs")
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::U8>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+extern "C" {
+
+int64_t JaxspecLanes() { return kLanes; }
+
+// The size of one tile of a format, or -1 for one that there is not.
+int64_t JaxspecTileBytes(const char* format) {
+  const Kernels* kernels = Find(format);
+  return kernels ? kernels->tile_bytes : -1;
+}
+
+// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs.
+void JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
+                 uint8_t* to) {
+  const Kernels* kernels = Find(format);
+  const int64_t blocks = in / kernels->inputs, row_bytes = blocks * kernels->block_bytes;
+  for (int64_t tile = first; tile < last; ++tile) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      const uint8_t* lanes[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int64_t row = tile * kLanes + lane;
+        lanes[lane] = row < out ? from + row * row_bytes + b * kernels->block_bytes : nullptr;
+      }
+      kernels->pack(lanes, to + (tile * blocks + b) * kernels->tile_bytes);
+    }
+  }
+}
+
+}  // extern "C"

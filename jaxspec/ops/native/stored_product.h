@@ -1,0 +1,123 @@
+// Products of quantized activations with one tile after another: each is unpacked once for up to kMostTileRows rows.
+//
+// A row's sums are the same numbers in the same order however many rows share a tile.
+
+#ifndef JAXSPEC_STORED_PRODUCT_H_
+#define JAXSPEC_STORED_PRODUCT_H_
+
+#include <cstdint>
+
+#include "activations.h"
+#include "tiles.h"
+
+namespace jaxspec {
+
+constexpr int kMostTileRows = 8;      // whose sums stay in registers
+constexpr int kAhead = 2048;          // bytes that memory is asked for before their turn
+
+// The scales and minima of a group: of all of it, or of each half.
+template <typename Format>
+struct Scales {
+  Lanes scales[Format::kHalves], minima[Format::kHalves];
+
+  inline __attribute__((always_inline)) void Read(const uint8_t* tile, int group, Lanes scale, Lanes minimum) {
+#pragma GCC unroll 2
+    for (int half = 0; half < Format::kHalves; ++half) {
+      const int at = (group * Format::kHalves + half) * kLanes;
+      scales[half] = scale;
+      if constexpr (Format::kFactors) scales[half] = scale * ReadBytes(tile + Tile<Format>::kFactorsAt + at);
+      if constexpr (Format::kMinima) minima[half] = minimum;
+      if constexpr (Format::kMinima && Format::kFactors) {
+        minima[half] = minimum * ReadBytes(tile + Tile<Format>::kMinimaAt + at);
+      }
+    }
+  }
+};
+
+template <typename Format>
+inline __attribute__((always_inline)) Lanes AddGroup(Lanes sums, const Codes* codes, const Scales<Format>& weights,
+                                                     const Group& x) {
+  constexpr int kEach = kVectors / Format::kHalves;
+#pragma GCC unroll 2
+  for (int half = 0; half < Format::kHalves; ++half) {
+    Integers found = {};
+#if JAXSPEC_BYTE_PRODUCTS
+    if (__builtin_expect(x.fine, 0)) {
+      Integers low = {};
+#pragma GCC unroll 8
+      for (int v = half * kEach; v < (half + 1) * kEach; ++v) {
+        found = AddProducts(found, codes[v], x.values + 4 * v);
+        low = AddProducts(low, codes[v], x.low + 4 * v);
+      }
+      found = (found << 8) + low;
+      if (Format::kOffset) found -= Format::kOffset * x.whole[Format::kHalves == 1 ? 0 : half];
+      if (Format::kOffset && Format::kHalves == 1) found -= Format::kOffset * x.whole[1];
+    } else
+#endif
+    {
+      if (Format::kOffset) {
+        found -= Format::kOffset * (Format::kHalves == 1 ? x.whole[0] + x.whole[1] : x.whole[half]);
+      }
+#pragma GCC unroll 8
+      for (int v = half * kEach; v < (half + 1) * kEach; ++v) found = AddProducts(found, codes[v], x.values + 4 * v);
+    }
+    const Lanes scale = weights.scales[half] * x.scale;
+    sums = MulAdd(__builtin_convertvector(found, Lanes), scale, sums);
+    if constexpr (Format::kMinima) {
+      const float sum = Format::kHalves == 1 ? x.sums[0] + x.sums[1] : x.sums[half];
+      sums = MulAdd(weights.minima[half], Broadcast(sum), sums);
+    }
+  }
+  return sums;
+}
+
+// kLanes outputs of kRows rows, which stand `groups` apart; results stand `out` apart.
+template <typename Format, int kRows>
+void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int64_t out, int64_t outputs) {
+  Lanes sums[kRows] = {};
+  for (int64_t g = 0; g < groups; g += Tile<Format>::kGroups, tile += Tile<Format>::kBytes) {
+    const Lanes scale = ReadHalves(tile + Tile<Format>::kScaleAt);
+    Lanes minimum = {};
+    if constexpr (Format::kMinima) minimum = ReadHalves(tile + Tile<Format>::kMinimumAt);
+    for (int group = 0; group < Tile<Format>::kGroups; ++group) {
+      for (int byte = 0; byte < Tile<Format>::kBytes / Tile<Format>::kGroups; byte += 64) {
+        __builtin_prefetch(tile + group * (Tile<Format>::kBytes / Tile<Format>::kGroups) + byte + kAhead);
+      }
+      Codes codes[kVectors];
+      Planes<Format::kBits>::Read(tile + group * Planes<Format::kBits>::kBytes, codes);
+      Scales<Format> weights;
+      weights.Read(tile, group, scale, minimum);
+#pragma GCC unroll 8
+      for (int row = 0; row < kRows; ++row) {
+        sums[row] = AddGroup<Format>(sums[row], codes, weights, x[row * groups + g + group]);
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    float found[kLanes];
+    Write(found, sums[row]);
+    for (int64_t o = 0; o < outputs; ++o) y[row * out + o] = found[o];
+  }
+}
+
+// The same of any number of rows.
+template <typename Format>
+void TileAnyRows(const uint8_t* tile, const Group* x, int64_t rows, int64_t groups, float* y, int64_t out,
+                 int64_t outputs) {
+  for (int64_t row = 0; row < rows; row += kMostTileRows, x += kMostTileRows * groups, y += kMostTileRows * out) {
+    switch (rows - row) {
+      case 1: TileRows<Format, 1>(tile, x, groups, y, out, outputs); break;
+      case 2: TileRows<Format, 2>(tile, x, groups, y, out, outputs); break;
+      case 3: TileRows<Format, 3>(tile, x, groups, y, out, outputs); break;
+      case 4: TileRows<Format, 4>(tile, x, groups, y, out, outputs); break;
+      case 5: TileRows<Format, 5>(tile, x, groups, y, out, outputs); break;
+      case 6: TileRows<Format, 6>(tile, x, groups, y, out, outputs); break;
+      case 7: TileRows<Format, 7>(tile, x, groups, y, out, outputs); break;
+      default: TileRows<Format, 8>(tile, x, groups, y, out, outputs); break;
+    }
+  }
+}
+
+}  // namespace jaxspec
+
+#endif  // JAXSPEC_STORED_PRODUCT_H_

@@ -1,0 +1,150 @@
+"""Multiplies by weights as a file stores them, in blocks of a few bits, with native CPU kernels."""
+
+import ctypes
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int, UInt8
+
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
+from jaxspec.ops.packed import Axes, PackedWeight
+
+# The formats of GGML that there are kernels for: the inputs of a block, and its bytes in a file.
+BLOCKS = {
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q4_K": (256, 144),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q8_0": (32, 34),
+}
+# What `pack` rounds to.
+_ROUNDED = {"int8": "Q8_0", "int4": "Q4_1"}
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StoredWeight(PackedWeight):
+    """Holds a weight in the blocks of a GGUF file, repacked for the processor; on one CPU device.
+
+    Activations are rounded to int8 with a scale for each 32, and to 16 bits in the quarter of them that is largest.
+    No gradient flows through it.
+
+    Attributes:
+      tiles: the blocks of some outputs side by side (`native/tiles.h`).
+      weight_shape: `[*out, in]`.
+      block_format: GGML's name, such as "Q4_K".
+      dtype: of the rows that are read from it.
+    """
+
+    name: ClassVar[str] = "stored"
+    shardable: ClassVar[bool] = False
+
+    tiles: UInt8[Array, "n"]
+    weight_shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    block_format: str = dataclasses.field(metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
+
+    @classmethod
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
+        """Rounds a weight to blocks of 32: Q8_0 (`dtype` int8, or `None`) or Q4_1 (int4)."""
+        name = jnp.dtype(jnp.int8 if dtype is None else dtype).name
+        if name not in _ROUNDED:
+            raise ValueError(f"stored weights are rounded to {' or '.join(_ROUNDED)}, got dtype {name}")
+        from gguf import GGMLQuantizationType  # loads slowly
+        from gguf.quants import quantize
+
+        values = np.asarray(weight, np.float32)
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % BLOCKS[_ROUNDED[name]][0])]
+        rows = quantize(np.pad(values, padding), GGMLQuantizationType[_ROUNDED[name]])
+        return cls.of(rows, _ROUNDED[name], weight.shape, weight.dtype)
+
+    @classmethod
+    def of(
+        cls, rows: UInt8[np.ndarray, "*out bytes"], block_format: str, shape: tuple[int, ...], dtype: DTypeLike
+    ) -> Self:
+        """Repacks the bytes of a file.
+
+        Args:
+          rows: `[*out, bytes of a row]`, each row's blocks.
+          block_format: one of `BLOCKS`.
+          shape: of the weight; a row's last block may hold more than `shape[-1]` inputs, whose weights are 0.
+          dtype: of the rows that are read from it.
+        """
+        return cls(jnp.asarray(_repack(rows, block_format)), tuple(shape), block_format, jnp.dtype(dtype))
+
+    @property
+    def stored(self) -> Array:
+        return self.tiles
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight_shape
+
+    @property
+    def kernels(self) -> str:
+        return f"stored-{self.block_format}"
+
+    def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
+        index = jnp.arange(self.size // self.shape[-1], dtype=jnp.int32).reshape(self.shape[:-1])[rows]
+        shape = jax.ShapeDtypeStruct((index.size, self._inputs), jnp.float32)
+        call = jax.ffi.ffi_call(STORED_ROWS, shape, vmap_method="sequential")
+        outputs = np.int64(self.size // self.shape[-1])
+        found = call(index.reshape(-1), self.tiles, format=self.block_format, outputs=outputs)
+        return found[:, : self.shape[-1]].reshape(*index.shape, self.shape[-1]).astype(self.dtype)
+
+    def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        return dataclasses.replace(self, tiles=function(self.tiles, (None,)))
+
+    def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
+        batch, time, width = x.shape
+        flat = x.reshape(batch * time, width).astype(jnp.float32)
+        flat = jnp.pad(flat, ((0, 0), (0, self._inputs - width)))
+        shape = jax.ShapeDtypeStruct((batch * time, self.size // width), jnp.float32)
+        call = jax.ffi.ffi_call(STORED_PRODUCT, shape, vmap_method="sequential")
+        found = call(flat, self.tiles, format=self.block_format)
+        return found.reshape(batch, time, *self.shape[:-1]).astype(x.dtype)
+
+    @property
+    def _inputs(self) -> int:
+        """The inputs of a row's blocks."""
+        inputs = BLOCKS[self.block_format][0]
+        return -(-self.shape[-1] // inputs) * inputs
+
+
+def _repack(rows: UInt8[np.ndarray, "*out bytes"], block_format: str) -> UInt8[np.ndarray, "n"]:
+    """Repacks rows of blocks into tiles, some on each processor."""
+    library = register()
+    inputs, block_bytes = BLOCKS[block_format]
+    flat = np.ascontiguousarray(rows.reshape(-1, rows.shape[-1]))
+    out, blocks = flat.shape[0], flat.shape[1] // block_bytes
+    if flat.dtype != np.uint8 or flat.shape[1] % block_bytes:
+        raise ValueError(f"expected rows of {block_bytes} bytes a block of {block_format}, got {flat.shape[1]}")
+    lanes = library.JaxspecLanes()
+    tiles = -(-out // lanes)
+    found = np.empty(tiles * blocks * library.JaxspecTileBytes(block_format.encode()), np.uint8)
+    pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (flat, found)]
+    sizes = [ctypes.c_int64(size) for size in (out, blocks * inputs)]
+    threads = max(1, min(os.cpu_count() or 1, tiles))
+    ends = [tiles * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        pack = functools.partial(library.JaxspecPack, block_format.encode(), pointers[0], *sizes)
+        spans = zip(ends[:-1], ends[1:], strict=True)
+        done = [pool.submit(pack, ctypes.c_int64(a), ctypes.c_int64(b), pointers[1]) for a, b in spans]
+        for each in done:
+            each.result()
+    return found
