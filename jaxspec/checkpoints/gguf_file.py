@@ -5,7 +5,6 @@ and can loop for ever on a damaged count; tables of types and the dequantization
 """
 
 import dataclasses
-import functools
 import math
 import mmap
 import struct
@@ -17,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, check_is_no_pointer, reading
-from jaxspec.families.base import LazyTensor
+from jaxspec.families.base import Blocks, LazyTensor
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -27,6 +26,7 @@ _PAIR_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 # No real file has more. A damaged count in a file of many gigabytes is still below its size, and would fill the memory.
 _ALIGNMENTS = tuple(2**power for power in range(17))
 _LONGEST, _LONGEST_NAME, _DEEPEST = 2**24, 2**16, 4
+_NATIVE = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +168,28 @@ def _tensors(
     start = _aligned(cursor.position, alignment)
     _check_end(path, {name: offset for name, (*_, offset) in table.items()}, start, end, len(cursor.buffer), alignment)
     return {
-        name: LazyTensor(
-            shape, functools.partial(_read, path, cursor.buffer, name, shape, quantization, start + offset, row_bytes)
-        )
+        name: _lazy(path, cursor.buffer, name, shape, quantization, start + offset, row_bytes)
         for name, (shape, quantization, row_bytes, offset) in table.items()
     }
+
+
+def _lazy(
+    path: Path,
+    buffer: mmap.mmap,
+    name: str,
+    shape: tuple[int, ...],
+    quantization: GGMLQuantizationType,
+    start: int,
+    row_bytes: int,
+) -> LazyTensor:
+    def rows() -> np.ndarray:
+        sizes = (*shape[:-1], row_bytes)
+        return np.frombuffer(buffer, np.uint8, count=math.prod(sizes), offset=start).reshape(sizes)
+
+    read = lambda: _dequantized(path, name, rows(), quantization)  # noqa: E731
+    if quantization in _NATIVE:
+        return LazyTensor(shape, read)
+    return LazyTensor(shape, read, lambda: Blocks(quantization.name, rows()))
 
 
 def _aligned(position: int, alignment: int) -> int:
@@ -212,22 +229,11 @@ def _table_entry(cursor: _Cursor) -> tuple[tuple[int, ...], GGMLQuantizationType
     return shape, quantization, row_bytes, offset
 
 
-def _read(
-    path: Path,
-    buffer: mmap.mmap,
-    name: str,
-    shape: tuple[int, ...],
-    quantization: GGMLQuantizationType,
-    start: int,
-    row_bytes: int,
-) -> np.ndarray:
-    rows = (*shape[:-1], row_bytes)
-    data = np.frombuffer(buffer, np.uint8, count=math.prod(rows), offset=start).reshape(rows)
-    native = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
-    if quantization in native:
-        return data.view(native[quantization])
+def _dequantized(path: Path, name: str, rows: np.ndarray, quantization: GGMLQuantizationType) -> np.ndarray:
+    if quantization in _NATIVE:
+        return rows.view(_NATIVE[quantization])
     try:
-        return dequantize(data, quantization)
+        return dequantize(rows, quantization)
     except NotImplementedError as error:
         problem = f"{quantization.name} cannot be dequantized"
         raise FileFormatError(path, f"tensor {name}", problem, "pass a file of another type, such as Q8_0") from error

@@ -2,7 +2,9 @@
 
 import os
 import re
+import sys
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,11 @@ from jaxspec.checkpoints.download import fetch
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.checkpoints.huggingface import download_from_hub, read_huggingface_checkpoint
 from jaxspec.checkpoints.orbax import MANIFEST, read_saved
-from jaxspec.checkpoints.params import assemble
+from jaxspec.checkpoints.params import Checkpoint, assemble
+from jaxspec.checkpoints.stored import has_blocks
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.native.build import NoCompilerError, register
+from jaxspec.ops.stored import BLOCKS
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import Rules, default_rules
 
@@ -31,6 +36,7 @@ def load(
     dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
+    weights: Literal["stored", "dequantized"] | None = None,
 ) -> LanguageModel:
     """Loads a language model with its tokenizer.
 
@@ -46,13 +52,17 @@ def load(
       mesh: splits the parameters over devices as they are read: no device ever holds more than its
         part, and the host no more than one parameter of the checkpoint beside them.
       rules: how; `None` is by the mesh axes `data`, `model` and `draft` (`jaxspec.sharding.default_rules`).
+      weights: "stored" keeps blocks of a few bits as they are in the file, repacked for the processor, whose native
+        kernels multiply by them (`jaxspec.ops.stored.StoredWeight`): float32 activations on one CPU device.
+        "dequantized" makes plain arrays of them, which can be split, converted, saved and trained from. `None` is
+        "stored" where that can be had, else "dequantized".
 
     Returns:
       The model, with its tokenizer if the checkpoint has one.
 
     Raises:
       ValueError: the name is unknown, the dtype or architecture is not supported, a file is
-        truncated or corrupted, or rules and mesh do not fit.
+        truncated or corrupted, rules and mesh do not fit, or weights cannot be had as they are stored.
       FileNotFoundError: the path does not exist, or the drafter is not in this installation.
       OSError: a download failed; the message says what to do.
 
@@ -63,12 +73,38 @@ def load(
       (310, 'bfloat16')
     """
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
+    if weights not in (None, "stored", "dequantized"):
+        raise ValueError(f"weights must be 'stored', 'dequantized' or None, got {weights!r}")
     path = _locate(name_or_path)
-    if not path.is_dir():
-        return assemble(_FILES[path.suffix](path), dtype, placement)
-    if (path / MANIFEST).is_file():
+    if path.is_dir() and (path / MANIFEST).is_file():
+        if weights == "stored":
+            raise ValueError(f"weights='stored', but {path} holds plain numbers, as save writes them; leave it out")
         return read_saved(path, dtype, placement)
-    return assemble(read_huggingface_checkpoint(path), dtype, placement)
+    checkpoint = read_huggingface_checkpoint(path) if path.is_dir() else _FILES[path.suffix](path)
+    stored = weights != "dequantized" and _can_hold(checkpoint, dtype, mesh, asked=weights is not None)
+    return assemble(checkpoint, dtype, placement, stored=stored)
+
+
+def _can_hold(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> bool:
+    """Returns whether weights can be held as they are stored; raises `ValueError` if they cannot and it was asked."""
+    lacks = {
+        f"a file with blocks of {', '.join(BLOCKS)}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
+        f"a CPU, got {jax.default_backend()}": jax.default_backend() == "cpu",
+        "one device, got a mesh": mesh is None,
+        f"float32 activations, got {dtype}": dtype == jnp.float32,
+    }
+    problem = next((what for what, there in lacks.items() if not there), None)
+    if problem is None:
+        try:
+            register()
+            return True
+        except (NoCompilerError, OSError) as error:
+            problem = f"native kernels: {error}"
+            if not asked:
+                print(f"jaxspec: weights are dequantized, as there are no {problem}", file=sys.stderr)
+    if asked:
+        raise ValueError(f"weights='stored' needs {problem}; leave it out")
+    return False
 
 
 def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:

@@ -11,11 +11,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.fit import check_fit, check_not_quantized, check_tied, mismatch, of_model
+from jaxspec.checkpoints.stored import hold, read_finite
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
+from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.settings import settings_of
 from jaxspec.families.table import find_family, read_config
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
@@ -46,13 +49,16 @@ class Checkpoint:
     name_of: Callable[[str], str] = str
 
 
-def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None) -> LanguageModel:
+def assemble(
+    checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None, *, stored: bool = False
+) -> LanguageModel:
     """Builds the model that a checkpoint describes.
 
     Args:
       checkpoint: configuration, unread tensors, tokenizer.
       dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go, each straight into its shards; `None` is the default device.
+      stored: whether the weights of products stay as they are stored, for the native CPU kernels.
 
     Raises:
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
@@ -71,8 +77,9 @@ def assemble(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | No
             check_fit(checkpoint.config, problem, checkpoint.tensors)
         elif config.tied_head:
             check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_source_of(mappings, "embedding")])
-    params = build_params(mappings, tensors, checkpoint.source, dtype, placement)
-    model = LanguageModel(Transformer(config, dtype), params, _tokenizer(checkpoint, config.vocab_size))
+    params = build_params(mappings, tensors, checkpoint.source, dtype, placement, stored=stored)
+    tokenizer, cache_type = _tokenizer(checkpoint, config.vocab_size), NativeKVCache if stored else KVCache
+    model = LanguageModel(Transformer(config, dtype), params, tokenizer, cache_type=cache_type)
     return model if placement is None else placed(model, placement)
 
 
@@ -92,6 +99,8 @@ def build_params(
     source: str,
     dtype: jnp.dtype,
     placement: Placement | None = None,
+    *,
+    stored: bool = False,
 ) -> dict[str, Any]:
     """Builds the tree of parameters from a checkpoint's tensors.
 
@@ -101,6 +110,7 @@ def build_params(
       source: where they were read from, for error messages.
       dtype: of all parameters but those of normalizations, which are float32.
       placement: as of `assemble`.
+      stored: as of `assemble`.
 
     Raises:
       ValueError: a tensor is missing, left over, of the wrong shape, unreadable or not finite.
@@ -114,8 +124,11 @@ def build_params(
         node = params
         for key in mapping.path[:-1]:
             node = node.setdefault(key, {})
-        values = _read(mapping, tensors, source)
-        node[mapping.path[-1]] = _put(mapping, values, jnp.float32 if mapping.is_norm else dtype, placement)
+        held = hold(mapping, tensors, source, dtype) if stored else None
+        if held is None:
+            values = mapping.build(*(read_finite(tensors, name, source) for name, _ in mapping.sources))
+            held = _put(mapping, np.asarray(values), jnp.float32 if mapping.is_norm else dtype, placement)
+        node[mapping.path[-1]] = held
     return params
 
 
@@ -129,18 +142,6 @@ def _put(mapping: ParamMapping, values: np.ndarray, dtype: DTypeLike, placement:
         return jnp.array(values, dtype=dtype)
     sharding = placement.sharding(values.shape, parameter_axes(mapping.path, values.ndim))
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index].astype(dtype))
-
-
-def _read(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str) -> np.ndarray:
-    parts = []
-    for name, _ in mapping.sources:
-        with reading(source, f"tensor {name}"):
-            part = tensors[name].read()
-        if not np.isfinite(part).all():
-            problem = "holds NaN or infinite values, so the file is corrupted"
-            raise FileFormatError(source, f"tensor {name}", problem, DOWNLOAD_AGAIN)
-        parts.append(part)
-    return np.asarray(mapping.build(*parts))
 
 
 def abstract_params(module: Transformer) -> Any:

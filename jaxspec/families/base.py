@@ -12,12 +12,26 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Holds a tensor's bytes where it is stored in blocks of a few bits.
+
+    Attributes:
+      name: the format's, as GGML calls it.
+      rows: `[*out, bytes of a row]`, possibly a read-only view of the file.
+    """
+
+    name: str
+    rows: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class LazyTensor:
     """Holds a tensor that is still in its file.
 
     Attributes:
       shape: its shape, known without reading it.
       read: reads it; any float dtype, possibly a read-only view of the file.
+      blocks: returns it as it is stored, if that is in blocks.
 
     Example:
       >>> jaxspec.families.LazyTensor((2, 3), lambda: np.zeros((2, 3))).read().shape
@@ -26,6 +40,19 @@ class LazyTensor:
 
     shape: Shape
     read: Callable[[], np.ndarray]
+    blocks: Callable[[], Blocks] | None = None
+
+    def reorder(self, function: Callable[[np.ndarray], np.ndarray]) -> "LazyTensor":
+        """Returns the tensor with its rows in another order, which `function` puts them in, whatever they hold."""
+        blocks = self.blocks
+        if blocks is None:
+            return LazyTensor(self.shape, lambda: function(self.read()))
+
+        def reordered() -> Blocks:
+            stored = blocks()
+            return Blocks(stored.name, function(stored.rows))
+
+        return LazyTensor(self.shape, lambda: function(self.read()), reordered)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +65,7 @@ class ParamMapping:
         have.
       build: returns the parameter, given those tensors.
       is_norm: whether it belongs to a normalization, which stays in float32.
+      by_rows: whether `build` only moves rows of the tensors, whatever they hold.
       axis: the axis along which `build` puts several tensors side by side.
 
     Example:
@@ -53,6 +81,7 @@ class ParamMapping:
     build: Callable[..., np.ndarray]
     is_norm: bool = False
     axis: int = 0
+    by_rows: bool = False
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
         """Returns the tensors that the parameter was made of, by name.

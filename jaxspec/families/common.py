@@ -213,7 +213,7 @@ def _write_scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 def map_tensor(path: tuple[str, ...], name: str, shape: Shape) -> ParamMapping:
     """Maps a tensor to the parameter that it is."""
-    return ParamMapping(path, ((name, shape),), identity)
+    return ParamMapping(path, ((name, shape),), identity, by_rows=True)
 
 
 def map_norm(
@@ -239,7 +239,7 @@ def map_attention(
     group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)
     for own, rows in {"query": {"q": query_rows}, "key_value": {"k": key_rows, "v": key_rows}}.items():
         weights = tuple((f"{name}.{part}_proj.weight", (count, width)) for part, count in rows.items())
-        yield ParamMapping((*path, own, "kernel"), weights, group, axis=1)
+        yield ParamMapping((*path, own, "kernel"), weights, group, axis=1, by_rows=True)
         if config.qkv_bias:
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
             yield ParamMapping((*path, own, "bias"), biases, group, axis=1)
@@ -256,7 +256,7 @@ def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iter
     inner, width = config.mlp_width, config.width
     parts = ("gate_proj", "up_proj")
     kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
-    yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack)
+    yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack, by_rows=True)
     yield map_tensor((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
     if config.mlp_bias:
         biases = tuple((f"{name}.{part}.bias", (inner,)) for part in parts)

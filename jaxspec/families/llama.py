@@ -114,7 +114,7 @@ def _restore(name: str, tensor: LazyTensor, config: Mapping[str, Any]) -> LazyTe
     heads = config["num_attention_heads"]
     if match[1] == "k":
         heads = config.get("num_key_value_heads") or heads
-    return LazyTensor(tensor.shape, lambda: to_half_split(tensor.read(), heads))
+    return tensor.reorder(lambda rows: to_half_split(rows, heads))
 
 
 def _store(name: str, x: np.ndarray, config: TransformerConfig) -> np.ndarray:

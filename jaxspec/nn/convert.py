@@ -50,7 +50,7 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
     _check(model, "pack_weights")
     if packed := packed_weights(model):
         raise TypeError(f"a model is packed once, from plain weights, got {type(packed[0]).__name__}")
-    params = jax.tree.map_with_path(lambda path, x: pack(x) if _is_product(path) else x, model.params)
+    params = jax.tree.map_with_path(lambda path, x: pack(x) if is_product(path[-1].key) else x, model.params)
     return dataclasses.replace(model, params=params)
 
 
@@ -184,14 +184,13 @@ def _is_known(model: object) -> bool:
     return isinstance(model, Network)
 
 
-def _is_product(path: tuple[Any, ...]) -> bool:
-    """Returns whether the parameter at a pytree path is a kernel, an embedding or an output head."""
-    name = path[-1].key
+def is_product(name: str) -> bool:
+    """Returns whether a parameter of this name is the weight of a product: a kernel, an embedding or an output head."""
     return name == "kernel" or name in _TABLES
 
 
 def _are_bfloat16(params: Any) -> bool:
     """Returns whether rounding to bfloat16 would change no weight of a product, as far as they are known."""
-    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if _is_product(path)]
+    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if is_product(path[-1].key)]
     known = not any(isinstance(x, PackedWeight | Tracer) for x in weights)
     return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)

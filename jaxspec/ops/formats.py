@@ -8,4 +8,6 @@ from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.stored import StoredWeight
 
-FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType({kind.name: kind for kind in (Int8Weight, NativeWeight, StoredWeight)})
+FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType(
+    {kind.name: kind for kind in (Int8Weight, NativeWeight, StoredWeight)}
+)

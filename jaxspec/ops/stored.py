@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
@@ -34,6 +35,10 @@ BLOCKS = {
 }
 # What `pack` rounds to.
 _ROUNDED = {"int8": "Q8_0", "int4": "Q4_1"}
+
+
+class NotFiniteError(ValueError):
+    """Signals blocks whose scale or minimum is NaN or infinite."""
 
 
 @register_dataclass
@@ -84,6 +89,9 @@ class StoredWeight(PackedWeight):
           block_format: one of `BLOCKS`.
           shape: of the weight; a row's last block may hold more than `shape[-1]` inputs, whose weights are 0.
           dtype: of the rows that are read from it.
+
+        Raises:
+          NotFiniteError: a block's scale or minimum is NaN or infinite.
         """
         return cls(jnp.asarray(_repack(rows, block_format)), tuple(shape), block_format, jnp.dtype(dtype))
 
@@ -143,8 +151,8 @@ def _repack(rows: UInt8[np.ndarray, "*out bytes"], block_format: str) -> UInt8[n
     ends = [tiles * i // threads for i in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
         pack = functools.partial(library.JaxspecPack, block_format.encode(), pointers[0], *sizes)
-        spans = zip(ends[:-1], ends[1:], strict=True)
-        done = [pool.submit(pack, ctypes.c_int64(a), ctypes.c_int64(b), pointers[1]) for a, b in spans]
-        for each in done:
-            each.result()
+        spans = [map(ctypes.c_int64, span) for span in itertools.pairwise(ends)]
+        done = [pool.submit(pack, *span, pointers[1]) for span in spans]
+        if count := sum(each.result() for each in done):
+            raise NotFiniteError(f"{count} scales of {block_format} are NaN or infinite")
     return found

@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.parameter import weight
 from jaxspec.nn.transformer import MLP, Dense, Norm
 from jaxspec.ops.matmul import project
 
@@ -154,7 +155,7 @@ class Output(nn.Module):
 
     @nn.compact
     def __call__(self, x: States) -> Float[Array, "b t n"]:
-        head = self.param("head", nn.initializers.normal(0.02), (self.vocab_size, x.shape[-1]), self.dtype)
+        head = weight(self, "head", (self.vocab_size, x.shape[-1]), self.dtype)
         return project(x, head).astype(jnp.float32)
 
 

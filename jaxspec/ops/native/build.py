@@ -20,7 +20,7 @@ PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 STORED_PRODUCT, STORED_ROWS = "JaxspecStoredProduct", "JaxspecStoredRows"
 _HANDLERS = (PRODUCT, ATTENTION, STORED_PRODUCT, STORED_ROWS)
 # Its functions, and what they return.
-_FUNCTIONS = {"JaxspecPack": None, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
+_FUNCTIONS = {"JaxspecPack": ctypes.c_int64, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _HEADERS = tuple(sorted(_HERE.rglob("*.h")))

@@ -19,7 +19,7 @@ constexpr int64_t kManyRows = 16;         // from which on threads share the rou
 // What one format does.
 struct Kernels {
   int64_t inputs, block_bytes, tile_bytes;
-  void (*pack)(const uint8_t* const* blocks, uint8_t* to);
+  int (*pack)(const uint8_t* const* blocks, uint8_t* to);
   void (*unpack)(const uint8_t* tile, int lane, float* to);
   void (*product)(const uint8_t* tile, const Group* x, int64_t rows, int64_t groups, float* y, int64_t out,
                   int64_t outputs);
@@ -126,11 +126,13 @@ int64_t JaxspecTileBytes(const char* format) {
   return kernels ? kernels->tile_bytes : -1;
 }
 
-// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs.
-void JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
+// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many scales
+// and minima are not finite.
+int64_t JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
                  uint8_t* to) {
   const Kernels* kernels = Find(format);
   const int64_t blocks = in / kernels->inputs, row_bytes = blocks * kernels->block_bytes;
+  int64_t infinite = 0;
   for (int64_t tile = first; tile < last; ++tile) {
     for (int64_t b = 0; b < blocks; ++b) {
       const uint8_t* lanes[kLanes];
@@ -138,9 +140,10 @@ void JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t i
         const int64_t row = tile * kLanes + lane;
         lanes[lane] = row < out ? from + row * row_bytes + b * kernels->block_bytes : nullptr;
       }
-      kernels->pack(lanes, to + (tile * blocks + b) * kernels->tile_bytes);
+      infinite += kernels->pack(lanes, to + (tile * blocks + b) * kernels->tile_bytes);
     }
   }
+  return infinite;
 }
 
 }  // extern "C"

@@ -30,6 +30,8 @@ struct Block {
   int8_t minima[kMostInputs / 16];
 };
 
+inline bool IsFinite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
 // Codes of kBits in planes: plane bits of the vectors of a group side by side in a byte.
 template <int kBits>
 struct Planes {
@@ -118,27 +120,31 @@ struct Tile {
   static constexpr int kMinimumAt = kScaleAt + 2 * kLanes;
   static constexpr int kBytes = kMinimumAt + (Format::kMinima ? 2 * kLanes : 0);
 
-  // Repacks one block of kLanes outputs; a null pointer is an output that there is not.
-  static void Pack(const uint8_t* const* blocks, uint8_t* to) {
+  // Repacks one block of kLanes outputs; a null pointer is an output that there is not. Returns how many scales and minima
+  // are not finite.
+  static int Pack(const uint8_t* const* blocks, uint8_t* to) {
     static thread_local uint8_t codes[kGroups][kVectors][kVectorBytes];
     std::memset(codes, 0, sizeof codes);
     std::memset(to + kFactorsAt, 0, kBytes - kFactorsAt);
+    int infinite = 0;
     for (int lane = 0; lane < kLanes; ++lane) {
       if (!blocks[lane]) continue;
       Block block;
       Format::Read(blocks[lane], block);
       for (int i = 0; i < Format::kInputs; ++i) {
-        uint8_t code = block.codes[i];
-        codes[i / kGroup][i % kGroup / 4][lane * 4 + i % 4] = code;
+        codes[i / kGroup][i % kGroup / 4][lane * 4 + i % 4] = block.codes[i];
       }
       for (int i = 0; i < kFactors && Format::kFactors; ++i) {
         to[kFactorsAt + i * kLanes + lane] = static_cast<uint8_t>(block.factors[i]);
         if (Format::kMinima) to[kMinimaAt + i * kLanes + lane] = static_cast<uint8_t>(block.minima[i]);
       }
       std::memcpy(to + kScaleAt + 2 * lane, &block.scale, 2);
+      infinite += !IsFinite(block.scale);
       if (Format::kMinima) std::memcpy(to + kMinimumAt + 2 * lane, &block.minimum, 2);
+      if (Format::kMinima) infinite += !IsFinite(block.minimum);
     }
     for (int g = 0; g < kGroups; ++g) Codes::Write(codes[g], to + g * Codes::kBytes);
+    return infinite;
   }
 
   // The values of one lane.
