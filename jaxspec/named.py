@@ -34,7 +34,7 @@ from jaxspec.drafters.token_map import TokenMap
 from jaxspec.heads import dflash, eagle, medusa, tandem
 from jaxspec.heads.base import HeadKind
 from jaxspec.heads.files import kind_in, read_head
-from jaxspec.nn.convert import native_like
+from jaxspec.nn.convert import native_like, weights_like
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 from jaxspec.sharding.rules import Rules
@@ -279,7 +279,7 @@ class _Loader:
             network = load_head(name, cast(LanguageModel, self.target), **placed)  # which refuses others
         else:
             try:
-                network = load(name, **placed)
+                network = load(name, **placed, weights=weights_like(self.target))
             except zoo.UnknownNameError:
                 known = ("auto", NoDrafter.name, *DRAFTERS)
                 raise ValueError(zoo.unknown_drafter(os.fspath(name), known, model=self.target_name)) from None

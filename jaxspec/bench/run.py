@@ -113,7 +113,9 @@ def _open_panel(
 ) -> contextlib.AbstractContextManager[Panel]:
     """Opens the peers that are asked for and installed; kernels with bfloat16 weights give them those."""
     peers = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
-    draft = load(setting.against_draft, dtype=setting.dtype) if peers and setting.against_draft else None
+    draft = None
+    if peers and setting.against_draft:
+        draft = load(setting.against_draft, dtype=setting.dtype, weights="dequantized")
     dtype = "bfloat16" if kernels == "native-bfloat16" else loaded.dtype.name
     # A token is a byte at least, but for those of the template.
     longest = max(sum(len(text.encode()) for text in one.texts()) for one in questions)

@@ -12,7 +12,7 @@ from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapt import LengthOption
 from jaxspec.named import VERIFIERS
-from jaxspec.nn.convert import KERNELS
+from jaxspec.nn.convert import KERNELS, weights_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
@@ -91,8 +91,10 @@ class Setting:
 
 def load_target(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
     """Loads the target: with plain arrays as weights, and with the setting's kernels."""
-    loaded = load(setting.model, dtype=setting.dtype)
-    return loaded, KERNELS[setting.kernels](loaded)
+    loaded = load(setting.model, dtype=setting.dtype, weights="dequantized")
+    if (weights := weights_for(setting.kernels)) == "dequantized":
+        return loaded, KERNELS[setting.kernels](loaded)
+    return loaded, KERNELS[setting.kernels](load(setting.model, dtype=setting.dtype, weights=weights))
 
 
 def policy_at(temperature: float) -> Policy:

@@ -66,7 +66,10 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
         kind = type(getattr(model, "module", model)).__name__
         raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
     if kernels := packed_weights(model):
-        raise TypeError(f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before")
+        raise TypeError(
+            f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before, or "
+            "load it with weights='dequantized'"
+        )
     if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
         raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")
     _check_config(model.module.config)

@@ -52,7 +52,7 @@ def run(options: Options) -> None:
 
     enable_compilation_cache()
     manifest = make_data(
-        load(options.model, dtype=options.dtype),
+        load(options.model, dtype=options.dtype, weights="dequantized"),
         options.prompts,
         options.out,
         AnswerOptions(options.max_new_tokens, options.temperature, options.seed, options.batch, options.max_length),

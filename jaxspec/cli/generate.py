@@ -104,9 +104,9 @@ class Options:
         str,
         KERNELS,
         typer.Option(
-            help="On a CPU: 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
+            help="On a CPU: 'stored' multiplies by a GGUF file's blocks as they are; 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
             "tokens, in bfloat16 where that holds them exactly; 'native-float32' never in that, 'native-bfloat16' "
-            "always, rounded; 'auto' is native where it can be had, else xla."
+            "always, rounded; 'auto' is stored, else native, where they can be had, else xla."
         ),
     ] = "auto"
     processes: Processes = dataclasses.field(default_factory=Processes)
@@ -135,10 +135,11 @@ class Options:
         """Loads the models for so many prompts, split over the mesh if there is one."""
         from jaxspec.checkpoints.load import load
         from jaxspec.named import VERIFIERS, has_weights, load_drafter
-        from jaxspec.nn.convert import KERNELS, quantize_cache, quantize_weights
+        from jaxspec.nn.convert import KERNELS, quantize_cache, quantize_weights, weights_for
         from jaxspec.text.decoder import SpeculativeDecoder
 
-        target = load(self.model, dtype=self.dtype, mesh=mesh)
+        weights = "dequantized" if self.int8 else weights_for(self.kernels)
+        target = load(self.model, dtype=self.dtype, mesh=mesh, weights=weights)
         for part in dict.fromkeys(self.int8 or ()):
             target = {"weights": quantize_weights, "cache": quantize_cache}[part](target)
         target = KERNELS[self.kernels](target)

@@ -160,7 +160,7 @@ def run(options: Options) -> None:
     axes = parse_axes(asked.mesh)
     mesh = None if axes is None else make_mesh(axes)
     data = Dataset.open(asked.data, unfinished=asked.unfinished)
-    target = load(asked.model, dtype=asked.dtype, mesh=mesh)
+    target = load(asked.model, dtype=asked.dtype, mesh=mesh, weights="dequantized")
     session.check_made_for(data, target, asked.model)
     rest, aside = data.split(asked.validation)
     rest = dataclasses.replace(rest, whole_texts=asked.whole_texts)

@@ -17,6 +17,7 @@ from jaxspec.core.model import Model
 _PASSES = {
     "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
     "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),
+    "stored": ((1, 1.0), (2, 1.05), (3, 1.1), (5, 1.3), (8, 1.8), (16, 3.4), (48, 10.0)),
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
@@ -125,7 +126,8 @@ def _kernels(network: Any) -> str:
     if jax.default_backend() != "cpu":
         return "accelerator"
     kernels = kernels_of(network) if isinstance(network, Network) else "xla"
-    return kernels if kernels in _PASSES else "cpu"
+    known = (kind for kind in (kernels, kernels.partition("-")[0]) if kind in _PASSES)
+    return next(known, "cpu")
 
 
 def _pass(kind: str, tokens: int) -> float:

@@ -5,11 +5,12 @@ for the first one guess almost as well for the second. Other weight formats (`ja
 `pack_weights`.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,8 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
     """
     _check(model, "pack_weights")
     if packed := packed_weights(model):
-        raise TypeError(f"a model is packed once, from plain weights, got {type(packed[0]).__name__}")
+        kind = type(packed[0]).__name__
+        raise TypeError(f"a model is packed once, from plain weights, got {kind}; load it with weights='dequantized'")
     params = jax.tree.map_with_path(lambda path, x: pack(x) if is_product(path[-1].key) else x, model.params)
     return dataclasses.replace(model, params=params)
 
@@ -130,9 +132,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
     register()
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
-    model = pack_weights(model, functools.partial(FORMATS["native"].pack, dtype=weights))
-    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
-    return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
+    return _with_native_cache(pack_weights(model, functools.partial(FORMATS["native"].pack, dtype=weights)))
 
 
 def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
@@ -146,17 +146,38 @@ def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> 
         return model
 
 
+def weights_like(target: Any) -> Literal["dequantized"] | None:
+    """Returns how `load` must hold the weights of a draft model: as they are stored only where the target's are."""
+    plain = isinstance(target, LanguageModel) and not kernels_of(target).startswith("stored")
+    return "dequantized" if plain else None
+
+
 def native_like(target: Any, draft: _Network) -> _Network:
-    """Uses the target's matmul kernels for `draft`, a model or head, with weights rounded to bfloat16."""
-    if not isinstance(target, LanguageModel) or not kernels_of(target).startswith("native"):
+    """Uses the target's matmul kernels for `draft`, a model or head, with weights rounded.
+
+    Beside native kernels to bfloat16; beside weights as a file stores them to int8, with a scale for each 32.
+    """
+    if not isinstance(target, LanguageModel):
         return draft
-    return native_if_possible(draft, weights=jnp.bfloat16)
+    kernels = kernels_of(target)
+    if kernels.startswith("native"):
+        return native_if_possible(draft, weights=jnp.bfloat16)
+    plain = _is_known(draft) and not packed_weights(draft) and jnp.dtype(draft.module.dtype) == jnp.float32
+    if not kernels.startswith("stored") or not plain or not isinstance(draft.placement, Unsharded):
+        return draft
+    return _with_native_cache(pack_weights(draft, FORMATS["stored"].pack))
+
+
+def _with_native_cache(model: _Network) -> _Network:
+    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
+    return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
 
 
 # By name, for commands.
 KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
     {
         "auto": native_if_possible,
+        "stored": lambda model: model,
         "xla": lambda model: model,
         "native": native_kernels,
         "native-float32": functools.partial(native_kernels, weights=jnp.float32),
@@ -165,10 +186,17 @@ KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyTy
 )
 
 
+def weights_for(kernels: str) -> Literal["stored", "dequantized"] | None:
+    """Returns how `load` must hold the weights that these kernels of `KERNELS` multiply by."""
+    return {"auto": None, "stored": "stored"}.get(kernels, "dequantized")
+
+
 def kernels_of(model: Network) -> str:
-    """Returns the name of a model's matmul kernels: "xla", or that of its weight format, such as "native-bfloat16"."""
-    packed = packed_weights(model)
-    return packed[0].kernels if packed else "xla"
+    """Returns the name of a model's matmul kernels: "xla", or those of the format that most bytes of its weights are in."""
+    sizes = collections.Counter[str]()
+    for weight in packed_weights(model):
+        sizes[weight.kernels] += weight.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "xla"
 
 
 def _check(model: object, name: str, *, heads: bool = True) -> None:

@@ -14,7 +14,7 @@
 namespace jaxspec {
 
 constexpr int kGroup = 32;  // inputs that share a scale
-constexpr int kFine = 4;    // one group in so many has 16 bits
+constexpr int kFine = 8;    // one group in so many has 16 bits
 constexpr float kByte = 127.0f, kWide = 127.0f * 256.0f;
 
 struct alignas(16) Group {

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -24,7 +25,7 @@ _FUNCTIONS = {"JaxspecPack": ctypes.c_int64, "JaxspecTileBytes": ctypes.c_int64,
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _HEADERS = tuple(sorted(_HERE.rglob("*.h")))
-_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-shared", "-fPIC")
+_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-w", "-fPIC")
 
 
 @functools.cache
@@ -51,8 +52,16 @@ def register() -> ctypes.CDLL:
 
 
 def _compile(path: Path) -> None:
-    sources = [f"-I{jax.ffi.include_dir()}", *map(str, _SOURCES)]
-    run_compiler([*find_compiler(), *_OPTIONS, *sources, "-o", str(path)], path.parent)
+    """Compiles the sources at the same time, and links them."""
+    command, folder = find_compiler(), path.parent
+    objects = [folder / f"{source.stem}.o" for source in _SOURCES]
+
+    def one(source: Path, to: Path) -> None:
+        run_compiler([*command, *_OPTIONS, f"-I{jax.ffi.include_dir()}", "-c", str(source), "-o", str(to)], folder)
+
+    with ThreadPoolExecutor(len(_SOURCES)) as pool:
+        list(pool.map(one, _SOURCES, objects))
+    run_compiler([*command, "-shared", *map(str, objects), "-o", str(path)], folder)
 
 
 def _digest() -> str:
