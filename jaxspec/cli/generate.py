@@ -104,9 +104,9 @@ class Options:
         str,
         KERNELS,
         typer.Option(
-            help="On a CPU: 'stored' multiplies by a GGUF file's blocks as they are; 'native' is compiled for it (needs a C++ compiler) and reads weights once for several "
-            "tokens, in bfloat16 where that holds them exactly; 'native-float32' never in that, 'native-bfloat16' "
-            "always, rounded; 'auto' is stored, else native, where they can be had, else xla."
+            help="On a CPU, with a C++ compiler: 'stored' multiplies by a GGUF file's blocks as they are; 'native' "
+            "reads weights once for several tokens, in bfloat16 where that has them exactly, 'native-float32' never in "
+            "that, 'native-bfloat16' always, rounded. 'auto' is stored, else native, where they can be had, else xla."
         ),
     ] = "auto"
     processes: Processes = dataclasses.field(default_factory=Processes)

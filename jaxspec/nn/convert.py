@@ -192,7 +192,7 @@ def weights_for(kernels: str) -> Literal["stored", "dequantized"] | None:
 
 
 def kernels_of(model: Network) -> str:
-    """Returns the name of a model's matmul kernels: "xla", or those of the format that most bytes of its weights are in."""
+    """Returns the name of a model's matmul kernels: "xla", or those of the format of most of its bytes."""
     sizes = collections.Counter[str]()
     for weight in packed_weights(model):
         sizes[weight.kernels] += weight.nbytes

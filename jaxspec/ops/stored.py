@@ -46,7 +46,7 @@ class NotFiniteError(ValueError):
 class StoredWeight(PackedWeight):
     """Holds a weight in the blocks of a GGUF file, repacked for the processor; on one CPU device.
 
-    Activations are rounded to int8 with a scale for each 32, and to 16 bits in the quarter of them that is largest.
+    Activations are rounded to int8 with a scale for each 32, and to 16 bits in the eighth of them that is largest.
     No gradient flows through it.
 
     Attributes:

@@ -12,6 +12,7 @@ from jaxspec.ops.formats import FORMATS
 from jaxspec.ops.matmul import project
 from jaxspec.ops.native.build import register
 from jaxspec.ops.packed import is_packed
+from jaxspec.ops.stored import StoredWeight
 from tests._fixtures import tiny
 
 pytestmark = pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
@@ -32,7 +33,7 @@ def test_it_is_found_by_its_name(kind):
 
 def test_it_has_the_shape_and_dtype_of_the_weight(kind):
     packed = kind.pack(weight(2, 8, 16))
-    assert is_packed(packed) and jax.tree.leaves(packed)[0].shape == packed.shape == (2, 8, 16)
+    assert is_packed(packed) and packed.shape == (2, 8, 16)
     assert (packed.ndim, packed.size, packed.dtype) == (3, 256, jnp.float32)
     assert packed.nbytes == sum(x.nbytes for x in jax.tree.leaves(packed))
 
@@ -40,7 +41,10 @@ def test_it_has_the_shape_and_dtype_of_the_weight(kind):
 def test_products_and_rows_are_those_of_the_array_that_it_stands_for(kind):
     packed, x = kind.pack(weight(2, 8, 16)), jax.random.normal(jax.random.key(2), (1, 3, 16))
     dense = packed.astype(jnp.float32)
-    np.testing.assert_allclose(jax.jit(project)(x, packed), jnp.einsum("bti,noi->btno", x, dense), atol=1e-4)
+    # A row of one block is rounded to 16 bits: by half a step of its largest activation over 127 * 256.
+    step = 0.5 * jnp.max(jnp.abs(x)) / (127 * 256) * jnp.sum(jnp.abs(dense), axis=-1).max()
+    atol = 1e-4 + (float(step) if kind is StoredWeight else 0.0)
+    np.testing.assert_allclose(jax.jit(project)(x, packed), jnp.einsum("bti,noi->btno", x, dense), atol=atol)
     table = kind.pack(weight(8, 16))
     np.testing.assert_array_equal(table[jnp.asarray([3, 5])], table.astype(jnp.float32)[jnp.asarray([3, 5])])
     np.testing.assert_allclose(dense, weight(2, 8, 16), atol=0.05)

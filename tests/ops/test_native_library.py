@@ -200,7 +200,7 @@ def test_what_another_machine_can_load_stays(tmp_path, capsys):
 def test_a_library_is_of_its_sources(monkeypatch):
     """All files of the folder, and the jaxlib that calls it."""
     folder = Path(build.__file__).parent
-    assert {*build._SOURCES, *build._HEADERS} == {*folder.glob("*.cpp"), *folder.glob("*.h")}
+    assert {*build._SOURCES, *build._HEADERS} == {*folder.glob("*.cpp"), *folder.rglob("*.h")}
     digests = {build._digest()}
     for name in ("_HEADERS", "_SOURCES", "_OPTIONS"):
         with monkeypatch.context() as changed:

@@ -1,4 +1,4 @@
-// Activations in integers, with a scale for each 32: bytes; and 16 bits in the quarter of a row's groups that are largest,
+// Activations in integers, with a scale for each 32: bytes; and 16 bits in the eighth of a row's groups that are largest,
 // where rounding to bytes would move the most.
 
 #ifndef JAXSPEC_ACTIVATIONS_H_
@@ -30,36 +30,48 @@ struct alignas(16) Group {
   int32_t fine;
 };
 
+// Infinite where an activation is, or is NaN.
 inline float LargestOf(const float* x) {
-  float most = 0.0f;
-  for (int i = 0; i < kGroup; ++i) most = std::max(most, std::fabs(x[i]));
-  return most;
+  Lanes most = {}, rest = {};
+  for (int i = 0; i < kGroup; i += kLanes) {
+    const Lanes some = Read(x + i), size = some < 0.0f ? -some : some;
+    most = size > most ? size : most;
+    rest += some - some;  // 0, or NaN
+  }
+  return Sum(rest) == 0.0f ? Largest(most) : INFINITY;
+}
+
+inline void WriteFactors(Integers whole, bool fine, int at, Group& to) {
+#if JAXSPEC_BYTE_PRODUCTS
+  const Integers upper = fine ? (whole + 128) >> 8 : whole;
+  *reinterpret_cast<SignedBytes*>(to.values + at) = __builtin_convertvector(upper, SignedBytes);
+  *reinterpret_cast<SignedBytes*>(to.low + at) = __builtin_convertvector(fine ? whole - upper * 256 : Integers{}, SignedBytes);
+#else
+  for (int i = 0; i < kLanes; ++i) to.values[at + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<Factor>(whole[i]);
+#endif
 }
 
 inline void Round(const float* x, float most, bool fine, Group& to) {
-  const float limit = fine ? kWide : kByte;
-  to.scale = most / limit;
-  const float inverse = most > 0.0f ? limit / most : 0.0f;
+  const float limit = fine ? kWide : kByte, inverse = most > 0.0f ? limit / most : 0.0f;
+  to = Group{};
   to.fine = fine;
-  int32_t whole[kGroup];
-  // An activation that is not finite makes a scale that is not, and any integers do.
-  const bool finite = most <= 3.4e38f && inverse <= 3.4e38f;
-  for (int i = 0; i < kGroup; ++i) whole[i] = finite ? static_cast<int32_t>(std::nearbyint(x[i] * inverse)) : 1;
-  if (!finite) to.scale = most <= 3.4e38f ? 0.0f : NAN;
-  for (int half = 0; half < 2; ++half) {
-    int32_t sum = 0;
-    for (int i = 0; i < kGroup / 2; ++i) sum += whole[half * kGroup / 2 + i];
-    to.whole[half] = sum;
-    to.sums[half] = to.scale * static_cast<float>(sum);
+  // A scale of NaN makes the row NaN. Numbers too small for a scale are 0.
+  if (!(most < INFINITY && inverse < INFINITY)) {
+    to.scale = most < INFINITY ? 0.0f : NAN;
+    return;
   }
-  for (int i = 0; i < kGroup; ++i) {
-#if JAXSPEC_BYTE_PRODUCTS
-    const int32_t upper = (whole[i] + 128) >> 8;
-    to.values[i] = static_cast<Factor>(fine ? upper : whole[i]);
-    to.low[i] = static_cast<Factor>(fine ? whole[i] - upper * 256 : 0);
-#else
-    to.values[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<Factor>(whole[i]);
-#endif
+  to.scale = most / limit;
+  constexpr float kNearest = 12582912.0f;  // added to a number below 2^22 and taken away, rounds it to an integer
+  for (int half = 0; half < 2; ++half) {
+    Lanes total = {};
+    for (int i = half * kGroup / 2; i < (half + 1) * kGroup / 2; i += kLanes) {
+      const Lanes whole = (Read(x + i) * inverse + kNearest) - kNearest;
+      total += whole;
+      WriteFactors(__builtin_convertvector(whole, Integers), fine, i, to);
+    }
+    const float sum = Sum(total);  // of integers below 2^24 in all: exact
+    to.whole[half] = static_cast<int32_t>(sum);
+    to.sums[half] = to.scale * sum;
   }
 }
 
