@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <vector>
 
 #include "integers.h"
@@ -30,63 +32,88 @@ struct alignas(16) Group {
   int32_t fine;
 };
 
-// Infinite where an activation is, or is NaN.
-inline float LargestOf(const float* x) {
-  Lanes most = {}, rest = {};
-  for (int i = 0; i < kGroup; i += kLanes) {
-    const Lanes some = Read(x + i), size = some < 0.0f ? -some : some;
-    most = size > most ? size : most;
-    rest += some - some;  // 0, or NaN
+// Magnitudes as integers, which are in the same order; those of NaN are the largest.
+struct Larger {
+  Lanes operator()(Lanes a, Lanes b) const {
+    const Integers x = reinterpret_cast<Integers&>(a), y = reinterpret_cast<Integers&>(b);
+    Integers larger = x > y ? x : y;
+    return reinterpret_cast<Lanes&>(larger);
   }
-  return Sum(rest) == 0.0f ? Largest(most) : INFINITY;
+};
+
+inline Lanes Magnitudes(const float* x) {
+  const Lanes some = Read(x);
+  Integers size = reinterpret_cast<const Integers&>(some) & 0x7fffffff;
+  return reinterpret_cast<Lanes&>(size);
+}
+
+// The largest magnitudes of kLanes groups; behind the last one the last one again.
+inline Lanes LargestOf(const float* x, int64_t groups) {
+  Lanes largest[kLanes];
+  for (int64_t g = 0; g < kLanes; ++g) {
+    const float* at = x + std::min(g, groups - 1) * kGroup;
+    largest[g] = Magnitudes(at);
+    for (int i = kLanes; i < kGroup; i += kLanes) largest[g] = Larger()(largest[g], Magnitudes(at + i));
+  }
+  return FoldAll<kLanes, kLanes, Larger>(largest);
 }
 
 inline void WriteFactors(Integers whole, bool fine, int at, Group& to) {
 #if JAXSPEC_BYTE_PRODUCTS
-  const Integers upper = fine ? (whole + 128) >> 8 : whole;
+  const Integers upper = fine ? (whole + 128) >> 8 : whole, lower = fine ? whole - upper * 256 : Integers{};
   *reinterpret_cast<SignedBytes*>(to.values + at) = __builtin_convertvector(upper, SignedBytes);
-  *reinterpret_cast<SignedBytes*>(to.low + at) = __builtin_convertvector(fine ? whole - upper * 256 : Integers{}, SignedBytes);
+  *reinterpret_cast<SignedBytes*>(to.low + at) = __builtin_convertvector(lower, SignedBytes);
 #else
   for (int i = 0; i < kLanes; ++i) to.values[at + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<Factor>(whole[i]);
 #endif
 }
 
-inline void Round(const float* x, float most, bool fine, Group& to) {
-  const float limit = fine ? kWide : kByte, inverse = most > 0.0f ? limit / most : 0.0f;
-  to = Group{};
-  to.fine = fine;
-  // A scale of NaN makes the row NaN. Numbers too small for a scale are 0.
-  if (!(most < INFINITY && inverse < INFINITY)) {
-    to.scale = most < INFINITY ? 0.0f : NAN;
-    return;
-  }
-  to.scale = most / limit;
+// Some groups, up to kLanes.
+inline void Round(const float* x, const float* most, const int32_t* fine, int64_t groups, Group* to) {
   constexpr float kNearest = 12582912.0f;  // added to a number below 2^22 and taken away, rounds it to an integer
-  for (int half = 0; half < 2; ++half) {
-    Lanes total = {};
-    for (int i = half * kGroup / 2; i < (half + 1) * kGroup / 2; i += kLanes) {
-      const Lanes whole = (Read(x + i) * inverse + kNearest) - kNearest;
-      total += whole;
-      WriteFactors(__builtin_convertvector(whole, Integers), fine, i, to);
+  Lanes totals[2][kLanes] = {};
+  for (int64_t g = 0; g < groups; ++g, x += kGroup) {
+    const float limit = fine[g] ? kWide : kByte, inverse = most[g] > 0.0f ? limit / most[g] : 0.0f;
+    // A scale of NaN makes the row NaN. Numbers too small for a scale are 0.
+    const bool usable = most[g] < INFINITY && inverse < INFINITY;
+    to[g].scale = usable ? most[g] / limit : most[g] < INFINITY ? 0.0f : NAN;
+    to[g].fine = fine[g];
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const Lanes whole = usable ? (Read(x + i) * inverse + kNearest) - kNearest : Lanes{};
+      totals[2 * i / kGroup][g] += whole;
+      WriteFactors(__builtin_convertvector(whole, Integers), fine[g], i, to[g]);
     }
-    const float sum = Sum(total);  // of integers below 2^24 in all: exact
-    to.whole[half] = static_cast<int32_t>(sum);
-    to.sums[half] = to.scale * sum;
+  }
+  for (int half = 0; half < 2; ++half) {
+    float sums[kLanes];  // of integers below 2^24 in all: exact
+    Write(sums, FoldAll<kLanes>(totals[half]));
+    for (int64_t g = 0; g < groups; ++g) {
+      to[g].whole[half] = static_cast<int32_t>(sums[g]);
+      to[g].sums[half] = to[g].scale * sums[g];
+    }
   }
 }
 
 // One row; which groups are fine depends on it alone.
 inline void QuantizeRow(const float* x, int64_t groups, Group* to) {
-  std::vector<float> most(groups);
-  for (int64_t g = 0; g < groups; ++g) most[g] = LargestOf(x + g * kGroup);
+  static thread_local std::vector<float> most;
+  static thread_local std::vector<int32_t> fine, order;
+  most.resize(groups + kLanes);
+  fine.resize(groups);
+  order.resize(groups);
+  for (int64_t g = 0; g < groups; g += kLanes) Write(&most[g], LargestOf(x + g * kGroup, groups - g));
+  std::memcpy(order.data(), most.data(), groups * sizeof(float));
   const int64_t count = (groups + kFine - 1) / kFine;
-  std::vector<float> order = most;
-  std::nth_element(order.begin(), order.begin() + (count - 1), order.end(), [](float a, float b) { return a > b; });
-  const float least = order[count - 1];
-  int64_t equal = count - std::count_if(most.begin(), most.end(), [&](float x) { return x > least; });
+  std::nth_element(order.begin(), order.begin() + (count - 1), order.end(), std::greater<int32_t>());
+  const int32_t least = order[count - 1];
+  int64_t equal = count - std::count_if(order.begin(), order.begin() + count, [=](int32_t x) { return x > least; });
   for (int64_t g = 0; g < groups; ++g) {
-    const bool fine = most[g] > least || (most[g] == least && equal-- > 0);
-    Round(x + g * kGroup, most[g], fine, to[g]);
+    int32_t size;
+    std::memcpy(&size, &most[g], sizeof size);
+    fine[g] = size > least || (size == least && equal-- > 0);
+  }
+  for (int64_t g = 0; g < groups; g += kLanes) {
+    Round(x + g * kGroup, &most[g], &fine[g], std::min<int64_t>(kLanes, groups - g), to + g);
   }
 }
 

@@ -58,27 +58,31 @@ constexpr int FirstHalf(int group, int lane) {
   return (from < groups ? from * group : kLanes + (from - groups) * group) + lane % (group / 2);
 }
 
-template <int kGroup, int... kLane>
+struct Added {
+  Lanes operator()(Lanes a, Lanes b) const { return a + b; }
+};
+
+template <int kGroup, typename Joined, int... kLane>
 inline Lanes Fold(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
-  return JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane)...) +
-         JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...);
+  return Joined()(JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane)...),
+                  JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...));
 }
 
-// Adds the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.
-template <int kGroup>
+// Adds (or joins otherwise) the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.
+template <int kGroup, typename Joined = Added>
 inline Lanes Fold(Lanes a, Lanes b) {
-  return Fold<kGroup>(a, b, std::make_integer_sequence<int, kLanes>());
+  return Fold<kGroup, Joined>(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
 // Folds `kCount` vectors, a power of two, whose groups have `kGroup` lanes each, into one: a tree, in which no addition
 // waits for one of another vector. With groups of all lanes, lane i of kLanes vectors folded is the sum over the i-th.
-template <int kCount, int kGroup = kLanes>
+template <int kCount, int kGroup = kLanes, typename Joined = Added>
 inline __attribute__((always_inline)) Lanes FoldAll(const Lanes* x) {
   if constexpr (kCount == 1) {
     return *x;
   } else {
     constexpr int half = kCount / 2;
-    return Fold<2 * kGroup / kCount>(FoldAll<half, kGroup>(x), FoldAll<half, kGroup>(x + half));
+    return Fold<2 * kGroup / kCount, Joined>(FoldAll<half, kGroup, Joined>(x), FoldAll<half, kGroup, Joined>(x + half));
   }
 }
 
