@@ -19,8 +19,8 @@ from jaxspec.checkpoints.orbax import MANIFEST, read_saved
 from jaxspec.checkpoints.params import Checkpoint, assemble
 from jaxspec.checkpoints.stored import has_blocks
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.stored import BLOCKS
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import Rules, default_rules
 
@@ -87,8 +87,9 @@ def load(
 
 def _can_hold(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> bool:
     """Returns whether weights can be held as they are stored; raises `ValueError` if they cannot and it was asked."""
+    formats = ", ".join(BLOCK_FORMATS)
     lacks = {
-        f"a file with blocks of {', '.join(BLOCKS)}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
+        f"a file with blocks of {formats}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
         f"a CPU, got {jax.default_backend()}": jax.default_backend() == "cpu",
         "one device, got a mesh": mesh is None,
         f"float32 activations, got {dtype}": dtype == jnp.float32,

@@ -10,10 +10,10 @@ from jax.typing import DTypeLike
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
 from jaxspec.nn.convert import is_product
+from jaxspec.ops.formats import BLOCK_FORMATS, FORMATS
 from jaxspec.ops.joined import JoinedWeight
-from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import PackedWeight
-from jaxspec.ops.stored import BLOCKS, NotFiniteError, StoredWeight
+from jaxspec.ops.stored import NotFiniteError
 
 
 def has_blocks(tensors: Mapping[str, LazyTensor]) -> bool:
@@ -37,19 +37,31 @@ def hold(
     """
     if mapping.is_norm or not is_product(mapping.path[-1]):
         return None
-    stored = [_blocks(tensors[name]) if mapping.by_rows else None for name, _ in mapping.sources]
-    if stored.count(None) == len(stored):
-        return _native([read_finite(tensors, name, source) for name, _ in mapping.sources], mapping)
-    first = stored[0]
-    if first is not None and all(blocks is not None and blocks.name == first.name for blocks in stored):
-        return _stored([blocks for blocks in stored if blocks], mapping, source, dtype)
-    parts = [
-        _native([read_finite(tensors, name, source)], mapping)
-        if blocks is None
-        else _stored([blocks], mapping, source, dtype)
-        for (name, _), blocks in zip(mapping.sources, stored, strict=True)
-    ]
+    names = [name for name, _ in mapping.sources]
+    stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}
+    if len({blocks and blocks.name for blocks in stored.values()}) == 1:
+        return _hold_alike(names, stored, mapping, tensors, source, dtype)
+    parts = [_hold_alike([name], stored, mapping, tensors, source, dtype) for name in names]
     return JoinedWeight(tuple(parts), mapping.axis)
+
+
+def _hold_alike(
+    names: list[str],
+    stored: Mapping[str, Blocks | None],
+    mapping: ParamMapping,
+    tensors: Mapping[str, LazyTensor],
+    source: str,
+    dtype: DTypeLike,
+) -> PackedWeight:
+    """Holds tensors of one format, or plain ones, as one weight."""
+    several = [blocks for name in names if (blocks := stored[name]) is not None]
+    if not several:
+        return _native([read_finite(tensors, name, source) for name in names], mapping)
+    rows, name, width = mapping.build(*(blocks.rows for blocks in several)), several[0].name, mapping.sources[0][1][-1]
+    try:
+        return BLOCK_FORMATS[name](rows, name, (*rows.shape[:-1], width), dtype)
+    except NotFiniteError as error:
+        raise _not_finite(source, " or ".join(names)) from error
 
 
 def read_finite(tensors: Mapping[str, LazyTensor], name: str, source: str) -> np.ndarray:
@@ -74,20 +86,11 @@ def _blocks(tensor: LazyTensor) -> Blocks | None:
     if tensor.blocks is None:
         return None
     blocks = tensor.blocks()
-    return blocks if blocks.name in BLOCKS else None
+    return blocks if blocks.name in BLOCK_FORMATS else None
 
 
-def _stored(several: list[Blocks], mapping: ParamMapping, source: str, dtype: DTypeLike) -> StoredWeight:
-    rows = mapping.build(*(blocks.rows for blocks in several))
-    name, width = several[0].name, mapping.sources[0][1][-1]
-    try:
-        return StoredWeight.of(rows, name, (*rows.shape[:-1], width), dtype)
-    except NotFiniteError as error:
-        raise _not_finite(source, " or ".join(name for name, _ in mapping.sources)) from error
-
-
-def _native(parts: list[np.ndarray], mapping: ParamMapping) -> NativeWeight:
+def _native(parts: list[np.ndarray], mapping: ParamMapping) -> PackedWeight:
     """Holds what is stored as plain numbers, in bfloat16 where that has the same values."""
     values: Any = jnp.asarray(mapping.build(*parts), jnp.float32)
     exact = bool(jnp.all(values.astype(jnp.bfloat16).astype(jnp.float32) == values))
-    return NativeWeight.pack(values, jnp.bfloat16 if exact else jnp.float32)
+    return FORMATS["native"].pack(values, jnp.bfloat16 if exact else jnp.float32)

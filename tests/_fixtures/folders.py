@@ -1,6 +1,7 @@
 """Small random checkpoints in Hugging Face's layout and as GGUF, written without PyTorch."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -70,8 +71,9 @@ def write_gguf(
     theta: float | None = None,
     factors: np.ndarray | None = None,
     vocabulary: bool = False,
+    formats: Mapping[str, str] | None = None,
 ) -> Path:
-    """The same weights as llama.cpp's converter writes them."""
+    """The same weights as llama.cpp's converter writes them; `formats` of tensors by a part of their GGUF names."""
     architecture = {"gemma3_text": "gemma3"}.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -97,7 +99,10 @@ def write_gguf(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
     for name, weight in tensors(family).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(theirs, np.ascontiguousarray(_as_llama_cpp(family, name, weight)))
+        kind = next((kind for part, kind in (formats or {}).items() if part in theirs), "F32")
+        kind = gguf.GGMLQuantizationType[kind]
+        values = gguf.quants.quantize(np.ascontiguousarray(_as_llama_cpp(family, name, weight)), kind)
+        writer.add_tensor(theirs, values, raw_dtype=kind)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors)
     writer.write_header_to_file()
