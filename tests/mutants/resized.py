@@ -13,6 +13,7 @@ MUTANTS = (
         "constant_values=-jnp.inf",
         "constant_values=0.0",
         (f"{_TESTS}::test_the_distribution_is_the_target_s[smaller-block]",),
+        slow=True,
     ),
     Mutant(
         "a draft model that lacks tokens of its tokenizer counts as one of the same tokens",
