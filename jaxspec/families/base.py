@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.families.grouped import Grouped
 from jaxspec.nn.config import TransformerConfig
 
 Shape = tuple[int, ...]
+
+
+def _not_grouped() -> None:
+    """Returns nothing, as of a tensor that is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +23,7 @@ class LazyTensor:
     Attributes:
       shape: its shape, known without reading it.
       read: reads it; any float dtype, possibly a read-only view of the file.
+      grouped: reads it as it is quantized; nothing where it is not, or its groups lie scattered.
 
     Example:
       >>> jaxspec.families.LazyTensor((2, 3), lambda: np.zeros((2, 3))).read().shape
@@ -26,6 +32,7 @@ class LazyTensor:
 
     shape: Shape
     read: Callable[[], np.ndarray]
+    grouped: Callable[[], Grouped | None] = _not_grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +138,7 @@ class Family:
       write_config: returns the contents of `config.json`, given hyperparameters; raises `ValueError` if it cannot. It
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
       gguf: its layout in GGUF files. `None`: it has none of its own.
+      inputs_first: whether kernels are stored `[in, out]`, of which no quantized layout is read.
 
     Example:
       >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
@@ -145,6 +153,7 @@ class Family:
     constants: str = r"rotary_emb\.inv_freq$"
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf: GGUFLayout | None = None
+    inputs_first: bool = False
 
     def full_name(self, name: str) -> str:
         """Returns a tensor's name with the prefix, which the output head's has not."""
