@@ -121,16 +121,23 @@ def _bytes(
     return {"weight": values, scales: scale} | ({"weight_zero_point": zero} if zeros else {}), expected
 
 
-def _compressed(kind: str, num_bits: int = 8, **weights: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"num_bits": num_bits, "type": "int", **weights}}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
+def _compressed(kind: str, strategy: str, num_bits: int = 8, **weights: Any) -> dict[str, Any]:
+    """Returns the `quantization_config` that compressed-tensors writes."""
+    weights = {"num_bits": num_bits, "type": "int", "symmetric": True, "strategy": strategy, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
 
 
 _P, _E4M3, _INVERSE = functools.partial, ml_dtypes.float8_e4m3fn, "weight_scale_inv"
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
-_PACKED, _INT8, _FLOAT8 = (_compressed(f"{kind}-quantized") for kind in ("pack", "int", "float"))
-_PACKED4 = _compressed("pack-quantized", 4)
+_PACKED = _compressed("pack", "group", 4, group_size=16)
+_PACKED_ZEROS = _compressed("pack", "group", 4, group_size=16, symmetric=False)
 _FP8 = {"quant_method": "fp8", "weight_block_size": [8, 16]}
 # By name: `quantization_config`, and how a weight is written.
 LAYOUTS: dict[str, tuple[dict[str, Any], Writer]] = {
@@ -146,18 +153,27 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq, a shorter last group": (_GPTQ | {"group_size": 20}, _P(_gptq, group=20, index="missing")),
     "awq": (_AWQ, _awq),
     "awq, symmetric": (_AWQ | {"zero_point": False}, _P(_awq, zeros=False)),
-    "packed": (_PACKED4, _packed),
-    "packed, zeros": (_PACKED4, _P(_packed, zeros="packed")),
-    "packed, zeros of int8": (_PACKED4, _P(_packed, zeros="int8")),
-    "packed, by activations": (_PACKED4, _P(_packed, zeros="packed", index="by activations")),
-    "packed, index unset": (_PACKED4, _P(_packed, index="unset")),
-    "packed, 8 bits": (_PACKED, _P(_packed, bits=8, group=0, zeros="packed")),
-    "int8": (_INT8, _bytes),
-    "int8, groups and zeros": (_INT8, _P(_bytes, shape="group", zeros=True)),
-    "float8": (_FLOAT8, _P(_bytes, kind=_E4M3)),
-    "float8, a scale a tensor": (_FLOAT8, _P(_bytes, kind=_E4M3, shape="tensor of one", dtype=ml_dtypes.bfloat16)),
+    "packed": (_PACKED, _packed),
+    "packed, zeros": (_PACKED_ZEROS, _P(_packed, zeros="packed")),
+    "packed, zeros of int8": (_PACKED_ZEROS, _P(_packed, zeros="int8")),
+    "packed, by activations": (
+        _compressed("pack", "group", 4, group_size=16, symmetric=False, actorder="group"),
+        _P(_packed, zeros="packed", index="by activations"),
+    ),
+    "packed, index unset": (_PACKED, _P(_packed, index="unset")),
+    "packed, 8 bits": (_compressed("pack", "channel", symmetric=False), _P(_packed, bits=8, group=0, zeros="packed")),
+    "int8": (_compressed("int", "channel"), _bytes),
+    "int8, groups and zeros": (
+        _compressed("naive", "group", group_size=16, symmetric=False),
+        _P(_bytes, shape="group", zeros=True),
+    ),
+    "float8": (_compressed("float", "channel", type="float"), _P(_bytes, kind=_E4M3)),
+    "float8, a scale a tensor": (
+        _compressed("float", "tensor", type="float"),
+        _P(_bytes, kind=_E4M3, shape="tensor of one", dtype=ml_dtypes.bfloat16),
+    ),
     "float8, blocks": (
-        _compressed("float-quantized", block_structure=[8, 16]),
+        _compressed("float", "block", type="float", block_structure=[8, 16]),
         _P(_bytes, kind=_E4M3, shape="blocks"),
     ),
     "fp8": (_FP8, _P(_bytes, kind=_E4M3, shape="blocks", scales=_INVERSE)),

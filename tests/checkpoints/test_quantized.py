@@ -169,7 +169,6 @@ SETTINGS = {
         ({"format": "nvfp4-pack-quantized"}, "quantization_config.format: expected one of pack-quantized, "),
         ({"format": None}, "quantization_config.format: expected one of pack-quantized, "),
         ({"config_groups": [1]}, "quantization_config.config_groups: expected an object of objects"),
-        ({"config_groups": {}}, "quantization_config.config_groups: expected a group with weights, got none"),
         (
             {"config_groups": {"group_0": {"weights": {"num_bits": 3}}}},
             "config_groups.group_0.weights.num_bits: expected 4 or 8, got 3",
@@ -228,6 +227,7 @@ DAMAGED = {
     ],
     "packed, zeros": [
         ("weight_shape", np.array([32, 64]), "weight_shape: (32, 64) does not fit"),
+        ("weight_packed", ones(32, 7), "weight_shape: (32, 48) does not fit"),
         ("weight_shape", np.array([31, 48]), "weight_shape: (31, 48) does not fit"),
         ("weight_shape", np.array([32, -1]), "weight_shape: (32, -1) does not fit"),
         ("weight_scale", ones(32, 5, dtype=np.float16), "weight_scale: expected groups of equal size of 48 inputs"),

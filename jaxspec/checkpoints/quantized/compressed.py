@@ -16,7 +16,7 @@ from jaxspec.checkpoints.quantized.packing import center, unpack
 from jaxspec.checkpoints.quantized.scaled import FLOATS, Block, read_scaled
 from jaxspec.families.base import LazyTensor
 from jaxspec.families.grouped import Grouped
-from jaxspec.families.settings import SIZE, Setting, SettingError, check_settings, table_of
+from jaxspec.families.settings import SIZE, Setting, check_settings, table_of
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision")
 _FORMAT = Setting(f"one of {', '.join(_FORMATS)}", lambda x: x in _FORMATS)
@@ -42,7 +42,7 @@ def _are_objects(x: Any) -> bool:
 
 
 def check_groups(settings: Mapping[str, Any], prefix: str) -> None:
-    """Checks what groups of modules say of their weights.
+    """Checks what groups of modules say of their weights; of caches alone, there are none.
 
     Args:
       settings: the contents of `quantization_config`.
@@ -53,8 +53,6 @@ def check_groups(settings: Mapping[str, Any], prefix: str) -> None:
     """
     for name, group in settings.get("config_groups", {}).items():
         check_settings(group, _GROUP, f"{prefix}config_groups.{name}.")
-    if not list(_weights(settings)):
-        raise SettingError(f"{prefix}config_groups", "expected a group with weights, got none")
 
 
 def _weights(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
