@@ -21,7 +21,7 @@ from jaxspec.checkpoints.safetensors_header import read_header
 from jaxspec.checkpoints.stored_tensor import StoredTensor, read_stored
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json, reading
-from jaxspec.families.base import Family
+from jaxspec.families.base import Family, LazyTensor
 from jaxspec.families.settings import settings_of
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
@@ -63,14 +63,23 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
     """
     config = read_json(folder / "config.json")
     with settings_of(folder / "config.json"):
-        tensors = read_quantized(folder, config, read_tensors(folder))
+        tensors = read_quantized(folder, config, read_stored_tensors(folder))
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
     return Checkpoint(str(folder), config, tensors, tokenizer, str(folder / "config.json"))
 
 
-def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a folder's safetensors by name, not yet read.
+def read_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """Returns the tensors of a folder's safetensors by name, not yet read: those of floats can be.
+
+    Raises:
+      ValueError: a file is missing, truncated or corrupted.
+    """
+    return dict(read_stored_tensors(folder))
+
+
+def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a folder's safetensors by name, not yet read, whatever their types.
 
     Raises:
       ValueError: a file is missing, truncated or corrupted.

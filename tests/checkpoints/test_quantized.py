@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxspec
-from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_tensors
+from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_stored_tensors
 from jaxspec.checkpoints.quantized.table import read_quantized
 from jaxspec.core.files import FileFormatError
 from jaxspec.families.grouped import Grouped, build_grouped
@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_programs_that_wrote_them(tmp_path, name):
     recorded = RECORDED[name]
     tensors = {f"x.{part}": decoded(entry) for part, entry in recorded["tensors"].items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    found = read_quantized(tmp_path, recorded, read_tensors(tmp_path))
+    found = read_quantized(tmp_path, recorded, read_stored_tensors(tmp_path))
     assert found.keys() == {"x.weight"}
     np.testing.assert_array_equal(found["x.weight"].read(), decoded(recorded["weight"]), strict=True)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_tensors
+from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_stored_tensors
 from jaxspec.checkpoints.quantized.table import read_quantized
 from tests._fixtures import quantized_folders
 
@@ -71,7 +71,7 @@ def test_weights_that_compressed_tensors_packs(tmp_path, name):
     save_file({f"x.{part}": tensor for part, tensor in packed.items()}, tmp_path / "model.safetensors")
     settings = {"quant_method": "compressed-tensors", "format": form}
     config = {"quantization_config": settings | {"config_groups": {"group_0": {"weights": weights}}}}
-    found = read_quantized(tmp_path, config, read_tensors(tmp_path))
+    found = read_quantized(tmp_path, config, read_stored_tensors(tmp_path))
     assert found.keys() == {"x.weight"}
     expected = compressor.decompress(packed, scheme)["weight"].float().numpy()
     np.testing.assert_array_equal(found["x.weight"].read(), expected, strict=True)
