@@ -130,7 +130,7 @@ def grouped_tensor(shape: Shape, read: Callable[[], tuple[Grouped, np.ndarray | 
         found, groups = read()
         return found if groups is None else None
 
-    return LazyTensor(shape, read_floats, read_grouped)
+    return LazyTensor(shape, read_floats, grouped=read_grouped)
 
 
 def without_zeros(zero: np.ndarray) -> np.ndarray | None:
