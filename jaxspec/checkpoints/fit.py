@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxspec.checkpoints.quantized.table import METHODS, is_read
 from jaxspec.families.base import Family, LazyTensor, ParamMapping
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import FAMILIES, find_family, read_config
@@ -80,22 +81,38 @@ def check_fit(values: Mapping[str, Any], problem: str, tensors: Mapping[str, Laz
     raise SettingError(" or ".join(repairs), f"{said}. {problem}")
 
 
-def check_not_quantized(values: Mapping[str, Any], problem: str) -> None:
-    """Raises the error of a quantized model, whose tensors are others than its configuration's.
+def check_quantization(family: Family, values: Mapping[str, Any], problem: str) -> None:
+    """Raises the error of a quantized model whose quantization is not read.
 
     Args:
-      values: the contents of a `config.json` that does not fit the tensors.
-      problem: which tensors are not as it says.
+      family: the model's.
+      values: the contents of a `config.json`.
+      problem: which tensors are not as it says; empty if all are.
 
     Raises:
-      SettingError: the configuration says that the model is quantized.
+      SettingError: the tensors do not fit, and the configuration says that the model is quantized by a method that is
+        not read; or by one that is, of a family whose quantized weights are not read.
     """
-    if said := values.get("quantization_config"):
-        method = said.get("quant_method") if isinstance(said, Mapping) else None
-        what = f"the model is quantized ({str(method)[:40]})" if method else "the model is quantized"
-        raise SettingError(
-            "quantization_config", f"{what}, which is not supported; load it as it was before. {problem}"
-        )
+    said = values.get("quantization_config")
+    method = said.get("quant_method") if isinstance(said, Mapping) else None
+    what = f"the model is quantized ({str(method)[:40]})" if method else "the model is quantized"
+    if is_read(values):
+        if family.inputs_first:
+            problem = f"{what}, which is not supported of {family.model_type}; load it as it was before"
+            raise SettingError("quantization_config", problem)
+    elif said and problem:
+        supported = f"supported methods: {', '.join(METHODS)}; load it as it was before"
+        raise SettingError("quantization_config", f"{what}, which is not supported; {supported}. {problem}")
+
+
+def without_idle_biases(tensors: Mapping[str, LazyTensor], mappings: Iterable[ParamMapping]) -> dict[str, LazyTensor]:
+    """Returns the tensors without biases of 0 that the model has not: programs that quantize add them."""
+    expected = {name for mapping in mappings for name, _ in mapping.sources}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in expected or not name.endswith(".bias") or tensor.read().any()
+    }
 
 
 def check_tied(head: LazyTensor | None, embedding: LazyTensor) -> None:

@@ -16,10 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
+from jaxspec.checkpoints.quantized.table import read_quantized
 from jaxspec.checkpoints.safetensors_header import read_header
+from jaxspec.checkpoints.stored_tensor import StoredTensor, read_stored
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, read_json, reading
 from jaxspec.families.base import Family, LazyTensor
+from jaxspec.families.settings import settings_of
 from jaxspec.families.table import write_config
 from jaxspec.nn.language_model import LanguageModel
 
@@ -59,14 +62,24 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
       ValueError: a file is missing, truncated or corrupted.
     """
     config = read_json(folder / "config.json")
-    tensors = read_tensors(folder)
+    with settings_of(folder / "config.json"):
+        tensors = read_quantized(folder, config, read_stored_tensors(folder))
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
     return Checkpoint(str(folder), config, tensors, tokenizer, str(folder / "config.json"))
 
 
 def read_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """Returns the tensors of a folder's safetensors by name, not yet read.
+    """Returns the tensors of a folder's safetensors by name, not yet read: those of floats can be.
+
+    Raises:
+      ValueError: a file is missing, truncated or corrupted.
+    """
+    return dict(read_stored_tensors(folder))
+
+
+def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a folder's safetensors by name, not yet read, whatever their types.
 
     Raises:
       ValueError: a file is missing, truncated or corrupted.
@@ -151,17 +164,21 @@ def _open(path: Path, place: str = "") -> Iterator[Any]:
         raise FileFormatError(path, place, f"truncated or corrupted ({error})", DOWNLOAD_AGAIN) from error
 
 
-def _read_safetensors(path: Path) -> dict[str, LazyTensor]:
-    header = read_header(path)
+def _read_safetensors(path: Path) -> dict[str, StoredTensor]:
     return {
-        name: LazyTensor(entry.shape, functools.partial(_read, path, name, entry.dtype))
-        for name, entry in header.items()
+        name: StoredTensor(
+            entry.shape,
+            functools.partial(_read, path, name, entry.dtype),
+            dtype=entry.dtype,
+            read_stored=functools.partial(read_stored, path, entry),
+        )
+        for name, entry in read_header(path).items()
     }
 
 
 def _read(path: Path, name: str, dtype: str) -> np.ndarray:
     if dtype not in _FLOATS:
-        problem = f"it is {dtype}; quantized safetensors are not supported"
+        problem = f"it is {dtype}, of which config.json does not say how it is quantized"
         raise FileFormatError(path, f"tensor {name}", problem, f"pass a model of {', '.join(_FLOATS)}")
     with _open(path, f"tensor {name}") as file:
         return file.get_tensor(name)

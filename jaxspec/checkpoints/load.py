@@ -44,7 +44,7 @@ def load(
       name_or_path: one of, tried in this order,
         * a name of the zoo (`jaxspec.list_models()`), downloaded at the first use, or of a draft model
           that was trained for one, "smollm2-135m-instruct/distilled" (in the repository, not in a wheel);
-        * a local folder: Hugging Face's (`config.json` and safetensors) or one that `save` wrote;
+        * a local folder: Hugging Face's (`config.json` and safetensors, also quantized ones) or one that `save` wrote;
         * a local `.gguf` file;
         * a repository on the model hub, `organization/name`.
       dtype: "float32", "bfloat16" or "float16", of weights and activations. The default is float32

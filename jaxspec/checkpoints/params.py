@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.fit import check_fit, check_not_quantized, check_tied, mismatch, of_model
+from jaxspec.checkpoints.fit import check_fit, check_quantization, check_tied, mismatch, of_model, without_idle_biases
+from jaxspec.checkpoints.quantized.table import is_read
 from jaxspec.checkpoints.stored import hold, read_finite
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import FileFormatError
@@ -69,9 +70,10 @@ def assemble(
         config, family = read_config(checkpoint.config), find_family(checkpoint.config)
         tensors = of_model(family, config, checkpoint.config, checkpoint.tensors)
         mappings = list(family.map_params(config))
+        if is_read(checkpoint.config):
+            tensors = without_idle_biases(tensors, mappings)
         problem = mismatch(mappings, tensors)
-        if problem:
-            check_not_quantized(checkpoint.config, problem)
+        check_quantization(family, checkpoint.config, problem)
     with settings_of(file, checkpoint.name_of, _SAME_MODEL):
         if problem:
             check_fit(checkpoint.config, problem, checkpoint.tensors)

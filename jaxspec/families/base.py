@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.families.grouped import Grouped
 from jaxspec.nn.config import TransformerConfig
 
 Shape = tuple[int, ...]
+
+
+def _not_grouped() -> None:
+    """Returns nothing, as of a tensor that is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,7 @@ class LazyTensor:
       shape: its shape, known without reading it.
       read: reads it; any float dtype, possibly a read-only view of the file.
       blocks: returns it as it is stored, if that is in blocks.
+      grouped: reads it as it is quantized; nothing where it is not, or its groups lie scattered.
 
     Example:
       >>> jaxspec.families.LazyTensor((2, 3), lambda: np.zeros((2, 3))).read().shape
@@ -41,6 +47,7 @@ class LazyTensor:
     shape: Shape
     read: Callable[[], np.ndarray]
     blocks: Callable[[], Blocks] | None = None
+    grouped: Callable[[], Grouped | None] = _not_grouped
 
     def reorder(self, function: Callable[[np.ndarray], np.ndarray]) -> "LazyTensor":
         """Returns the tensor with its rows in another order, which `function` puts them in, whatever they hold."""
@@ -160,6 +167,7 @@ class Family:
       write_config: returns the contents of `config.json`, given hyperparameters; raises `ValueError` if it cannot. It
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
       gguf: its layout in GGUF files. `None`: it has none of its own.
+      inputs_first: whether kernels are stored `[in, out]`, of which no quantized layout is read.
 
     Example:
       >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
@@ -174,6 +182,7 @@ class Family:
     constants: str = r"rotary_emb\.inv_freq$"
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf: GGUFLayout | None = None
+    inputs_first: bool = False
 
     def full_name(self, name: str) -> str:
         """Returns a tensor's name with the prefix, which the output head's has not."""

@@ -115,4 +115,5 @@ GPT2 = Family(
     prefix="transformer.",
     constants=r"^h\.\d+\.attn\.(masked_)?bias$",
     gguf=GGUFLayout(architecture="gpt2", settings=_GGUF_SETTINGS, tensors=_GGUF_TENSORS, blocks="h", restore=_restore),
+    inputs_first=True,
 )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from tests._fixtures import folders, tiny
+from tests._fixtures import folders, quantized_folders, tiny
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +106,11 @@ FORMATS = {
         lambda folder: folders.write(folder, "gemma3_text", shards=2, config={"query_pre_attn_scalar": 8.0}),
         jaxspec.load,
         ("config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"),
+    ),
+    "quantized": Format(
+        lambda folder: quantized_folders.write(folder, "packed, zeros", whole=True),
+        jaxspec.load,
+        ("config.json", "model.safetensors"),
     ),
     "tokenizer": Format(
         _tokenizer,

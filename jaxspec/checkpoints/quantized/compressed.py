@@ -1,0 +1,123 @@
+"""Reads weights in the layouts of compressed-tensors: packed integers of 4 or 8 bits, int8, and float8.
+
+Packed, `weight_packed` is `[out, in * bits / 32]`, `weight_shape` says how many numbers that are, `weight_scale` is
+`[out, groups]`, `weight_zero_point` `[out * bits / 32, groups]`, packed along the outputs, or int8 `[out, groups]`, and
+`weight_g_idx` `[in]` the group of each input where they are not in order. The others are `weight` beside
+`weight_scale`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, without_zeros
+from jaxspec.checkpoints.quantized.packing import center, unpack
+from jaxspec.checkpoints.quantized.scaled import FLOATS, Block, read_scaled
+from jaxspec.families.base import LazyTensor
+from jaxspec.families.grouped import Grouped
+from jaxspec.families.settings import SIZE, Setting, check_settings, table_of
+
+_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision")
+_FORMAT = Setting(f"one of {', '.join(_FORMATS)}", lambda x: x in _FORMATS)
+_EMPTY = Setting("none: rotations of weights are not supported", lambda x: x == {} or x == {"config_groups": {}})
+_DENSE = Setting("the format 'dense'", lambda x: isinstance(x, Mapping) and x.get("format", "dense") == "dense")
+_WEIGHTS = {
+    "num_bits": Setting("4 or 8", lambda x: type(x) is int and x in (4, 8)),
+    "block_structure": Setting(
+        "two sizes", lambda x: isinstance(x, list) and len(x) == 2 and all(map(SIZE.accepts, x))
+    ).or_null(),
+}
+_GROUP = {"weights": table_of(_WEIGHTS).or_null(), "format": _FORMAT.or_null()}
+SETTINGS = {
+    "format": _FORMAT,
+    "config_groups": Setting("an object of objects", lambda x: _are_objects(x)),
+    "transform_config": _EMPTY.or_null(),
+    "sparsity_config": _DENSE.or_null(),
+}
+
+
+def _are_objects(x: Any) -> bool:
+    return isinstance(x, Mapping) and all(isinstance(one, Mapping) for one in x.values())
+
+
+def check_groups(settings: Mapping[str, Any], prefix: str) -> None:
+    """Checks what groups of modules say of their weights; of caches alone, there are none.
+
+    Args:
+      settings: the contents of `quantization_config`.
+      prefix: what stands in front of their names in an error.
+
+    Raises:
+      SettingError: a group's weights have other numbers of bits than 4 and 8, or it has another format.
+    """
+    for name, group in settings.get("config_groups", {}).items():
+        check_settings(group, _GROUP, f"{prefix}config_groups.{name}.")
+
+
+def _weights(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    groups = settings.get("config_groups", {}).values()
+    return (group["weights"] for group in groups if group.get("weights"))
+
+
+def _read_packed(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
+    outputs, words = module.find("weight_packed", ("I32",), (None, None)).shape
+    module.find("weight_shape", ("I64", "I32"), (2,))
+    said, inputs = (int(size) for size in module.read("weight_shape"))
+    bits = next((bits for bits in _all_bits(settings) if words == -(-inputs * bits // 32)), None)
+    if said != outputs or inputs < 1 or bits is None:
+        problem = f"({said}, {inputs}) does not fit {module.name}.weight_packed of shape ({outputs}, {words})"
+        raise module.error("weight_shape", problem)
+    scales = module.find("weight_scale", SCALES, (outputs, None)).shape
+    groups = scales[1]
+    if groups == 0 or inputs % groups:
+        raise module.error("weight_scale", f"expected groups of equal size of {inputs} inputs, got {groups}")
+    is_packed = _find_zero(module, outputs, groups, bits)
+    if "weight_g_idx" in module:
+        module.find("weight_g_idx", ("I32", "I64"), (inputs,))
+
+    def read() -> tuple[Grouped, np.ndarray | None]:
+        values = center(unpack(module.read("weight_packed"), bits)[:, :inputs], bits)
+        zero = None
+        if is_packed is not None:
+            zero = module.read("weight_zero_point")
+            zero = without_zeros(center(unpack(zero.T, bits)[:, :outputs], bits).T if is_packed else zero)
+        found = Grouped(values, module.read_scale("weight_scale"), zero, bits)
+        return found, _read_groups(module, inputs, groups)
+
+    return grouped_tensor((outputs, inputs), read)
+
+
+def _all_bits(settings: Mapping[str, Any]) -> list[int]:
+    return sorted({weights.get("num_bits", 8) for weights in _weights(settings)})
+
+
+def _find_zero(module: Module, outputs: int, groups: int, bits: int) -> bool | None:
+    """Returns whether zeros are packed, or nothing where there are none."""
+    part = "weight_zero_point"
+    if part not in module:
+        return None
+    if module.find(part, ("I32", "I8")).dtype == "I8":
+        module.find(part, ("I8",), (outputs, groups))
+        return False
+    module.find(part, ("I32",), (-(-outputs * bits // 32), groups))
+    return True
+
+
+def _read_groups(module: Module, inputs: int, groups: int) -> np.ndarray | None:
+    """Returns the group of each input; nothing for equal runs, as where one of them is the -1 of what was never set."""
+    if "weight_g_idx" not in module or (module.read("weight_g_idx") == -1).any():
+        return None
+    return module.read_groups("weight_g_idx", inputs, groups)
+
+
+def _read_bytes(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
+    blocks: list[Block] = [(b[0], b[1]) for one in _weights(settings) if (b := one.get("block_structure"))]
+    return read_scaled(module, "weight_scale", ("I8", *FLOATS), blocks, "weight_zero_point")
+
+
+_PACKED_PARTS = ("weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+LAYOUTS = (
+    Layout("weight_packed", _PACKED_PARTS, _read_packed),
+    Layout("weight_scale", ("weight", "weight_zero_point"), _read_bytes),
+)
