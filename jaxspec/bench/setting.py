@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.bench.peers.panel import PEERS
+from jaxspec.bench.peers.table import PEERS
 from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapt import LengthOption
@@ -33,7 +33,7 @@ class Setting:
       dtype: of weights and activations; `None` is the default of `load`.
       kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.KERNELS`.
       verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
-      against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
+      against: names of `jaxspec.bench.peers.table.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
     """
 
@@ -93,6 +93,14 @@ def load_target(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
     """Loads the target: with plain arrays as weights, and with the setting's kernels."""
     loaded = load(setting.model, dtype=setting.dtype)
     return loaded, KERNELS[setting.kernels](loaded)
+
+
+def load_plain(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
+    """Loads the target as plain arrays, which peers can be given, and the same with the setting's kernels.
+
+    `load` widens every weight as it reads it, so they are those of `load_target`.
+    """
+    return load_target(setting)
 
 
 def policy_at(temperature: float) -> Policy:

@@ -63,7 +63,7 @@ def load(
       (310, 'bfloat16')
     """
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
-    path = _locate(name_or_path)
+    path = locate(name_or_path)
     if not path.is_dir():
         return assemble(_FILES[path.suffix](path), dtype, placement)
     if (path / MANIFEST).is_file():
@@ -79,7 +79,12 @@ def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:
     return Placement.on(mesh, default_rules(mesh) if rules is None else rules)
 
 
-def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+def locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """Returns the file or folder that `load` reads for a name, on this machine; downloads it, if need be.
+
+    Args:
+      name_or_path: as of `load`, which also says what is raised.
+    """
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")
     name = os.fspath(name_or_path)
