@@ -71,7 +71,8 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     assert cost.idle == pytest.approx(1.25)
     full, silent = started[2][:2]
     for state, drafts in ((full, [2, 2]), (silent, [0, 0])):
-        assert state.length.tolist() == [10, 10] and state.tokens.shape == (2, 40 + 2 + 1)
+        assert state.length.tolist() == [10, 10]
+        assert state.tokens.shape == (2, 16 + (40 - 10) + 2 + 1)  # the prompt's width is rounded up
         info = jaxspec.jit_step()(TARGET, CASES[1].drafter, None, state)[1]
         assert info.drafted.tolist() == drafts
 
@@ -109,7 +110,7 @@ def test_the_case_that_is_predicted_to_be_fastest_is_run(monkeypatch, short, lon
     assert (one.best.k, one.best.case, one.measured.case) == (k, f"ngram, k={k}", f"ngram, k={k}")
     # Its parts are timed again after the run, in the same way, and compared with what they were before.
     assert found.deviations == ((one.best, f"ngram, k={k}", costs[f"ngram, k={k}"], k + 1),)
-    assert asked[0] == asked[1] and (asked[0]["text"], asked[0]["capacity"]) == (14, 64 + 12)
+    assert asked[0] == asked[1] and (asked[0]["text"], asked[0]["capacity"]) == (14, 500 + 12)
 
 
 @pytest.mark.slow

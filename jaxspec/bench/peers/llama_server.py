@@ -1,6 +1,7 @@
 """Runs llama.cpp's own server, as the user has built it: plain, n-gram lookup, and a draft model."""
 
 import atexit
+import contextlib
 import http.client
 import json
 import socket
@@ -33,19 +34,18 @@ class LlamaServer:
 
 
 class _Server:
-    """Runs one process, with one connection to it."""
+    """Runs one process, and asks it."""
 
     def __init__(self, loaded: Loaded, speculation: str, *further: str):
         with socket.socket() as free:
             free.bind((_HOST, 0))
-            port = free.getsockname()[1]
+            self._port = free.getsockname()[1]
         threads, cache = str(loaded.threads), CACHES[loaded.dtype].lower()
-        command = [_PROGRAM, "--host", _HOST, "--port", str(port), "--model", loaded.model, "--offline"]
+        command = [_PROGRAM, "--host", _HOST, "--port", str(self._port), "--model", loaded.model, "--offline"]
         command += ["--ctx-size", str(loaded.context), "--parallel", "1", "--n-gpu-layers", "0", "--cache-ram", "0"]
         command += ["--threads", threads, "--threads-batch", threads, "--cache-type-k", cache, "--cache-type-v", cache]
         self._process = subprocess.Popen([*command, "--spec-type", speculation, *further])
         atexit.register(self._process.kill)
-        self._connection = http.client.HTTPConnection(_HOST, port)
 
     def wait(self) -> None:
         """Waits until it is ready.
@@ -57,8 +57,8 @@ class _Server:
             try:
                 if "error" not in self._reply("GET", "/health"):
                     return
-            except OSError:  # it does not listen yet
-                self._connection.close()
+            except OSError:
+                pass  # it does not listen yet
             time.sleep(_POLL_SECONDS)
         raise RuntimeError(f"{_PROGRAM} ended with {self._process.returncode} and did not load the model")
 
@@ -67,8 +67,10 @@ class _Server:
         return self._reply("POST", path, json.dumps(content))
 
     def _reply(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
-        self._connection.request(method, path, content, {"Content-Type": "application/json"})
-        return json.loads(self._connection.getresponse().read())
+        # One connection each: the server ends one that is not used for some seconds.
+        with contextlib.closing(http.client.HTTPConnection(_HOST, self._port)) as connection:
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            return json.loads(connection.getresponse().read())
 
 
 def _lookup() -> list[str]:
