@@ -238,6 +238,24 @@ def test_jaxspec_over_the_peers():
     assert "2 were DIFFERENT, first at question 1, turn 0, token 4" in text
 
 
+def test_figures_with_other_weights_are_others():
+    file, arrays = ({"weights": weights} for weights in (FILE, "dequantized to float32"))
+    turns = [_turn(0, "qa", [2.0], [4.0]) | file, _turn(0, "qa", [3.0], [1.5]) | arrays]
+    first, second = (one for one in against(turns) if one.task == ALL)
+    assert (first.weights, first.ratios[PLAIN].median) == (FILE, 2.0)
+    assert (second.weights, second.ratios[PLAIN].median) == ("dequantized to float32", 0.5)
+    texts = [text for _, text in peer_advice([first, second])]
+    assert texts[0].startswith(
+        "batch 1, temperature 0, the file as it is: jaxspec's x, k=4 was FASTER than p plain: 4.00x"
+    )
+    assert texts[1].startswith(
+        "batch 1, temperature 0, dequantized to float32: jaxspec's x, k=4 was as fast as p plain"
+    )
+    assert [table.title for table in peer_tables([first, second])][2].endswith(", dequantized to float32")
+    (group,) = groups(QUESTIONS[:1], 1)
+    assert group.unit(0.0, FILE) == [*group.unit(0.0), FILE]
+
+
 @pytest.mark.reference
 @pytest.mark.parametrize("name", PEERS)
 def test_real_peers_write_our_tokens(name, tmp_path):

@@ -34,6 +34,11 @@ def test_a_prediction_that_came_true_is_not_warned_of():
         ({"cost": 2.0, "decode": 0.9}, "the rest of a round", "0.25 plain steps predicted, 0.75 measured"),
         # What went the other way does not explain it, however far it is off.
         ({"gain": 1.6, "draft": 0.05, "cost": 1.6, "decode": 1.0}, "the rest of a round", "0.25 plain steps predicted"),
+        (
+            {"gain": 1.35, "verify": 0.4, "cost": 1.35, "decode": 1.0},
+            "the rest of a round",
+            "0.25 plain steps predicted",
+        ),
         ({"gain": 2.7, "draft": 0.75, "cost": 1.5, "decode": 1.8}, "acceptance", "33% below the run"),
     ],
 )
