@@ -50,11 +50,12 @@ def comparisons(setting: Setting, loaded: LanguageModel) -> list[Comparison]:
     """
     installed = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
     file = locate(setting.model) if any(peer.reads for peer in installed.values()) else Path()
-    readers = {name: peer for name, peer in installed.items() if peer.reads and file.suffix == peer.reads}
+    readers = {name: peer for name, peer in installed.items() if peer.reads and file.name.endswith(peer.reads)}
     if not readers and not (installed and packed_weights(loaded)):
         return [Comparison("", installed, None, True, setting.batches)]
-    draft = None if setting.against_draft is None else locate(setting.against_draft)
-    files = Files(file, draft if draft is not None and draft.suffix == file.suffix else None)
+    draft = locate(setting.against_draft) if readers and setting.against_draft is not None else None
+    read = draft is not None and all(draft.name.endswith(peer.reads) for peer in readers.values())
+    files = Files(file, draft if read else None)
     dequantized = f"dequantized to {loaded.dtype.name}"
     return [
         Comparison(FILE, readers, files, True, setting.batches),

@@ -12,10 +12,10 @@ from tests._fixtures.plans import FAST, summary
 PREDICTED = RoundCost(1.5, draft=0.25, verify=1.0)
 
 
-def _deviation(gain=1.8, decode=1.2, cost=1.5, draft=0.25, verify=1.0, idle=None, whole=1.5):
-    predicted = Prediction(2, "d, k=4", 4, dataclasses.replace(PREDICTED, idle=idle), 1.8, whole)
+def _deviation(gain=1.8, decode=1.2, cost=1.5, draft=0.25, verify=1.0, idle=(None, None), whole=1.5):
+    predicted = Prediction(2, "d, k=4", 4, dataclasses.replace(PREDICTED, idle=idle[0]), 1.8, whole)
     measured = summary(None, (decode,) * 3, gain, cost)
-    return deviation(predicted, measured, RoundCost(9.0, draft, verify), 5)
+    return deviation(predicted, measured, RoundCost(9.0, draft, verify, idle[1]), 5)
 
 
 def test_a_prediction_that_came_true_is_not_warned_of():
@@ -56,11 +56,13 @@ def test_effects_of_the_parts_are_the_whole_to_first_order():
 
 def test_passes_count_in_the_rounds_that_draft():
     """Half of the rounds draft: a round is 1.5 where it drafts, and 1.0 where it does not."""
-    found = _deviation(idle=1.0, whole=1.25, draft=0.75, cost=1.5)
+    found = _deviation(idle=(1.0, 1.1), whole=1.25, draft=0.75, cost=1.7, decode=1.8 / 1.7)
     by_name = {part.name: part for part in found.parts}
-    assert by_name["the draft pass"].effect == pytest.approx(-(-0.5 * 0.5) / 1.25)
-    rest = by_name["the rest of a round"]
-    assert (rest.predicted, rest.measured) == pytest.approx((1.25 - 0.5 * 1.25, 1.5 - 0.5 * 1.75))
+    assert by_name["the draft pass"].effect == pytest.approx(0.5 * 0.5 / 1.25)
+    idle, rest = by_name["a round without drafts"], by_name["the rest of a round"]
+    assert (idle.predicted, idle.measured, idle.effect) == (1.0, 1.1, pytest.approx(0.5 * 0.1 / 1.25))
+    assert (rest.predicted, rest.measured) == pytest.approx((0.25 - 0.5 * 0.25, 1.7 - 0.5 * 1.75 - 0.5 * 1.1))
+    assert sum(part.effect for part in found.parts) == pytest.approx((1.7 - 1.25) / 1.25)
     assert Prediction(1, "", 1, RoundCost(1.0, 0.0, 1.0, 1.0), 1.0, 1.0).drafting == 1.0
 
 

@@ -103,7 +103,7 @@ def test_json_is_one_object(asked):
     assert record["command"].startswith("jaxspec ") and record["crossover"] is None
     assert record["rooflines"][0]["share"] == 0.1
     (far,) = record["deviations"]
-    assert far["off"] == pytest.approx(1.2 / 1.3 - 1) and not far["warns"] and len(far["parts"]) == 4
+    assert far["off"] == pytest.approx(1.2 / 1.3 - 1) and not far["warns"] and len(far["parts"]) == 5
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "a folder is given as the file that a peer reads",
         "bench/comparison.py",
-        "if peer.reads and file.suffix == peer.reads}",
+        "if peer.reads and file.name.endswith(peer.reads)}",
         "if peer.reads}",
         (f"{_PEERS}::test_who_reads_the_file_answers_with_it_and_all_with_its_numbers",),
     ),

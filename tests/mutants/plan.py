@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         "the draft pass counts in rounds without drafts",
         _DEVIATION,
-        "more(drafts, share)",
-        "more(drafts, 1.0)",
+        '"the draft pass": (share, cost.draft)',
+        '"the draft pass": (1.0, cost.draft)',
         (f"{_FAR}::test_passes_count_in_the_rounds_that_draft",),
     ),
     Mutant(

@@ -95,17 +95,21 @@ def deviation(predicted: Prediction, measured: Summary, cost: RoundCost, fed: in
     """
     if measured.decode_speedup is None or measured.round_cost is None:
         return None
-    share, before = predicted.drafting, predicted.cost
-    gain, whole = predicted.round_gain, predicted.round_cost
-    # What a round takes beside both passes: the verifier, the commit, and rounds without drafts.
-    rests = whole - share * (before.draft + before.verify), measured.round_cost - share * (cost.draft + cost.verify)
-    steps = "plain steps"
-    drafts, verifies = (before.draft, cost.draft), (before.verify, cost.verify)
-    more = lambda pair, part: part * (pair[1] - pair[0]) / whole  # noqa: E731
-    parts = (
-        Part("acceptance", "tokens a round", gain, measured.round_gain, (gain - measured.round_gain) / gain),
-        Part("the draft pass", steps, *drafts, more(drafts, share)),
-        Part(f"the target's pass over {fed} tokens", steps, *verifies, more(verifies, share)),
-        Part("the rest of a round", steps, *rests, more(rests, 1.0)),
-    )
-    return Deviation(predicted.batch, predicted.case, predicted.speedup, measured.decode_speedup.median, parts)
+    share, gain, whole = predicted.drafting, predicted.round_gain, predicted.round_cost
+    before, after = _parts(predicted.cost, share, fed), _parts(cost, share, fed)
+    # What a round takes beside: the verifier, the commit, and what a loop takes that a round alone does not.
+    for total, of in ((whole, before), (measured.round_cost, after)):
+        of["the rest of a round"] = 1.0, total - sum(part * took for part, took in of.values())
+    parts = [Part("acceptance", "tokens a round", gain, measured.round_gain, (gain - measured.round_gain) / gain)]
+    for name, (part, took) in before.items():
+        parts.append(Part(name, "plain steps", took, after[name][1], part * (after[name][1] - took) / whole))
+    return Deviation(predicted.batch, predicted.case, predicted.speedup, measured.decode_speedup.median, tuple(parts))
+
+
+def _parts(cost: RoundCost, share: float, fed: int) -> dict[str, tuple[float, float]]:
+    """Returns the parts of a round by name: in which share of the rounds they come, and what they take there.
+
+    A round without drafts is one part.
+    """
+    parts = {"the draft pass": (share, cost.draft), f"the target's pass over {fed} tokens": (share, cost.verify)}
+    return parts if cost.idle is None else parts | {"a round without drafts": (1.0 - share, cost.idle)}
