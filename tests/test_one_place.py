@@ -32,6 +32,8 @@ ALSO = {
     "contrib/layer_skip/training.py": "an exit is drafted with by EarlyExitDrafter",
     "drafters/early_exit.py": "an exit is drafted with by EarlyExitDrafter",
     "checkpoints/load.py": "`path.suffix`",
+    "bench/peers/table.py": "the name of llama.cpp's server",
+    "bench/peers/llama_server.py": "the name and the options of llama.cpp's server",
     "drafters/ngram.py": "the suffix of a text",
     "verifiers/block.py": "verifies certain drafts as TokenVerifier does",
     "verifiers/multi_draft.py": "verifies certain drafts as TreeVerifier does",

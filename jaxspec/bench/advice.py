@@ -16,9 +16,10 @@ _SENSES = {True: "within noise", False: "a REAL difference", None: "one question
 Advice = tuple[bool, str]
 
 
-def where(one: Summary | Quality) -> str:
+def where(one: Summary | Quality | Against) -> str:
     """Names the setting of a summary."""
-    return f"batch {one.batch}, temperature {one.temperature:g}"
+    weights = f", {one.weights}" if one.weights else ""
+    return f"batch {one.batch}, temperature {one.temperature:g}{weights}"
 
 
 def describe_speedup(speedup: Spread, other: str) -> str:
@@ -80,7 +81,7 @@ def peer_advice(found: Sequence[Against]) -> Iterator[Advice]:
             continue
         case, speed = max(one.ratios.items(), key=lambda pair: pair[1].median)
         name = "plain decoding" if case == PLAIN else case
-        text = f"batch 1, temperature {one.temperature:g}: jaxspec's {name} was {describe_speedup(speed, one.peer)}."
+        text = f"{where(one)}: jaxspec's {name} was {describe_speedup(speed, one.peer)}."
         if one.agreement is not None:
             text += f" {one.peer} {agreed(one.agreement, 'plain decoding of jaxspec')}"
         yield speed.median > 1, text

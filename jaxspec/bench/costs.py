@@ -106,7 +106,7 @@ class RoundCost:
 
 
 def measure_parts(
-    target: Model, cases: Sequence[Case], *, batch: int, text: int, sampling: Policy, repeats: int
+    target: Model, cases: Sequence[Case], *, batch: int, text: int, capacity: int, sampling: Policy, repeats: int
 ) -> tuple[float, Mapping[str, RoundCost]]:
     """Times the rounds of all cases and their parts in turn; medians over the turns are taken.
 
@@ -115,6 +115,7 @@ def measure_parts(
       cases: plain decoding first.
       batch: rows.
       text: tokens of each row, at least 8.
+      capacity: of the caches in tokens, with room for two rounds at least: some kernels read all of it.
       sampling: the policy.
       repeats: turns that count.
 
@@ -122,7 +123,8 @@ def measure_parts(
       Seconds of a step of plain decoding, and the cost of each other case by its label.
     """
     most = max(case.drafter.max_drafts for case in cases)
-    begin = functools.partial(_begin, target, batch=batch, text=text, sampling=sampling, drafts=most)
+    room = {"drafts": most, "capacity": capacity}
+    begin = functools.partial(_begin, target, batch=batch, text=text, sampling=sampling, **room)
     parts = {case.label: _parts(target, case.drafter, begin) for case in cases}
     calls = {f"{part} {label}": call for label, of_case in parts.items() for part, call in of_case.items()}
     samples = interleave(calls, repeats=repeats)
@@ -150,7 +152,15 @@ def _parts(target: Model, drafter: Drafter, begin: Callable[..., GenerationState
 
 
 def _begin(
-    target: Model, drafter: Drafter, *, batch: int, text: int, sampling: Policy, drafts: int, repetitive: bool = True
+    target: Model,
+    drafter: Drafter,
+    *,
+    batch: int,
+    text: int,
+    sampling: Policy,
+    drafts: int,
+    capacity: int | None = None,
+    repetitive: bool = True,
 ) -> GenerationState:
     """Begins after made-up texts, with room for rounds of so many drafts.
 
@@ -160,7 +170,7 @@ def _begin(
     if not repetitive:
         tokens[:, -1] = 4
     options = {"sampling": sampling, "key": jax.random.key(0), "max_new_tokens": 2 * (drafts + 1)}
-    return jaxspec.init(target, drafter, jnp.asarray(tokens), **options)
+    return jaxspec.init(target, drafter, jnp.asarray(tokens), capacity=capacity, **options)
 
 
 def _rounds(target: Model, drafter: Drafter, verifier: Verifier | None, state: GenerationState) -> Callable[[], Any]:

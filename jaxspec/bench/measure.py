@@ -87,6 +87,7 @@ class Measurement:
       questions: those of the run.
       setting: its options.
       panel: the peers that take turns with the cases where a batch is one request.
+      weights: what the target's are called, where a run compares several.
     """
 
     target: LanguageModel
@@ -94,6 +95,7 @@ class Measurement:
     questions: Sequence[Conversation]
     setting: Setting
     panel: Panel | None = None
+    weights: str = ""
 
     def __post_init__(self):
         self.tokenizer = check_askable(self.setting.model, self.target.tokenizer, self.questions)
@@ -114,7 +116,7 @@ class Measurement:
         for asked in dialogue(self.tokenizer, self.questions, group, self._widest):
             record: Turn = {
                 "kind": "turn",
-                "unit": group.unit(temperature),
+                "unit": group.unit(temperature, self.weights),
                 "batch": len(group.members),
                 "temperature": temperature,
                 "task": group.task,
@@ -125,6 +127,8 @@ class Measurement:
                 "cases": {},
                 "peak_memory_bytes": 0,
             }
+            if self.weights:
+                record["weights"] = self.weights
             if asked.prompts:
                 self._time(record, asked.prompts, turn_key(self.setting.seed, group, asked.turn))
                 asked.replies.update(zip(asked.prompts, record["cases"][PLAIN][0]["ids"], strict=True))

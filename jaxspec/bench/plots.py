@@ -28,8 +28,8 @@ def missing() -> str | None:
 def plot(folder: Path, summaries: Sequence[Summary]) -> None:
     """Draws the speed-up by task as an SVG file for each setting, into a folder that is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    for (batch, temperature), chosen in group_by(summaries, lambda one: (one.batch, one.temperature)).items():
-        file = folder / f"speed-up-by-task-batch-{batch}-temperature-{temperature:g}.svg"
+    for setting, chosen in group_by(summaries, where).items():
+        file = folder / f"speed-up-by-task-{setting.replace(',', '').replace(' ', '-')}.svg"
         write_bytes(file, _drawn([one for one in chosen if one.speedup is not None]))
 
 

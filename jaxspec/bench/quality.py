@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from jaxspec.bench.cases import PLAIN
-from jaxspec.bench.records import Divergence, Turn, answered, group_by, repeats_of
+from jaxspec.bench.records import Divergence, Turn, answered, group_by, repeats_of, setting_of
 from jaxspec.core.random import PositionNoise, row_keys
 from jaxspec.core.sampling import Policy
 from jaxspec.text.comparison import first_difference, next_logits
@@ -203,6 +203,7 @@ class Quality:
       batch: requests decoded together.
       temperature: 0 is greedy decoding.
       case: its label.
+      weights: of the comparison with peers that it is of, as `Turn` has it.
       agreement: where tokens must be the same: greedily, and with coupled verification; `None` elsewhere.
       perplexity: under the target, where they need not be; `None` elsewhere.
       bleu: the same against references; `None` where the questions have none.
@@ -211,6 +212,7 @@ class Quality:
     batch: int
     temperature: float
     case: str
+    weights: str
     agreement: Agreement | None
     perplexity: FigureDifference | None
     bleu: FigureDifference | None
@@ -219,7 +221,7 @@ class Quality:
 def assess(
     records: Sequence[Turn], questions: Sequence[Conversation], decode: Callable[[list[int]], str]
 ) -> list[Quality]:
-    """Compares each case with plain decoding, at each batch and temperature.
+    """Compares each case with plain decoding, in each setting (`setting_of`).
 
     Args:
       records: those of a run.
@@ -227,15 +229,14 @@ def assess(
       decode: the text of token ids.
     """
     found = []
-    settings = group_by(answered(records), lambda turn: (turn["batch"], turn["temperature"]))
-    for (batch, temperature), turns in settings.items():
+    for (batch, temperature, weights), turns in group_by(answered(records), setting_of).items():
         for case in [label for label in turns[0]["cases"] if label != PLAIN]:
             perplexity = bleu_difference = None
             if (agreement := Agreement.of(turns, case)) is None:
                 perplexity = compare_perplexity(*(_losses(turns, name) for name in (PLAIN, case)))
                 plain, own = (_bleu_counts(turns, name, questions, decode) for name in (PLAIN, case))
                 bleu_difference = compare_corpora(plain, own, bleu) if plain else None
-            found.append(Quality(batch, temperature, case, agreement, perplexity, bleu_difference))
+            found.append(Quality(batch, temperature, case, weights, agreement, perplexity, bleu_difference))
     return found
 
 

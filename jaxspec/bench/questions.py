@@ -94,9 +94,9 @@ class Group:
     task: str
     members: tuple[int, ...]
 
-    def unit(self, temperature: float) -> list[int | float]:
+    def unit(self, temperature: float, weights: str = "") -> list[int | float | str]:
         """Names the measuring of these rows: no other group of as many rows begins with the same question."""
-        return [len(self.members), temperature, self.members[0]]
+        return [len(self.members), temperature, self.members[0], *([weights] if weights else [])]
 
 
 def groups(questions: Sequence[Conversation], batch: int) -> list[Group]:

@@ -62,13 +62,15 @@ class Repeat(Timed, Counts):
 class Turn(TypedDict):
     """Holds one turn of a batch of conversations: the repeats of each case, and of each mode of a peer.
 
-    `questions` and `left_out` are indices of questions.
+    `questions` and `left_out` are indices of questions. `weights` names those that all answered with, where a run
+    compares several with its peers.
     """
 
     kind: Literal["turn"]
-    unit: list[int | float]
+    unit: list[int | float | str]
     batch: int
     temperature: float
+    weights: NotRequired[str]
     task: str
     turn: int
     questions: list[int]
@@ -82,6 +84,11 @@ class Turn(TypedDict):
 def answered(records: Sequence[Turn]) -> list[Turn]:
     """Returns the records of turns in which something was answered."""
     return [record for record in records if record["cases"]]
+
+
+def setting_of(turn: Turn) -> tuple[int, float, str]:
+    """Returns what a turn's figures are of: its batch, its temperature, and its weights."""
+    return turn["batch"], turn["temperature"], turn.get("weights", "")
 
 
 def repeats_of(turn: Turn, label: str) -> Sequence[Timed]:
@@ -125,7 +132,7 @@ class Results:
             self._read(path)
         self._write()
 
-    def has(self, unit: list[int | float]) -> bool:
+    def has(self, unit: list[int | float | str]) -> bool:
         """Returns whether a unit was measured."""
         return any(record["unit"] == unit for record in self.records)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxspec.bench.advice import where
-from jaxspec.bench.peers.panel import PEERS
-from jaxspec.bench.records import Turn, group_by
+from jaxspec.bench.peers.table import PEERS
+from jaxspec.bench.records import Turn, group_by, setting_of
 from jaxspec.bench.summary import ALL, Against, Summary
 from jaxspec.bench.timing import Spread
 
@@ -65,15 +65,14 @@ def tables(summaries: Sequence[Summary]) -> list[Table]:
 
 
 def peer_tables(found: Sequence[Against]) -> list[Table]:
-    """Returns two tables for each temperature: how fast each case was over each peer, by task, and the peers' speed."""
+    """Returns two tables for each temperature and weights: each case over each peer, by task, and the peers' speed."""
     tables = []
-    for temperature, chosen in group_by(found, lambda one: one.temperature).items():
+    for setting, chosen in group_by(found, where).items():
         ratios, speeds, tasks = [], [], dict.fromkeys(one.task for one in chosen)
         for peer, by_task in group_by(chosen, lambda one: one.peer).items():
             for case in by_task[0].ratios:
                 ratios.append((f"{case} / {peer}", *(f"{one.ratios[case].median:.2f}" for one in by_task)))
             speeds.append((peer, *(f"{one.tokens_per_second.median:.1f}" for one in by_task)))
-        setting = f"batch 1, temperature {temperature:g}"
         tables.append(Table(f"tokens/s of jaxspec over the peers', {setting}", ("", *tasks), tuple(ratios)))
         tables.append(Table(f"the peers' tokens/s, {setting}", ("", *tasks), tuple(speeds)))
     return tables
@@ -90,14 +89,22 @@ def origin(setting: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
 def notes(header: Mapping[str, Any], turns: Sequence[Turn]) -> list[str]:
     """Lists what a reader of the tables must know: where they come from, and what was not measured."""
     setting, machine = header["setting"], header["machine"]
-    peak = max(turn["peak_memory_bytes"] for turn in turns)
+    kinds = list(dict.fromkeys(setting_of(turn)[2] for turn in turns))
+    # It never falls, so that what comes later would have that of what came before.
+    peak = max(turn["peak_memory_bytes"] for turn in turns if setting_of(turn)[2] == kinds[0])
     left_out = sum(len(turn["left_out"]) for turn in turns)
     found = [
         origin(setting, machine),
         f"{setting['questions']} questions, at most {setting['max_new_tokens']} new tokens, {setting['repeats']} "
         "repeats in turn with plain decoding, compilation left out, token ids counted on both sides",
-        f"peak memory {peak / 1e9:.2f} GB ({machine['peak_memory_of']}, all cases together)",
+        f"peak memory {peak / 1e9:.2f} GB ({machine['peak_memory_of']}, all cases together{_of(kinds[0])})",
     ]
+    if len(kinds) > 1:
+        file, arrays = kinds
+        found.append(
+            f"{file}: jaxspec's model as it is loaded, and the same file in each program that reads it, by its own "
+            f"arithmetic; {arrays}: the same numbers in all programs, one request at a time"
+        )
     if left_out:
         found.append(f"{left_out} answers left out: their texts have no room in a model's context")
     for name, versions in machine.get("peers", {}).items():
@@ -107,6 +114,10 @@ def notes(header: Mapping[str, Any], turns: Sequence[Turn]) -> list[str]:
             shown = ", ".join(f"{package} {version}" for package, version in versions.items())
             found.append(f"{name}: {shown}, in a process of its own, the same weights, token ids and cores")
     return found
+
+
+def _of(weights: str) -> str:
+    return f", {weights}" if weights else ""
 
 
 def markdown(command: str, notes: Iterable[str], tables: Iterable[Table], sentences: Iterable[str]) -> str:

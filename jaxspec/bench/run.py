@@ -1,6 +1,5 @@
 """Runs every setting, one batch after the other, into a file of records."""
 
-import contextlib
 import dataclasses
 import itertools
 import platform
@@ -13,21 +12,18 @@ from tqdm import tqdm
 
 from jaxspec._version import __version__
 from jaxspec.bench import advice, report
-from jaxspec.bench.cases import load_cases
+from jaxspec.bench.cases import Case, load_cases
+from jaxspec.bench.comparison import comparisons, open_peers
 from jaxspec.bench.measure import Measurement, peak_memory
-from jaxspec.bench.peers.panel import PEERS, Panel, open_panel
+from jaxspec.bench.peers.table import PEERS
 from jaxspec.bench.quality import Quality, assess, check_bleu
 from jaxspec.bench.questions import Group, check_askable, groups
 from jaxspec.bench.records import Results, Turn
-from jaxspec.bench.setting import Setting, load_target
+from jaxspec.bench.setting import Setting, load_plain, load_target
 from jaxspec.bench.summary import Against, Summary, against, summarize
-from jaxspec.checkpoints.load import load
 from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
-
-# Tokens of a turn that a chat template adds, and of a system message of its own.
-_TEMPLATE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +86,7 @@ def run(
     peers = {"peers": {name: PEERS[name].versions() for name in setting.against}} if setting.against else {}
     header = {"setting": setting.described(questions), "machine": machine(target) | peers, "command": command}
     results = Results(path, header, resume=resume)
-    measurement = Measurement(target, cases, questions, setting)
-    settings = itertools.product(setting.batches, setting.temperatures)
-    asked = [(group, temperature) for batch, temperature in settings for group in groups(questions, batch)]
-    missing = [(group, temperature) for group, temperature in asked if not results.has(group.unit(temperature))]
-    peers_open = _open_panel(setting, loaded, questions, kernels_of(target)) if missing else contextlib.nullcontext()
-    with peers_open as measurement.panel, tqdm(total=len(asked), desc="bench", unit="batch", disable=quiet) as bar:
-        bar.update(len(asked) - len(missing))
-        _measure(missing, measurement, results, bar)
+    _measure_missing(setting, questions, (loaded, target, cases), results, quiet=quiet)
     summaries = summarize(results.records)
     if not summaries:
         raise ValueError("no question fits the model's context; pass shorter ones, or lower --max-new-tokens")
@@ -108,20 +97,35 @@ def run(
     return finished
 
 
-def _open_panel(
-    setting: Setting, loaded: LanguageModel, questions: Sequence[Conversation], kernels: str
-) -> contextlib.AbstractContextManager[Panel]:
-    """Opens the peers that are asked for and installed; kernels with bfloat16 weights give them those."""
-    peers = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
-    draft = None
-    if peers and setting.against_draft:
-        draft = load(setting.against_draft, dtype=setting.dtype, weights="dequantized")
-    dtype = "bfloat16" if kernels == "native-bfloat16" else loaded.dtype.name
-    # A token is a byte at least, but for those of the template.
-    longest = max(sum(len(text.encode()) for text in one.texts()) for one in questions)
-    context = longest + max(len(one.turns) for one in questions) * (setting.max_new_tokens + _TEMPLATE)
-    context = context if loaded.context_length is None else min(loaded.context_length, context)
-    return open_panel(peers, loaded, draft, dtype=dtype, context=context)
+def _measure_missing(
+    setting: Setting,
+    questions: Sequence[Conversation],
+    loaded: tuple[LanguageModel, LanguageModel, list[Case]],
+    results: Results,
+    *,
+    quiet: bool,
+) -> None:
+    """Adds the records that are missing, comparison by comparison; `loaded` are the target and the cases of the first.
+
+    The target is there as it is read, and with the setting's kernels.
+    """
+    plain, target, cases = loaded
+    asked = []
+    for one in comparisons(setting, plain):
+        settings = itertools.product(one.batches, setting.temperatures)
+        asked.append((one, [(group, t) for batch, t in settings for group in groups(questions, batch)]))
+    with tqdm(total=sum(len(every) for _, every in asked), desc="bench", unit="batch", disable=quiet) as bar:
+        for one, every in asked:
+            missing = [(group, t) for group, t in every if not results.has(group.unit(t, one.weights))]
+            bar.update(len(every) - len(missing))
+            if not missing:
+                continue
+            if not one.loaded:
+                plain, target = load_plain(setting)
+                cases = load_cases(setting, target)
+            measurement = Measurement(target, cases, questions, setting, weights=one.weights)
+            with open_peers(one, setting, plain, kernels_of(target), questions) as measurement.panel:
+                _measure(missing, measurement, results, bar)
 
 
 def _measure(missing: Sequence[tuple[Group, float]], measurement: Measurement, results: Results, bar: tqdm) -> None:
@@ -129,7 +133,8 @@ def _measure(missing: Sequence[tuple[Group, float]], measurement: Measurement, r
     before = None
     for group, temperature in missing:
         words = f"batch {len(group.members)}, temperature {temperature:g}"
-        bar.set_postfix_str(f"{words}, {group.task} (new shapes compile first)")
+        of = f", {measurement.weights}" if measurement.weights else ""
+        bar.set_postfix_str(f"{words}{of}, {group.task} (new shapes compile first)")
         if before != words:
             measurement.forget_programs()
         before = words

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.bench.peers.panel import PEERS
+from jaxspec.bench.peers.table import PEERS
 from jaxspec.checkpoints.load import load
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.drafters.adapt import LengthOption
@@ -33,7 +33,7 @@ class Setting:
       dtype: of weights and activations; `None` is the default of `load`.
       kernels: the target's matmul kernels: a name of `jaxspec.nn.convert.KERNELS`.
       verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
-      against: names of `jaxspec.bench.peers.PEERS` that answer the same questions.
+      against: names of `jaxspec.bench.peers.table.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
     """
 
@@ -90,11 +90,15 @@ class Setting:
 
 
 def load_target(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
-    """Loads the target: with plain arrays as weights, and with the setting's kernels."""
+    """Loads the target: as it is read for the setting's kernels, and with them."""
+    loaded = load(setting.model, dtype=setting.dtype, weights=weights_for(setting.kernels))
+    return loaded, KERNELS[setting.kernels](loaded)
+
+
+def load_plain(setting: Setting) -> tuple[LanguageModel, LanguageModel]:
+    """Loads the target as plain arrays, which peers can be given, and the same with kernels that multiply by those."""
     loaded = load(setting.model, dtype=setting.dtype, weights="dequantized")
-    if (weights := weights_for(setting.kernels)) == "dequantized":
-        return loaded, KERNELS[setting.kernels](loaded)
-    return loaded, KERNELS[setting.kernels](load(setting.model, dtype=setting.dtype, weights=weights))
+    return loaded, KERNELS["auto" if setting.kernels == "stored" else setting.kernels](loaded)
 
 
 def policy_at(temperature: float) -> Policy:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxspec.bench.cases import PLAIN
 from jaxspec.bench.quality import Agreement
 from jaxspec.bench.questions import in_order
-from jaxspec.bench.records import Turn, answered, group_by, repeats_of
+from jaxspec.bench.records import Turn, answered, group_by, repeats_of, setting_of
 from jaxspec.bench.timing import Spread
 
 ALL = "all"
@@ -24,6 +24,7 @@ class Summary:
       temperature: 0 is greedy decoding.
       case: its label.
       task: of Spec-Bench, or "all".
+      weights: of the comparison with peers that it is of, as `Turn` has it.
       requests: answers of one repeat.
       tokens_per_second: the mean over questions, of whole requests.
       speedup: `tokens_per_second` over that of plain decoding, repeat by repeat; `None` for plain decoding.
@@ -41,6 +42,7 @@ class Summary:
     temperature: float
     case: str
     task: str
+    weights: str
     requests: int
     tokens_per_second: Spread
     speedup: Spread | None
@@ -56,48 +58,51 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True)
 class Against:
-    """Sums up one mode of a peer on one task, or on all of them, batch 1.
+    """Sums up one mode of a peer on one task, or on all of them.
 
     Attributes:
+      batch: 1.
       temperature: 0 is greedy decoding.
       peer: its name and mode.
       task: of Spec-Bench, or "all".
+      weights: those that both answered with, as `Turn` has it.
       tokens_per_second: the mean over questions, of whole requests.
       ratios: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
       agreement: its tokens and those of jaxspec's plain decoding; `None` where they are sampled.
     """
 
+    batch: int
     temperature: float
     peer: str
     task: str
+    weights: str
     tokens_per_second: Spread
     ratios: dict[str, Spread]
     agreement: Agreement | None
 
 
 def summarize(records: Sequence[Turn]) -> list[Summary]:
-    """Returns a summary for each batch, temperature, task and case, in the order they were measured; "all" is last."""
-    settings = group_by(answered(records), lambda turn: (turn["batch"], turn["temperature"]))
+    """Returns a summary for each setting (`setting_of`), task and case, in their order in the run; "all" is last."""
     return [
-        _summary(batch, temperature, task, _Figures(chosen, case), _Figures(chosen, PLAIN))
-        for (batch, temperature), turns in settings.items()
+        _summary(setting, task, _Figures(chosen, case), _Figures(chosen, PLAIN))
+        for setting, turns in group_by(answered(records), setting_of).items()
         for task, chosen in _by_task(turns)
         for case in chosen[0]["cases"]
     ]
 
 
 def against(records: Sequence[Turn]) -> list[Against]:
-    """Compares the cases with each mode of a peer, at each temperature and task; "all" is last."""
+    """Compares the cases with each mode of a peer, in each setting and task; "all" is last."""
     found = []
-    asked = group_by((turn for turn in answered(records) if turn.get("peers")), lambda turn: turn["temperature"])
-    for temperature, turns in asked.items():
+    asked = group_by((turn for turn in answered(records) if turn.get("peers")), setting_of)
+    for (batch, temperature, weights), turns in asked.items():
         for task, chosen in _by_task(turns):
             speeds = {case: _Figures(chosen, case).speeds() for case in chosen[0]["cases"]}
             for peer in chosen[0].get("peers", {}):
                 own = _Figures(chosen, peer)
                 ratios = {case: Spread.of_ratios(speed, own.speeds()) for case, speed in speeds.items()}
                 speed, agreement = Spread.of(own.speeds()), Agreement.of(chosen, peer)
-                found.append(Against(temperature, peer, task, speed, ratios, agreement))
+                found.append(Against(batch, temperature, peer, task, weights, speed, ratios, agreement))
     return found
 
 
@@ -141,7 +146,8 @@ class _Figures:
         return sum(max(one["rounds"]) for several in self.repeats for one in several)
 
 
-def _summary(batch: int, temperature: float, task: str, own: _Figures, plain: _Figures) -> Summary:
+def _summary(setting: tuple[int, float, str], task: str, own: _Figures, plain: _Figures) -> Summary:
+    batch, temperature, weights = setting
     speculates, speeds, plain_speeds = own.label != PLAIN, own.decode_speeds(), plain.decode_speeds()
     decode_speedup = None if speeds is None or plain_speeds is None else Spread.of_ratios(speeds, plain_speeds)
     tokens, rounds = own.total("tokens"), max(own.total("rounds"), 1)
@@ -152,6 +158,7 @@ def _summary(batch: int, temperature: float, task: str, own: _Figures, plain: _F
         temperature=temperature,
         case=own.label,
         task=task,
+        weights=weights,
         requests=sum(own.rows),
         tokens_per_second=Spread.of(own.speeds()),
         speedup=Spread.of_ratios(own.speeds(), plain.speeds()) if speculates else None,

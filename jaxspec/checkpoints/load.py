@@ -75,7 +75,7 @@ def load(
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
     if weights not in (None, "stored", "dequantized"):
         raise ValueError(f"weights must be 'stored', 'dequantized' or None, got {weights!r}")
-    path = _locate(name_or_path)
+    path = locate(name_or_path)
     if path.is_dir() and (path / MANIFEST).is_file():
         if weights == "stored":
             raise ValueError(f"weights='stored', but {path} holds plain numbers, as save writes them; leave it out")
@@ -116,7 +116,12 @@ def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:
     return Placement.on(mesh, default_rules(mesh) if rules is None else rules)
 
 
-def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+def locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """Returns the file or folder that `load` reads for a name, on this machine; downloads it, if need be.
+
+    Args:
+      name_or_path: as of `load`, which also says what is raised.
+    """
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(f"name_or_path must be a string or a path, got {type(name_or_path).__name__}")
     name = os.fspath(name_or_path)

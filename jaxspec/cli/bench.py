@@ -76,10 +76,17 @@ class Options:
     against: Annotated[
         list[str] | None,
         PEERS,
-        typer.Option(help="A program to measure beside jaxspec on the same weights; repeatable.", show_default=False),
+        typer.Option(
+            help="A program to measure beside jaxspec: on the file as it is, if it reads it, and on the same weights "
+            "dequantized; repeatable.",
+            show_default=False,
+        ),
     ] = None
     against_draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="With --against: a draft model for them, too.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="With --against: a draft model for them; on the file as it is where it is one, too."
+        ),
     ] = None
     json_file: Annotated[
         str | None,

@@ -73,7 +73,7 @@ def _kernels() -> Iterable[str]:
 
 
 def _peers() -> Iterable[str]:
-    from jaxspec.bench.peers.panel import PEERS
+    from jaxspec.bench.peers.table import PEERS
 
     return PEERS
 

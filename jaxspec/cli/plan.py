@@ -129,8 +129,12 @@ def _print(found: "Plan") -> None:
         printer.table(table)
     for note in notes(found):
         printer.note(note)
-    for one in found.recommendations:
+    for one, far in zip(found.recommendations, found.deviations, strict=True):
         printer.advice(one.text, good=one.speculate)
         printer.line(f"  {command(found, one)}")
+        if far is not None and far.warns:
+            printer.advice(f"warning: {far.text}", good=False)
+        elif far is not None:
+            printer.note(far.text)
     if found.crossover is not None:
         printer.advice(found.crossover.text, good=found.crossover.not_from is None)

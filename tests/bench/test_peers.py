@@ -3,17 +3,24 @@
 import concurrent.futures
 import dataclasses
 import functools
+import json
 import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxspec
+from jaxspec.bench import comparison
 from jaxspec.bench.advice import peer_advice
 from jaxspec.bench.cases import PLAIN, Case
+from jaxspec.bench.comparison import FILE
 from jaxspec.bench.measure import Measurement
-from jaxspec.bench.peers.panel import PEERS, open_panel
+from jaxspec.bench.peers.completion import token_ids
+from jaxspec.bench.peers.panel import open_panel
+from jaxspec.bench.peers.table import PEERS
+from jaxspec.bench.peers.weights import Arrays
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.questions import groups
 from jaxspec.bench.report import peer_tables
@@ -23,8 +30,9 @@ from jaxspec.bench.timing import Spread
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.training.prompts import Conversation
-from tests._fixtures import fake_peer, text_models, tiny
+from tests._fixtures import fake_peer, fake_server, text_models, tiny
 
+ALL_PLAIN = ("dequantized to float32", ["fake", "reader"], None, (1,))
 LOADED = Loaded("", None, "float32", 1, 512)
 REQUEST = Request([1, 2, 3], 5, 0.0, 0, [])
 
@@ -33,7 +41,7 @@ REQUEST = Request([1, 2, 3], 5, 0.0, 0, [])
 def panel():
     target = tiny.transformer(1, vocab=text_models.VOCAB)
     target = dataclasses.replace(target, tokenizer=text_models.byte_level())
-    with open_panel({"fake": fake_peer.PEER}, target, None, dtype="float32", context=512) as panel:
+    with open_panel({"fake": fake_peer.PEER}, Arrays(target, None, "float32"), stop=(), context=512) as panel:
         yield panel
 
 
@@ -74,15 +82,79 @@ def test_a_worker_ends_in_the_middle_of_an_answer(tmp_path):
 def test_draft_models_must_fit():
     peers, models = {"fake": fake_peer.PEER}, (tiny.transformer(), tiny.transformer(vocab=7))
     refused = pytest.raises(ValueError, match="the draft model has 7 tokens, the target 11")
-    with refused, open_panel(peers, *models, dtype="float32", context=64):
+    with refused, open_panel(peers, Arrays(*models, "float32"), stop=(), context=64):
         pass
 
 
 def test_what_no_peer_can_read_is_refused():
     peers = {"fake": dataclasses.replace(fake_peer.PEER, write=PEERS["transformers"].write)}
     refused = pytest.raises(ValueError, match=r"without sliding windows.*\. Leave --against out")
-    with refused, open_panel(peers, tiny.transformer(windows=(4,)), None, dtype="float32", context=64):
+    weights = Arrays(tiny.transformer(windows=(4,)), None, "float32")
+    with refused, open_panel(peers, weights, stop=(), context=64):
         pass
+
+
+@pytest.mark.slow
+def test_the_program_on_the_path_answers_by_http(tmp_path, monkeypatch):
+    peer = PEERS["llama-server"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert peer.versions() is None and peer.install == "put llama-server on the PATH"
+    fake_server.install(tmp_path)
+    assert peer.versions() == {"llama-server": "version: 7 built by hand"}
+    loaded = dataclasses.replace(LOADED, model="a.gguf", draft="b.gguf", dtype="float16", threads=3)
+    worker = Worker(peer.engine, loaded)
+    assert worker.modes == ("plain", "lookup", "draft")
+    for mode in worker.modes:
+        assert worker.answer(mode, REQUEST)[0] == [4, 5, 6, 7, 8]
+    with pytest.raises(RuntimeError, match=r"RuntimeError: llama.cpp made 13 tokens and gave 12"):
+        worker.answer("plain", dataclasses.replace(REQUEST, max_new_tokens=13))
+    worker.close()
+    started = {kind: json.loads((tmp_path / kind).read_text()) for kind in ("none", "ngram-simple", "draft-simple")}
+    for given in started.values():
+        expected = {"--model": "a.gguf", "--threads": "3", "--ctx-size": "512", "--cache-type-k": "f16"}
+        assert expected.items() <= given.items()
+    assert started["ngram-simple"]["--spec-ngram-simple-size-m"] == "10"
+    assert started["draft-simple"]["--spec-draft-model"] == "b.gguf"
+    with pytest.raises(RuntimeError, match="llama-server ended with 1 and did not load the model"):
+        Worker(peer.engine, dataclasses.replace(loaded, model="no-file"))
+
+
+def test_replies_without_every_token_are_refused():
+    assert token_ids({"tokens": [3, 1], "tokens_predicted": 2}) == [3, 1]
+    with pytest.raises(RuntimeError, match="made 3 tokens and gave 2"):
+        token_ids({"tokens": [3, 1], "tokens_predicted": 3})
+    with pytest.raises(RuntimeError, match="llama.cpp did not answer: .*too long"):
+        token_ids({"error": "too long"})
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "against", "found"),
+    [
+        ("a.gguf", None, (), [("", [], None, (1, 8))]),
+        ("folder", None, ("reader", "fake"), [("", ["reader", "fake"], None, (1, 8))]),
+        ("a.gguf", None, ("fake",), [("", ["fake"], None, (1, 8))]),
+        ("a.gguf", None, ("missing",), [("", [], None, (1, 8))]),
+        ("a.gguf", "b.gguf", ("fake", "reader"), [(FILE, ["reader"], ("a.gguf", "b.gguf"), (1, 8)), ALL_PLAIN]),
+        ("a.gguf", "folder", ("fake", "reader"), [(FILE, ["reader"], ("a.gguf", None), (1, 8)), ALL_PLAIN]),
+    ],
+)
+def test_who_reads_the_file_answers_with_it_and_all_with_its_numbers(monkeypatch, model, draft, against, found):
+    for name, peer in (("fake", fake_peer.PEER), ("reader", fake_peer.READER), ("missing", fake_peer.MISSING)):
+        monkeypatch.setitem(PEERS, name, peer)
+    monkeypatch.setattr(comparison, "locate", Path)
+    setting = Setting(model, ("ngram",), batches=(1, 8), against=against, against_draft=draft if against else None)
+    listed = comparison.comparisons(setting, TARGET)
+    paths = lambda files: files and (str(files.target), files.draft and str(files.draft))
+    assert [(one.weights, list(one.peers), paths(one.files), one.batches) for one in listed] == found
+    assert [one.loaded for one in listed] == [True, False][: len(found)]
+
+
+def test_packed_weights_stand_beside_no_others(monkeypatch):
+    """Nor does a peer that reads no file answer beside a model of other numbers than it has."""
+    monkeypatch.setitem(PEERS, "fake", fake_peer.PEER)
+    packed = jaxspec.quantize_weights(TARGET)
+    listed = comparison.comparisons(Setting("folder", ("ngram",), against=("fake",)), packed)
+    assert [(one.weights, list(one.peers)) for one in listed] == [(FILE, []), ("dequantized to float32", ["fake"])]
 
 
 class Answers:
@@ -166,13 +238,32 @@ def test_jaxspec_over_the_peers():
     assert "2 were DIFFERENT, first at question 1, turn 0, token 4" in text
 
 
+def test_figures_with_other_weights_are_others():
+    file, arrays = ({"weights": weights} for weights in (FILE, "dequantized to float32"))
+    turns = [_turn(0, "qa", [2.0], [4.0]) | file, _turn(0, "qa", [3.0], [1.5]) | arrays]
+    first, second = (one for one in against(turns) if one.task == ALL)
+    assert (first.weights, first.ratios[PLAIN].median) == (FILE, 2.0)
+    assert (second.weights, second.ratios[PLAIN].median) == ("dequantized to float32", 0.5)
+    texts = [text for _, text in peer_advice([first, second])]
+    assert texts[0].startswith(
+        "batch 1, temperature 0, the file as it is: jaxspec's x, k=4 was FASTER than p plain: 4.00x"
+    )
+    assert texts[1].startswith(
+        "batch 1, temperature 0, dequantized to float32: jaxspec's x, k=4 was as fast as p plain"
+    )
+    assert [table.title for table in peer_tables([first, second])][2].endswith(", dequantized to float32")
+    (group,) = groups(QUESTIONS[:1], 1)
+    assert group.unit(0.0, FILE) == [*group.unit(0.0), FILE]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("name", ["transformers", "llama.cpp"])
+@pytest.mark.parametrize("name", PEERS)
 def test_real_peers_write_our_tokens(name, tmp_path):
     if PEERS[name].versions() is None:
         pytest.skip(PEERS[name].install)
     model = tiny.transformer(5, vocab=64, layers=2, norm_eps=2.0**-17)
-    with open_panel({name: PEERS[name]}, model, model, dtype="float32", context=256) as panel:
+    weights = Arrays(model, model, "float32")
+    with open_panel({name: PEERS[name]}, weights, stop=(), context=256) as panel:
         assert panel.labels == tuple(f"{name} {mode}" for mode in ("plain", "lookup", "draft"))
         prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
         expected = jaxspec.generate(model, None, jnp.asarray([prompt]), max_new_tokens=24).tokens[0].tolist()

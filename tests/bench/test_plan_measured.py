@@ -64,7 +64,7 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     # Of each turn: a plain round, then the case's round, draft, verification, and round without drafts.
     first, second = [8.0, 16.0, 4.0, 12.0, 10.0], [80.0, 160.0, 8.0, 120.0, 100.0]
     monkeypatch.setattr(timing, "clock", Clock([99.0] * 5 + first + second))
-    plain, costs = measure_parts(TARGET, CASES, batch=2, text=10, sampling=Greedy(), repeats=2)
+    plain, costs = measure_parts(TARGET, CASES, batch=2, text=10, capacity=40, sampling=Greedy(), repeats=2)
     cost = costs["ngram, k=2"]
     assert plain == 44.0 / costing.ROUNDS and list(costs) == ["ngram, k=2"]
     assert (cost.round, cost.draft, cost.verify) == pytest.approx((2.0, (0.5 + 0.1) / 2, 1.5))
@@ -72,6 +72,7 @@ def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     full, silent = started[2][:2]
     for state, drafts in ((full, [2, 2]), (silent, [0, 0])):
         assert state.length.tolist() == [10, 10]
+        assert state.tokens.shape == (2, 16 + (40 - 10) + 2 + 1)  # the prompt's width is rounded up
         info = jaxspec.jit_step()(TARGET, CASES[1].drafter, None, state)[1]
         assert info.drafted.tolist() == drafts
 
@@ -93,17 +94,23 @@ def plan():
 def test_the_case_that_is_predicted_to_be_fastest_is_run(monkeypatch, short, long, k):
     answer = Answer(0, 0, prompt_tokens=8, tokens=12, rounds=4, drafted_at=(4,) * 4, accepted_at=(4, 2, 1, 1))
     costs = {f"ngram, k={n}": RoundCost(cost, 0.1, 1.0) for n, cost in ((2, short), (4, long))}
+    asked = []
+    compared = lambda best, measured, cost, fed: (best, measured.case, cost, fed)
     checked = lambda target, plain, case, questions, setting, tell: SimpleNamespace(case=case.label, speedup=None)
     monkeypatch.setattr(planning, "load_target", lambda _: (TARGET, TARGET))
     monkeypatch.setattr(planning, "measure_device", lambda _: Device(2e10, 1e11))
     monkeypatch.setattr(planning, "measure_acceptance", lambda *_, **__: Acceptance("ngram", 4, (answer,)))
-    monkeypatch.setattr(planning, "measure_parts", lambda *_, **__: (1.0, costs))
+    monkeypatch.setattr(planning, "measure_parts", lambda *parts, **options: asked.append(options) or (1.0, costs))
+    monkeypatch.setattr(planning, "deviation", compared)
     monkeypatch.setattr(planning, "check", checked)
     monkeypatch.setattr(planning, "recommend", lambda best, measured, *_: SimpleNamespace(best=best, measured=measured))
     found = make_plan(dataclasses.replace(SETTING, lengths=()), QUESTIONS[1:])
     (one,) = found.recommendations
     assert one.best is max(found.predictions, key=lambda prediction: prediction.speedup)
     assert (one.best.k, one.best.case, one.measured.case) == (k, f"ngram, k={k}", f"ngram, k={k}")
+    # Its parts are timed again after the run, in the same way, and compared with what they were before.
+    assert found.deviations == ((one.best, f"ngram, k={k}", costs[f"ngram, k={k}"], k + 1),)
+    assert asked[0] == asked[1] and (asked[0]["text"], asked[0]["capacity"]) == (14, 500 + 12)
 
 
 @pytest.mark.slow
@@ -121,6 +128,11 @@ def test_a_plan_is_whole(plan):
     if first.predicted.k == 4:
         assert first.measured.round_gain == pytest.approx(first.predicted.round_gain)
     assert plan.crossover is not None
+    for one, far in zip(plan.recommendations, plan.deviations, strict=True):
+        assert (far is None) == (one.measured.decode_speedup is None)
+        if far is not None:
+            assert (far.predicted, far.batch) == (one.predicted.speedup, one.predicted.batch)
+            assert far.parts[0].measured == one.measured.round_gain
 
 
 @pytest.mark.slow

@@ -6,8 +6,11 @@ import json
 import pytest
 import typer.testing
 
+from jaxspec.bench.comparison import FILE
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.peers import panel
+from jaxspec.bench.peers.table import PEERS
+from jaxspec.checkpoints.export import export_gguf
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
 from tests._fixtures import fake_peer, text_models, tiny
@@ -33,8 +36,8 @@ def folder(tmp_path_factory):
 def _peers(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "kept by the caller"))
-        patch.setitem(panel.PEERS, "transformers", fake_peer.PEER)
-        patch.setitem(panel.PEERS, "llama.cpp", fake_peer.MISSING)
+        patch.setitem(PEERS, "transformers", fake_peer.PEER)
+        patch.setitem(PEERS, "llama.cpp", fake_peer.MISSING)
         yield
 
 
@@ -75,6 +78,30 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
         (t, f"transformers {mode}", task) for t in (0, 1) for mode in ("plain", "lookup") for task in tasks
     }
     assert lines[0]["machine"]["peers"]["llama.cpp"] is None
+
+
+@pytest.mark.slow
+def test_the_file_and_its_numbers_are_two_comparisons(folder, tmp_path, monkeypatch):
+    """The vocabulary of a written file is of numbers; the tokenizer here is another."""
+    monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: text_models.byte_level())
+    monkeypatch.setitem(PEERS, "llama.cpp", fake_peer.READER)
+    model = export_gguf(tiny.transformer(3, vocab=text_models.VOCAB, norm_eps=2.0**-17), tmp_path, "float32")
+    words = ("-m", model, "--count", "1", "--repeats", "1", *ASKED[1:], "--json", tmp_path / "r.jsonl")
+    result = _bench(folder, *words)
+    assert result.exit_code == 0, result.stderr
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    asked = {line["weights"]: {*line["peers"]} for line in lines if line["kind"] == "turn"}
+    names = lambda *peers: {f"{peer} {mode}" for peer in peers for mode in ("plain", "lookup")}
+    of_file, of_arrays = FILE, "dequantized to float32"
+    assert asked == {of_file: names("llama.cpp"), of_arrays: names("llama.cpp", "transformers")}
+    compared = {(line["weights"], line["peer"]) for line in lines if line["kind"] == "against"}
+    assert compared == {(weights, peer) for weights, peers in asked.items() for peer in peers}
+    said = " ".join(result.stdout.split())
+    for weights in asked:
+        assert f"batch 1, temperature 0, {weights}: jaxspec's" in said
+        assert f"tokens/s of jaxspec over the peers', batch 1, temperature 0, {weights}" in said
+    again = _bench(folder, *words, "--resume")
+    assert again.exit_code == 0 and again.stdout == result.stdout
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import typer.testing
 
 from jaxspec.bench.costs import RoundCost
 from jaxspec.bench.plan import plan as planning
+from jaxspec.bench.plan.deviation import deviation
 from jaxspec.bench.plan.plan import Plan
 from jaxspec.bench.plan.prediction import Prediction
 from jaxspec.bench.plan.recommendation import crossover, recommend
@@ -17,10 +18,12 @@ from tests._fixtures.plans import CASE, FAST, GOOD, SLOW, acceptance, summary
 
 MACHINE = {"device": "a chip", "jaxspec": "0", "jax": "1", "python": "3", "dtype": "float32", "kernels": "xla"}
 GAINS = {1: FAST, 8: SLOW}
+AFTER = RoundCost(2.0, 0.1, 1.7, 1.1)
 
 
 def _plan(setting: Setting, questions) -> Plan:
     cost, answers = RoundCost(1.5, 0.1, 1.4, 1.1), acceptance(GOOD)
+    runs = {batch: summary(GAINS[batch], GAINS[batch], batch=batch) for batch in setting.batches}
     predictions = tuple(Prediction(batch, CASE.label, 2, cost, 1.8, 1.5) for batch in setting.batches)
     return Plan(
         setting=setting.described(questions),
@@ -29,9 +32,8 @@ def _plan(setting: Setting, questions) -> Plan:
         acceptances=(answers,),
         rooflines=tuple(Roofline(batch, 40, 10**8, 1e9, 0.001, 0.01, True) for batch in setting.batches),
         predictions=predictions,
-        recommendations=tuple(
-            recommend(one, summary(GAINS[one.batch], FAST, batch=one.batch), CASE, answers) for one in predictions
-        ),
+        recommendations=tuple(recommend(one, runs[one.batch], CASE, answers) for one in predictions),
+        deviations=tuple(deviation(one, runs[one.batch], AFTER, 3) for one in predictions),
         crossover=crossover({batch: GAINS[batch][1] for batch in setting.batches}) if setting.batches[1:] else None,
     )
 
@@ -80,6 +82,9 @@ def test_it_prints_tables_and_what_to_do(asked):
         "predicted, batch 8: tokens of a round and its time in plain steps, of 10.00 ms each",
         "ngram, k=2, batch 8",
         "batch 1: use ngram, k=2. Whole answers were FASTER than plain decoding: 1.30x",
+        "\nbatch 1: the prediction for ngram, k=2 was 8% below the run, 1.20x for 1.30x.\n",
+        "\nwarning: batch 8: the prediction for ngram, k=2 was 50% above the run, 1.20x for 0.80x. "
+        "Off most was the target's pass over 3 tokens: 1.40 plain steps predicted, 1.70 measured.\n",
         "--draft ngram -k 2\n",
         "batch 8: decode plainly. The best case, ngram, k=2, was SLOWER than plain decoding: 0.80x",
         "--draft none\n",
@@ -97,6 +102,8 @@ def test_json_is_one_object(asked):
     assert record["recommendations"][0]["drafter"] == "ngram" and record["recommendations"][0]["k"] == 2
     assert record["command"].startswith("jaxspec ") and record["crossover"] is None
     assert record["rooflines"][0]["share"] == 0.1
+    (far,) = record["deviations"]
+    assert far["off"] == pytest.approx(1.2 / 1.3 - 1) and not far["warns"] and len(far["parts"]) == 5
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 _PREDICTION, _RECOMMENDATION = "bench/plan/prediction.py", "bench/plan/recommendation.py"
 _COSTS, _ROOFLINE = "bench/costs.py", "bench/plan/roofline.py"
 _TESTS, _MEASURED = "tests/bench/test_plan.py", "tests/bench/test_plan_measured.py"
+_DEVIATION, _FAR = "bench/plan/deviation.py", "tests/bench/test_plan_deviation.py"
 _BATCH = f"{_TESTS}::test_a_batch_goes_on_until_its_last_row_has_ended_and_drafts_where_any_does"
 _WHY = f"{_TESTS}::test_recommendations_say_why"
 _STATES = f"{_MEASURED}::test_rounds_are_timed_with_all_drafts_and_with_none"
@@ -93,6 +94,48 @@ MUTANTS = (
         'matrices -= model.params["embedding"].size',
         "matrices -= 0",
         (f"{_TESTS}::test_operations_and_bytes_of_a_step",),
+    ),
+    Mutant(
+        "a plan's error is a share of the prediction",
+        _DEVIATION,
+        "return self.predicted / self.measured - 1",
+        "return 1 - self.measured / self.predicted",
+        (f"{_FAR}::test_a_prediction_that_came_true_is_not_warned_of",),
+    ),
+    Mutant(
+        "a plan that was too low is not warned of",
+        _DEVIATION,
+        "return abs(self.off) > LIMIT",
+        "return self.off > LIMIT",
+        (f"{_FAR}::test_a_prediction_that_came_true_is_not_warned_of",),
+    ),
+    Mutant(
+        "a part that was off the other way is blamed",
+        _DEVIATION,
+        "key=lambda part: part.effect if self.off > 0 else -part.effect",
+        "key=lambda part: abs(part.effect)",
+        (f"{_FAR}::test_a_warning_names_the_part_that_was_off_most",),
+    ),
+    Mutant(
+        "the draft pass counts in rounds without drafts",
+        _DEVIATION,
+        '"the draft pass": (share, cost.draft)',
+        '"the draft pass": (1.0, cost.draft)',
+        (f"{_FAR}::test_passes_count_in_the_rounds_that_draft",),
+    ),
+    Mutant(
+        "a plan compares its parts with themselves",
+        "bench/plan/plan.py",
+        "after = measure([plain, case], batch=batch)[1][case.label]",
+        "after = costs[case.label]",
+        (f"{_MEASURED}::test_the_case_that_is_predicted_to_be_fastest_is_run",),
+    ),
+    Mutant(
+        "a plan's caches are smaller than a run's",
+        "bench/costs.py",
+        "jnp.asarray(tokens), capacity=capacity, **options)",
+        "jnp.asarray(tokens), capacity=None, **options)",
+        (_STATES,),
     ),
     Mutant(
         "speculation is said to stop below a batch where it pays",

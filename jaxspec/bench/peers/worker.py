@@ -4,10 +4,12 @@ Frameworks in one process share pools of threads, and a crash. Here each has the
 while it is not.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +44,7 @@ class Loaded:
     Attributes:
       model: the target's file or folder.
       draft: the draft model's, or `None`.
-      dtype: of both.
+      dtype: of their caches, and of their weights where these are written for it.
       threads: how many may run.
       context: the most tokens of prompt and answer.
     """
@@ -89,6 +91,7 @@ class Worker:
                 stderr=self._output,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=[its_own.fileno()],
+                start_new_session=True,
             )
         self.modes: tuple[str, ...] = self._ask(loaded)
 
@@ -101,8 +104,9 @@ class Worker:
         return self._ask((mode, request))
 
     def close(self) -> None:
-        """Ends it, in the middle of an answer too: it has nothing to lose, and an interrupted run waits for it."""
-        self._process.kill()
+        """Ends it and its own processes, in the middle of an answer too: an interrupted run waits for it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
         self._output.close()

@@ -1,6 +1,7 @@
 """Makes a plan: measures acceptance and costs, predicts, checks the best predictions with a run, and recommends."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jaxspec.bench.cases import Case, load_cases, widest_prompt
 from jaxspec.bench.costs import measure_parts
 from jaxspec.bench.measure import Measurement, counts_of, generate, turn_key
+from jaxspec.bench.plan.deviation import Deviation, deviation
 from jaxspec.bench.plan.prediction import Acceptance, Answer, Prediction, predict
 from jaxspec.bench.plan.recommendation import Crossover, Recommendation, crossover, recommend
 from jaxspec.bench.plan.roofline import Device, Roofline, measure_device, roofline
@@ -38,6 +40,7 @@ class Plan:
       rooflines: of each batch.
       predictions: of each batch and case.
       recommendations: of each batch.
+      deviations: of each batch, how far the prediction was from the run; `None` where that was too short to time.
       crossover: over all batches; `None` if there is only one.
     """
 
@@ -48,6 +51,7 @@ class Plan:
     rooflines: tuple[Roofline, ...]
     predictions: tuple[Prediction, ...]
     recommendations: tuple[Recommendation, ...]
+    deviations: tuple[Deviation | None, ...]
     crossover: Crossover | None
 
 
@@ -80,16 +84,21 @@ def make_plan(
         longest = max(several, key=lambda case: case.drafter.max_drafts)  # the most drafts tell of fewer, too
         acceptances[name] = measure_acceptance(target, longest, questions, setting, tell=tell)
     text, policy = _middle(acceptances.values(), target, cases), policy_at(setting.temperatures[0])
-    rooflines, predictions, recommendations = [], list[Prediction](), []
+    room = _capacity(acceptances.values(), target, cases, text, setting.max_new_tokens)
+    measure = functools.partial(measure_parts, target, text=text, capacity=room, sampling=policy, repeats=_TURNS)
+    rooflines, predictions, recommendations, deviations = [], list[Prediction](), [], []
     for batch in setting.batches:
         jax.clear_caches()  # each stage has programs of its own, and each takes much memory
         tell(f"what rounds cost, batch {batch} (compiles {len(cases)} cases first)")
-        seconds, costs = measure_parts(target, [plain, *cases], batch=batch, text=text, sampling=policy, repeats=_TURNS)
+        seconds, costs = measure([plain, *cases], batch=batch)
         rooflines.append(roofline(target, device, batch=batch, text=text, seconds=seconds))
         asked = groups(questions, batch)
         predicted = [predict(acceptances[case.name], asked, case, costs[case.label]) for case in cases]
         best, case = max(zip(predicted, cases, strict=True), key=lambda pair: pair[0].speedup)
         measured = check(target, plain, case, questions, dataclasses.replace(setting, batches=(batch,)), tell=tell)
+        tell(f"the parts of {case.label} again, batch {batch}")
+        after = measure([plain, case], batch=batch)[1][case.label]
+        deviations.append(deviation(best, measured, after, case.drafter.lengths[-1] + 1))
         predictions += predicted
         recommendations.append(recommend(best, measured, case, acceptances[case.name]))
     speedups = {one.predicted.batch: one.measured.speedup.median for one in recommendations if one.measured.speedup}
@@ -101,6 +110,7 @@ def make_plan(
         rooflines=tuple(rooflines),
         predictions=tuple(predictions),
         recommendations=tuple(recommendations),
+        deviations=tuple(deviations),
         crossover=crossover(speedups) if len(speedups) > 1 else None,
     )
 
@@ -109,8 +119,22 @@ def _middle(acceptances: Iterable[Acceptance], target: LanguageModel, cases: Seq
     """Returns the length of a text in the middle of an answer, as far as all models have room for it."""
     middles = [one.prompt_tokens + one.tokens // 2 for found in acceptances for one in found.answers]
     middle = max(8, round(statistics.median(middles)))
-    room = widest_prompt(target, cases, 2 * (max(case.drafter.max_drafts for case in cases) + 1))
+    room = widest_prompt(target, cases, _two_rounds(cases))
     return middle if room is None else min(middle, room)
+
+
+def _capacity(
+    acceptances: Iterable[Acceptance], target: LanguageModel, cases: Sequence[Case], text: int, max_new_tokens: int
+) -> int:
+    """Returns the capacity of an answer's caches, as a run's have it, with room for two rounds after the text."""
+    prompt = statistics.median_low([one.prompt_tokens for found in acceptances for one in found.answers])
+    tokens, _ = padded([[0] * prompt], 1, widest_prompt(target, cases, max_new_tokens))
+    return max(tokens.shape[1] + max_new_tokens, text + _two_rounds(cases))
+
+
+def _two_rounds(cases: Sequence[Case]) -> int:
+    """Returns the most tokens of two rounds."""
+    return 2 * (max(case.drafter.max_drafts for case in cases) + 1)
 
 
 def measure_acceptance(

@@ -103,6 +103,14 @@ class Prediction:
     round_cost: float
 
     @property
+    def drafting(self) -> float:
+        """The share of rounds in which any row drafts."""
+        idle = self.cost.idle
+        if idle is None or idle == self.cost.round:
+            return 1.0
+        return (self.round_cost - idle) / (self.cost.round - idle)
+
+    @property
     def speedup(self) -> float:
         """Over plain decoding, the prompts' time left out."""
         return self.round_gain / self.round_cost

@@ -43,6 +43,7 @@ def as_record(plan: Plan, typed: str) -> dict[str, Any]:
     record: dict[str, Any] = dataclasses.asdict(plan) | {"command": typed}
     record["rooflines"] = [dataclasses.asdict(one) | {"share": one.share} for one in plan.rooflines]
     record["predictions"] = [dataclasses.asdict(one) | {"speedup": one.speedup} for one in plan.predictions]
+    record["deviations"] = [one and one.as_record() for one in plan.deviations]
     for row, one in zip(record["recommendations"], plan.recommendations, strict=True):
         row["command"] = command(plan, one)
     return record
@@ -92,12 +93,13 @@ def _costs(plan: Plan, step: Roofline) -> Table:
 
 
 def _checks(plan: Plan) -> Table:
-    columns = ("", "tokens a round", "plain steps a round", "speed-up, decoding", "whole answers")
+    columns = ("", "tokens a round", "plain steps a round", "speed-up, decoding", "off", "whole answers")
     rows = []
-    for one in plan.recommendations:
+    for one, far in zip(plan.recommendations, plan.deviations, strict=True):
         predicted, measured = one.predicted, one.measured
         decoding = measured.decode_speedup and measured.decode_speedup.median
         pairs = ((predicted.round_gain, measured.round_gain), (predicted.round_cost, measured.round_cost))
         cells = (f"{first:.2f} / {number(second)}" for first, second in (*pairs, (predicted.speedup, decoding)))
-        rows.append((f"{predicted.case}, batch {predicted.batch}", *cells, spread(measured.speedup)))
+        off = number(far and far.off, "+.0%")
+        rows.append((f"{predicted.case}, batch {predicted.batch}", *cells, off, spread(measured.speedup)))
     return Table("the best case of each batch, predicted / measured", columns, tuple(rows))
