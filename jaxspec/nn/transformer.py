@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate
@@ -58,7 +59,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", _init, (*self.out, x.shape[-1]), self.dtype)
+        kernel = weight(self, "kernel", (*self.out, x.shape[-1]), self.dtype)
         y = project(x, kernel)
         if self.bias:
             y = y + _like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
@@ -210,7 +211,7 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "b t v"], KVEntries, tuple[Float[Array, "b t d"], ...]]:
         config, time = self.config, tokens.shape[1]
         mask, positions = mask_and_positions(mask, positions, cache, tokens.shape)
-        embedding = self.param("embedding", _init, (config.vocab_size, config.width), self.dtype)
+        embedding = weight(self, "embedding", (config.vocab_size, config.width), self.dtype)
         x = embed(config, {"embedding": embedding}, tokens)
         if config.learned_positions:
             table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
@@ -226,7 +227,7 @@ class Transformer(nn.Module):
         x = Norm(config, name="final_norm")(x)
         head = embedding
         if not config.tied_head:
-            head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+            head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
         logits = project(x, head).astype(jnp.float32)
         return logits, stack_entries(entries, x), tuple(captured[layer] for layer in capture)
 

@@ -1,6 +1,7 @@
 """Defines weights that are not stored as one array of the activations' dtype, and multiply themselves."""
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -8,6 +9,8 @@ import jax
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
+
+from jaxspec.core.memory import size_of
 
 # The logical axes of an array, one entry a dimension (`jaxspec.sharding.Rules`).
 Axes = tuple[str | tuple[str, ...] | None, ...]
@@ -17,7 +20,7 @@ class PackedWeight(abc.ABC):
     """Stands in `params` where a weight `[*out, in]` stood: the base class of weight formats.
 
     A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
-    `ops/formats.py`. Its first leaf has the weight's shape: Flax compares that with the parameter's.
+    `ops/formats.py`.
 
     Attributes:
       name: the format's, such as "int8"; `kernels_of` and messages tell it.
@@ -51,8 +54,8 @@ class PackedWeight(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def stored(self) -> Array:
-        """The leaf that has the weight's shape."""
+    def stored(self) -> Any:
+        """The array of its values. A format in which it has another shape than the weight overrides `shape`."""
 
     @abc.abstractmethod
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
@@ -71,17 +74,17 @@ class PackedWeight(abc.ABC):
     @property
     def ndim(self) -> int:
         """The number of the weight's axes."""
-        return self.stored.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """The number of the weight's elements."""
-        return self.stored.size
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The size of all arrays in bytes."""
-        return sum(x.nbytes for x in jax.tree.leaves(self))
+        """The size of all arrays in bytes, two int4 in each."""
+        return size_of(self)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""

@@ -25,6 +25,7 @@ from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Dense, Norm
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope
 
@@ -167,7 +168,7 @@ class DFlashNetwork(nn.Module):
         self.context_norm, self.final_norm = Norm(config), Norm(config)
         self.mask = self.param("mask", _init, (config.width,), self.dtype)
         self.layer = [DFlashLayer(config, number, self.dtype) for number in range(config.num_layers)]
-        self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+        self.head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
         if rank:
             # The last row is that of every token outside of the draft vocabulary.
             self.markov_before = self.param("markov_before", _init, (config.vocab_size + 1, rank), self.dtype)

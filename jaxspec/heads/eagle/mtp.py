@@ -24,9 +24,8 @@ from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
-
-_init = nn.initializers.normal(0.02)
 
 
 class MtpLayer(nn.Module):
@@ -47,7 +46,7 @@ class MtpLayer(nn.Module):
         self.mix = Dense((config.width,), False, self.dtype)
         self.block = Block(config, 0, self.dtype)
         self.final_norm = Norm(config)
-        self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+        self.head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t f"]:
         """Returns the states as they are."""

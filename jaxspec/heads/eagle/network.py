@@ -18,9 +18,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
-
-_init = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
@@ -42,7 +41,7 @@ class EagleLayer(nn.Module):
         self.attention = Attention(config, 0, self.dtype)
         self.mlp_norm, self.mlp = Norm(config, name="mlp_norm"), MLP(config, self.dtype)
         self.final_norm = Norm(config, name="final_norm")
-        self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+        self.head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
         """Projects the target's captured states to the width of the layer."""
@@ -100,7 +99,7 @@ class FirstEagleLayer(nn.Module):
         self.mix = Dense((config.width,), True, self.dtype)
         self.attention = Attention(config, 0, self.dtype)
         self.mlp_norm, self.mlp = Norm(config, name="mlp_norm"), MLP(config, self.dtype)
-        self.head = self.param("head", _init, (config.vocab_size, config.width), self.dtype)
+        self.head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t f"]:
         """Returns the states as they are."""

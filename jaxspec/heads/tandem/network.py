@@ -23,10 +23,9 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import apply_rope
-
-_init = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ class TandemNetwork(nn.Module):
         self.token_norm, self.lower = Norm(config), Dense((config.width,), False, self.dtype)
         self.layer = [Block(config, layer, self.dtype) for layer in layers]
         self.lift, self.final_norm = Dense((config.target_width,), False, self.dtype), Norm(config)
-        self.head = self.param("head", _init, (config.vocab_size, config.target_width), self.dtype)
+        self.head = weight(self, "head", (config.vocab_size, config.target_width), self.dtype)
 
     def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> KVEntries:
         """Returns the keys and values that all layers read of the target's states at these positions."""
