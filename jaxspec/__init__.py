@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from jaxspec.nn.convert import quantize_cache as quantize_cache
     from jaxspec.nn.convert import quantize_weights as quantize_weights
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
-    from jaxspec.nn.qwix import from_qwix as from_qwix
     from jaxspec.sharding.params import shard as shard
     from jaxspec.text.decoder import SpeculativeDecoder as SpeculativeDecoder
     from jaxspec.text.request import TextOptions as TextOptions
@@ -99,7 +98,6 @@ __getattr__, __dir__ = lazy(
         "core.tree": ("Tree",),
         "nn.language_model": ("LanguageModel",),
         "nn.adapters": ("from_function", "from_nnx"),
-        "nn.qwix": ("from_qwix",),
         "nn.convert": ("native_kernels", "quantize_cache", "quantize_weights"),
         "checkpoints.load": ("load",),
         "checkpoints.orbax": ("save",),

@@ -40,7 +40,7 @@ def from_qwix(model: LanguageModel, params: Mapping[str, Any]) -> LanguageModel:
         >>> weight = target.params["embedding"]
         >>> scale = jnp.max(jnp.abs(weight), axis=-1, keepdims=True) / 127
         >>> quantized = {"qvalue": jnp.round(weight / scale).astype(jnp.int8), "scale": scale}
-        >>> small = jaxspec.from_qwix(target, target.params | {"embedding": quantized})
+        >>> small = jaxspec.nn.from_qwix(target, target.params | {"embedding": quantized})
         >>> small.params["embedding"].kernels
         'grouped-int8'
     """

@@ -50,7 +50,7 @@ def dense(array) -> np.ndarray:
 
 
 def with_head(head):
-    return jaxspec.from_qwix(MODEL, MODEL.params | {"head": head})
+    return jaxspec.nn.from_qwix(MODEL, MODEL.params | {"head": head})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_model_of_them_decodes():
         scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
         return QArray(jnp.round(x / scale).astype(jnp.int8), scale)
 
-    target = jaxspec.from_qwix(MODEL, jax.tree.map_with_path(quantized, MODEL.params))
+    target = jaxspec.nn.from_qwix(MODEL, jax.tree.map_with_path(quantized, MODEL.params))
     assert len(packed_weights(target)) == 7
     prompts = jnp.asarray(RNG.integers(0, tiny.VOCAB, size=(2, 6)), jnp.int32)
     run = lambda drafter: jaxspec.generate(target, drafter, prompts, max_new_tokens=20).tokens
@@ -125,17 +125,17 @@ def test_what_cannot_be_taken_over_is_said(head, text):
 
 def test_a_tree_of_another_model_is_said():
     with pytest.raises(ValueError, match="the tree must have the parameters embedding, final_norm, head, layer_0, got"):
-        jaxspec.from_qwix(MODEL, {"embedding": MODEL.params["embedding"]})
+        jaxspec.nn.from_qwix(MODEL, {"embedding": MODEL.params["embedding"]})
     with pytest.raises(ValueError, match="final_norm must have the parameters scale, got ArrayImpl"):
-        jaxspec.from_qwix(MODEL, MODEL.params | {"final_norm": jnp.ones(16)})
+        jaxspec.nn.from_qwix(MODEL, MODEL.params | {"final_norm": jnp.ones(16)})
     norm = {"scale": QArray(np.zeros(16, np.int8), np.ones(1))}
     with pytest.raises(ValueError, match="final_norm/scale is no weight of a product, and must be an array"):
-        jaxspec.from_qwix(MODEL, MODEL.params | {"final_norm": norm})
+        jaxspec.nn.from_qwix(MODEL, MODEL.params | {"final_norm": norm})
     with pytest.raises(TypeError, match="model on one device"):
-        jaxspec.from_qwix(jaxspec.shard(MODEL, jax.make_mesh((1,), ("model",))), MODEL.params)
+        jaxspec.nn.from_qwix(jaxspec.shard(MODEL, jax.make_mesh((1,), ("model",))), MODEL.params)
     with pytest.raises(TypeError, match="takes a LanguageModel of a jaxspec.nn.Transformer, got Other"):
         other = dataclasses.replace(MODEL, module=type("Other", (), {})())
-        jaxspec.from_qwix(other, MODEL.params)
+        jaxspec.nn.from_qwix(other, MODEL.params)
 
 
 @pytest.mark.reference

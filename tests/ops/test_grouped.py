@@ -1,6 +1,7 @@
 """int8 and int4 in groups: the integers that they should be, products within a bound, and targets like any other."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,18 @@ def test_a_mesh_splits_groups_and_within_the_only_one():
     split, whole = (axes(GroupedWeight(np.zeros((n, 4, 2, 8)), *[np.zeros((n, 4, 2))] * 2)) for n in (3, 1))
     assert split.values == ("embed", "mlp", None, None) and split.scale == split.zero == ("embed", "mlp", None)
     assert whole.values == (None, "mlp", None, "embed") and whole.scale == whole.zero == (None, "mlp", None)
+
+
+def test_groups_that_a_mesh_cannot_divide_are_said():
+    """Two groups of 32 of the 64 inner inputs, over four devices; four of 16 fit."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    quantized = lambda group: lambda model: jaxspec.quantize_weights(model, bits=4, group=group)
+    model = tiny.wide_transformer()
+    with pytest.warns(UserWarning, match="the groups of 1 quantized weights, such as layer_0/mlp/down/kernel, cannot"):
+        jaxspec.shard(jax.eval_shape(quantized(32), model), mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxspec.shard(jax.eval_shape(quantized(16), model), mesh)
 
 
 @pytest.mark.parametrize(
