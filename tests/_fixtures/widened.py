@@ -9,6 +9,8 @@ from jaxspec.bench.hlo import Array, Program
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
 
+# Moves and views, such as of two int4 as one int8: what they are of is another instruction's array.
+_VIEWS = {"bitcast", "slice-start", "slice-done", "copy-start", "copy-done"}
 _BODIES = {"while": ("body", "condition"), "call": ("to_apply",), "async-start": ("calls",)}
 
 
@@ -32,7 +34,8 @@ def widened(program: Program, computation: str, model: LanguageModel) -> set[tup
 
 def _arrays(program: Program, computation: str) -> Iterator[tuple[str, Array]]:
     for one in program.computations[computation].values():
-        yield from ((one.name, array) for array in one.arrays)
+        if one.opcode not in _VIEWS:
+            yield from ((one.name, array) for array in one.arrays)
         for attribute in _BODIES.get(one.opcode, ()):
             yield from _arrays(program, one.computation(attribute))
         if one.opcode == "conditional":

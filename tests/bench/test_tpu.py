@@ -75,7 +75,7 @@ def test_no_weight_is_wider_than_it_is_stored(weights, topology, wide):
     program = Program(compiled.text)
     assert not widened(program, round_of(program), compiled.target)
     found = costs(case, compiled)
-    assert 0.3 < found.bytes / found.least_bytes <= 1.03  # less than 1: some weights stay on the chip
+    assert 0.3 < found.bytes / found.least_bytes <= 1.05  # less than 1: some weights stay on the chip
     assert found.copied_bytes == found.gathered_bytes == 0
 
 
