@@ -14,6 +14,8 @@ from tests._fixtures.sources import FILES, name, parsed
 
 # What else may name it, and why: none of these has to know the next thing of its kind.
 ALSO = {
+    "nn/convert.py": "what bits and groups are stored as",
+    "nn/qwix.py": "what another library's arrays are stored as",
     "decoding/arguments.py": "examples in messages",
     "drafters/base.py": "the default verifier of each kind of drafts",
     "checkpoints/zoo.py": "what 'auto' is where a manifest names nothing",

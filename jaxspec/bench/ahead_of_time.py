@@ -5,11 +5,14 @@ description of a topology, and returns the program that the TPUs would run.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import os
 import re
 import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 import jax
@@ -25,6 +28,7 @@ from jaxspec.drafters.model import ModelDrafter
 from jaxspec.families.shapes import shape
 from jaxspec.named import DRAFTERS
 from jaxspec.nn.cache import BLOCK
+from jaxspec.nn.convert import quantize_weights
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.rules import Rules
@@ -72,6 +76,16 @@ CHIPS = {
 }
 
 
+# By name, for commands.
+WEIGHTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
+    {
+        "bfloat16": lambda model: model,
+        "int8": quantize_weights,
+        "int4": functools.partial(quantize_weights, bits=4, group=128),
+    }
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """Names a program to compile, and the devices it is for.
@@ -84,6 +98,7 @@ class Case:
       batch: rows.
       context: slots of the cache a row, all of them live.
       devices: how many of the topology's devices; `None` is all.
+      weights: of target and draft, a name in `WEIGHTS`.
     """
 
     model: str
@@ -93,8 +108,11 @@ class Case:
     batch: int = 1
     context: int = 2048
     devices: int | None = None
+    weights: str = "bfloat16"
 
     def __post_init__(self):
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
         least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": BLOCK}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -131,7 +149,7 @@ def compile_case(case: Case) -> Compiled:
     """
     devices, chip = _devices(case)
     mesh = _mesh(devices)
-    target = _placed(case.model, mesh)
+    target = _placed(case.model, mesh, case.weights)
     drafter = _drafter(case, target, mesh)
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
@@ -195,11 +213,12 @@ def _mesh(devices: list) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), tuple(f"model_{index}" for index in range(len(sizes))))
 
 
-def _placed(name: str, mesh: Mesh) -> LanguageModel:
+def _placed(name: str, mesh: Mesh, weights: str) -> LanguageModel:
     config = shape(name)
+    model = jax.eval_shape(WEIGHTS[weights], abstract_model(config, jnp.bfloat16))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # arrays that are not split show in the bytes
-        return shard(abstract_model(config, jnp.bfloat16), mesh, Rules.tensor_parallel(config, mesh))
+        return shard(model, mesh, Rules.tensor_parallel(config, mesh))
 
 
 def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
@@ -208,4 +227,4 @@ def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
     word, colon, argument = case.draft.partition(":")
     if word in DRAFTERS:
         return DRAFTERS[word].by_name(target, argument if colon else None, case.k)
-    return ModelDrafter(_placed(case.draft, mesh), k=case.k)
+    return ModelDrafter(_placed(case.draft, mesh, case.weights), k=case.k)

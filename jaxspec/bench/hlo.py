@@ -67,6 +67,11 @@ class Instruction:
         """Returns the computation that an attribute names; an empty name if there is no such attribute."""
         return self.find(rf"\b{attribute}=%?([^\s,}}]+)") or ""
 
+    @property
+    def branches(self) -> list[str]:
+        """The computations that a conditional chooses from."""
+        return [name for found in _BRANCHES.finditer(self.text) for name in _NAMES.findall(found.group())]
+
     @functools.cached_property
     def scope(self) -> str:
         """The names it was traced under, with slashes."""
@@ -156,8 +161,7 @@ class Program:
                 count = one.trips if one.trips is not None else trips(one)
                 yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
-                branches = [name for found in _BRANCHES.finditer(one.text) for name in _NAMES.findall(found.group())]
-                every = [list(self.steps(name, trips, times)) for name in branches]
+                every = [list(self.steps(name, trips, times)) for name in one.branches]
                 yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))
             elif one.opcode == "call":
                 yield from self.steps(one.computation("to_apply"), trips, times)

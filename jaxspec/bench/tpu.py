@@ -52,10 +52,7 @@ def costs(case: Case, compiled: Compiled) -> Costs:
       ValueError: the program has not exactly one loop over rounds.
     """
     program = Program(compiled.text)
-    rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
-    if len(rounds) != 1:
-        raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
-    steps = list(program.steps(rounds[0].computation("body"), lambda loop: trips(case, loop)))
+    steps = list(program.steps(round_of(program), lambda loop: trips(case, loop)))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
     copies = (step for step in steps if step.instruction.opcode == "copy" and not step.instruction.arrays[0].local)
@@ -81,6 +78,18 @@ def costs(case: Case, compiled: Compiled) -> Costs:
         gathered_bytes=gathered,
         copied_bytes=sum(step.bytes * step.times for step in copies if step.bytes >= 2 * _LARGE),
     )
+
+
+def round_of(program: Program) -> str:
+    """Returns the name of the computation of one round.
+
+    Raises:
+      ValueError: the program has not exactly one loop over rounds.
+    """
+    rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
+    if len(rounds) != 1:
+        raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
+    return rounds[0].computation("body")
 
 
 def trips(case: Case, loop: Instruction) -> int:
@@ -165,7 +174,10 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     """Yields a report line by line: a name and a value."""
     case, own, over = one.case, one.round, one.memory - one.available
     yield "target, draft", f"{case.model}, {case.draft}, k = {case.k}"
-    yield "devices", f"{one.devices} of {case.topology}, batch {case.batch}, context {case.context}, bfloat16"
+    yield (
+        "devices",
+        f"{one.devices} of {case.topology}, batch {case.batch}, context {case.context}, {case.weights} weights",
+    )
     room = f"{-over / 1e9:.1f} GB to spare" if one.fits else f"does not fit: {over / 1e9:.1f} GB too much"
     yield "memory a device", f"{one.memory / 1e9:.2f} GB of {one.available / 1e9:.1f}, {room}"
     if own is None or one.plain is None:

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
-from jaxspec.nn.convert import is_product
+from jaxspec.nn.weight import PRODUCTS
 from jaxspec.ops.formats import BLOCK_FORMATS, FORMATS
 from jaxspec.ops.joined import JoinedWeight
 from jaxspec.ops.packed import PackedWeight
@@ -35,7 +35,7 @@ def hold(
     Raises:
       FileFormatError: a tensor is unreadable or not finite.
     """
-    if mapping.is_norm or not is_product(mapping.path[-1]):
+    if mapping.is_norm or mapping.path[-1] not in PRODUCTS:
         return None
     names = [name for name, _ in mapping.sources]
     stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}

@@ -1,14 +1,21 @@
 """Implements `jaxspec compile-report`: reads the loop's cost on a TPU from the program compiled for it."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxspec.cli.options import DRAFTERS
+from jaxspec.cli.options import DRAFTERS, OneOf
 
 if TYPE_CHECKING:
     from jaxspec.bench.tpu import Report
+
+
+def _weights() -> Iterable[str]:
+    from jaxspec.bench.ahead_of_time import WEIGHTS
+
+    return WEIGHTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +35,9 @@ class Options:
     devices: Annotated[
         int | None, typer.Option(help="So many of the topology's devices.  [default: all]", show_default=False)
     ] = None
+    weights: Annotated[
+        str, OneOf(_weights), typer.Option(help="Of target and draft; int4 is in groups of 128 inputs.")
+    ] = "bfloat16"
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
@@ -50,7 +60,8 @@ def run(options: Options) -> None:
     from jaxspec.bench.tpu import as_json, report
 
     k = 0 if options.draft == "none" else 4 if options.k is None else options.k
-    case = Case(options.model, options.draft, options.topology, k, options.batch, options.context, options.devices)
+    sizes = (options.batch, options.context, options.devices)
+    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
         found = report(case)
     if options.as_json:

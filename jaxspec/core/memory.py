@@ -1,8 +1,11 @@
 """Refuses what cannot fit: counts the bytes that a request needs, from shapes alone, before anything is allocated."""
 
+import math
 import os
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def available() -> int | None:
@@ -41,11 +44,17 @@ def check(needed: int, what: str, advice: str) -> None:
 
 
 def size_of(tree: object) -> int:
-    """Returns the bytes of a pytree of arrays, or of their shapes.
+    """Returns the bytes of a pytree of arrays, or of their shapes; of those of less than a byte, two int4 are one.
 
     Example:
         >>> from jaxspec.core import memory
         >>> memory.size_of(jax.ShapeDtypeStruct((2, 3), jnp.int32))
         24
     """
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if hasattr(x, "dtype"))
+    return sum(_size_of(x) for x in jax.tree.leaves(tree) if hasattr(x, "dtype"))
+
+
+def _size_of(x: Any) -> int:
+    # NumPy has no item of less than a byte.
+    bits = jnp.iinfo(x.dtype).bits if jnp.issubdtype(x.dtype, jnp.integer) else 8 * x.dtype.itemsize
+    return math.ceil(x.size * bits / 8)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxspec.core.memory import size_of
 from jaxspec.core.model import Model
 
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
@@ -141,4 +142,4 @@ def _layers(model: object) -> int | None:
 
 
 def _bytes(params: object) -> int:
-    return max(1, sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))
+    return max(1, size_of(params))

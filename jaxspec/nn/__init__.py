@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxspec.nn.convert import quantize_weights as quantize_weights
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
     from jaxspec.nn.network import Network as Network
+    from jaxspec.nn.qwix import from_qwix as from_qwix
     from jaxspec.nn.transformer import Transformer as Transformer
 
 __getattr__, __dir__ = lazy(
@@ -29,6 +30,7 @@ __getattr__, __dir__ = lazy(
         "cache": ("KVCache", "KVEntries"),
         "cache_int8": ("Int8KVCache",),
         "adapters": ("from_function", "from_nnx"),
+        "qwix": ("from_qwix",),
         "convert": ("native_kernels", "pack_weights", "quantize_cache", "quantize_weights"),
     },
 )

@@ -1,8 +1,8 @@
-"""Converts a model's weights and caches: to int8, and to the native CPU kernels.
+"""Converts a model's weights and caches: to int8 and int4, and to the native CPU kernels.
 
-A model with int8 weights or caches is another target: what is lossless is lossless relative to it, and drafters trained
-for the first one guess almost as well for the second. Other weight formats (`jaxspec.ops.formats`) are reached by
-`pack_weights`.
+A model with quantized weights or caches is another target: what is lossless is lossless relative to it, and drafters
+trained for the first one guess almost as well for the second. Other weight formats (`jaxspec.ops.formats`) are reached
+by `pack_weights`.
 """
 
 import collections
@@ -25,12 +25,13 @@ from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
+from jaxspec.nn.weight import PRODUCTS
 from jaxspec.ops.formats import FORMATS
+from jaxspec.ops.grouped import GroupedWeight
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.packed import PackedWeight, is_packed
 
 _Network = TypeVar("_Network", bound=Network)
-_TABLES = ("embedding", "head")
 
 
 def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Network:
@@ -52,12 +53,12 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
     if packed := packed_weights(model):
         kind = type(packed[0]).__name__
         raise TypeError(f"a model is packed once, from plain weights, got {kind}; load it with weights='dequantized'")
-    params = jax.tree.map_with_path(lambda path, x: pack(x) if is_product(path[-1].key) else x, model.params)
+    params = jax.tree.map_with_path(lambda path, x: pack(x) if _is_product(path) else x, model.params)
     return dataclasses.replace(model, params=params)
 
 
-def quantize_weights(model: LanguageModel) -> LanguageModel:
-    """Returns the model with int8 weights, one scale for each output (`jaxspec.ops.int8.Int8Weight`).
+def quantize_weights(model: LanguageModel, *, bits: int = 8, group: int | None = None) -> LanguageModel:
+    """Returns the model with int8 or int4 weights, with a scale for each output or for each group of its inputs.
 
     Kernels, the embedding and the output head are rounded. Activations keep the model's dtype. Works on a model that
     is split over a mesh: each device rounds its own part where an output lies on one device, and the largest of an
@@ -65,17 +66,43 @@ def quantize_weights(model: LanguageModel) -> LanguageModel:
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, with float weights.
+      bits: 8 or 4.
+      group: how many neighboring inputs share a scale; `None` is all of an output's. 4 bits want a group, of 128 where
+        the model runs on a TPU, whose products are that deep at least.
 
     Raises:
       TypeError: the model is of another kind, or its weights are packed already.
+      ValueError: `bits` is another number, or `group` does not divide the inputs of a weight.
 
     Example:
         >>> small = jaxspec.quantize_weights(target)
         >>> jaxspec.generate(small, jaxspec.ModelDrafter(draft, k=2), prompt, max_new_tokens=4).tokens.shape
         (2, 4)
+        >>> jaxspec.quantize_weights(target, bits=4, group=8).params["embedding"].values.dtype
+        dtype(int4)
     """
     _check(model, "quantize_weights", heads=False)
-    return pack_weights(model, FORMATS["int8"].pack)
+    if bits not in (8, 4):
+        raise ValueError(f"bits must be 8 or 4, got {bits!r}")
+    if group is not None:
+        _check_group(model, group)
+    elif bits == 8:
+        return pack_weights(model, FORMATS["int8"].pack)
+    dtype = jnp.int8 if bits == 8 else jnp.int4
+    return pack_weights(model, functools.partial(GroupedWeight.pack, dtype=dtype, group=group))
+
+
+def _check_group(model: LanguageModel, group: int) -> None:
+    """Raises `ValueError` unless a group divides the inputs of all products."""
+    if type(group) is not int or group < 1:
+        raise ValueError(f"group must be a positive integer, or None for one scale an output, got {group!r}")
+    for path, x in jax.tree.leaves_with_path(model.params, is_leaf=is_packed):
+        if _is_product(path) and x.shape[-1] % group:
+            name = "/".join(key.key for key in path)
+            raise ValueError(
+                f"group must divide the inputs of each weight, got {group} for the {x.shape[-1]} of {name}; pass a "
+                "divisor of all of them, or None for one scale an output"
+            )
 
 
 def quantize_cache(model: LanguageModel) -> LanguageModel:
@@ -212,13 +239,13 @@ def _is_known(model: object) -> bool:
     return isinstance(model, Network)
 
 
-def is_product(name: str) -> bool:
-    """Returns whether a parameter of this name is the weight of a product: a kernel, an embedding or an output head."""
-    return name == "kernel" or name in _TABLES
+def _is_product(path: tuple[Any, ...]) -> bool:
+    """Returns whether the parameter at a pytree path is a kernel, an embedding or an output head."""
+    return path[-1].key in PRODUCTS
 
 
 def _are_bfloat16(params: Any) -> bool:
     """Returns whether rounding to bfloat16 would change no weight of a product, as far as they are known."""
-    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if is_product(path[-1].key)]
+    weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if _is_product(path)]
     known = not any(isinstance(x, PackedWeight | Tracer) for x in weights)
     return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)

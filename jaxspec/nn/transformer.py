@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
-from jaxspec.nn.parameter import weight
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate

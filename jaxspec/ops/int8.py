@@ -56,7 +56,7 @@ class Int8Weight(PackedWeight):
         return _pack(cls, weight)
 
     @property
-    def stored(self) -> Array:
+    def stored(self) -> Any:
         return self.values
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:

@@ -9,6 +9,7 @@ which may have such a unit too: there, sixteen rows cost about what one does in 
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jax import Array
 from jaxtyping import Float, Num
 
 from jaxspec.ops.packed import PackedWeight
+
+_Kernel = TypeVar("_Kernel")
 
 # Above this many rows the product is bound by arithmetic and the library's matrix product wins.
 MOST_FUSED_ROWS = 48
@@ -84,13 +87,13 @@ def _project_tpu(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"]) -> 
     return pad_rows(contract, x, kernel)
 
 
-def pad_rows(contract: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+def pad_rows(contract: Callable[[Array, _Kernel], Array], x: Array, kernel: _Kernel) -> Array:
     """Contracts two rows at least: a TPU compiler's estimate for one row is two (v5p) to six (v5e) times that for two.
 
     Args:
       contract: the product of `[b, t, in]` and the kernel.
       x: `[b, t, in]`.
-      kernel: `[*out, in]`.
+      kernel: `[*out, in]`, or the arrays that make it up.
     """
     batch, time = x.shape[:2]
     if batch * time > 1:

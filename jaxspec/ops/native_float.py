@@ -42,7 +42,7 @@ class NativeWeight(PackedWeight):
         return cls(weight.astype(weight.dtype if dtype is None else dtype), jnp.dtype(weight.dtype))
 
     @property
-    def stored(self) -> Array:
+    def stored(self) -> Any:
         return self.values
 
     @property

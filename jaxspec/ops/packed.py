@@ -10,6 +10,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from jaxspec.core.memory import size_of
+
 # The logical axes of an array, one entry a dimension (`jaxspec.sharding.Rules`).
 Axes = tuple[str | tuple[str, ...] | None, ...]
 
@@ -52,8 +54,8 @@ class PackedWeight(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def stored(self) -> Array:
-        """The leaf that holds the values; it has the weight's shape, or `shape` is another property."""
+    def stored(self) -> Any:
+        """The array of its values. A format in which it has another shape than the weight overrides `shape`."""
 
     @abc.abstractmethod
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
@@ -81,8 +83,8 @@ class PackedWeight(abc.ABC):
 
     @property
     def nbytes(self) -> int:
-        """The size of all arrays in bytes."""
-        return sum(x.nbytes for x in jax.tree.leaves(self))
+        """The size of all arrays in bytes, two int4 in each."""
+        return size_of(self)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""

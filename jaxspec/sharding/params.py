@@ -1,7 +1,9 @@
 """Places models on a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
 
 import dataclasses
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
@@ -223,3 +225,27 @@ def _warn(model: Network, placement: Placement) -> None:
                 f"{' x '.join(over)}: every device holds all of that",
                 stacklevel=4,
             )
+    if whole := [name for name, x in _packed(model.params) if _held(x, name, placement) > _share(x, name, placement)]:
+        warnings.warn(
+            f"the groups of {len(whole)} quantized weights, such as {'/'.join(whole[0])}, cannot be divided evenly "
+            f"over the mesh: every device holds all of those; quantize in smaller groups",
+            stacklevel=4,
+        )
+
+
+def _packed(params: Any) -> Iterator[tuple[tuple[str, ...], PackedWeight]]:
+    """Yields the names on the way to each packed weight, and the weight."""
+    for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed):
+        if isinstance(x, PackedWeight):
+            yield tuple(key.key for key in path if isinstance(key, DictKey)), x
+
+
+def _held(x: PackedWeight, path: tuple[str, ...], placement: Placement) -> int:
+    """Counts the elements of a packed weight's values that a device has."""
+    size = lambda part, axes: math.prod(placement.sharding(part.shape, axes).shard_shape(part.shape))  # noqa: E731
+    return x.map_axes(size, parameter_axes(path, x.ndim)).stored
+
+
+def _share(x: PackedWeight, path: tuple[str, ...], placement: Placement) -> int:
+    """Counts the elements that it would have of a plain weight."""
+    return math.prod(placement.sharding(x.shape, parameter_axes(path, x.ndim)).shard_shape(x.shape))

@@ -1,8 +1,10 @@
 """What follows from counts and times: predictions, limits, recommendations. No model runs."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxspec
 from jaxspec.bench import timing
 from jaxspec.bench.cases import Case
 from jaxspec.bench.costs import RoundCost
@@ -78,6 +80,18 @@ def test_operations_and_bytes_of_a_step(tied):
     assert pass_operations(model, 3, 10) == 2.0 * 3 * (matrices + looked_at)
     norms = 5 * 16
     assert pass_bytes(model, 3, 10) == 4 * (matrices + norms) + 3 * 10 * 4 * (2 * 2 * 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 4, "group": 8}])
+def test_a_quantized_step_reads_less_and_computes_the_same(options):
+    model = tiny.transformer(0, vocab=32, layers=2, tied_head=False)
+    small = jax.eval_shape(lambda model: jaxspec.quantize_weights(model, **options), model)
+    assert pass_operations(small, 3, 10) == pass_operations(model, 3, 10)
+    attention, inner, head = 16 * 16 + 2 * 16 * 8 + 16 * 16, 3 * 16 * 24, 32 * 16
+    matrices, outputs = 2 * (attention + inner) + head, 2 * (16 + 2 * 8 + 16 + 2 * 24 + 16) + 32
+    groups = 2 * ((16 + 2 * 8 + 16 + 2 * 24) * 2 + 16 * 3) + 32 * 2  # of 8 of 16 inputs, or of the 24 of an inner layer
+    weights = matrices // 2 + 4 * groups if options else matrices + 4 * outputs
+    assert pass_bytes(small, 0, 0) == weights + 4 * 5 * 16  # the norms'
 
 
 def test_a_roof_is_the_slower_of_reading_and_computing():

@@ -10,10 +10,14 @@ from typer.testing import CliRunner
 
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import CHIPS, Case, compile_case
-from jaxspec.bench.tpu import as_json, least_bytes, lines, report
+from jaxspec.bench.hlo import Program
+from jaxspec.bench.tpu import as_json, costs, least_bytes, lines, report, round_of
 from jaxspec.cli.app import app
 from jaxspec.families.shapes import SHAPES, shape
 from jaxspec.named import DRAFTERS
+from jaxspec.ops.formats import FORMATS
+from jaxspec.ops.matmul import contract
+from tests._fixtures.widened import widened
 from tests.benchmarks.tpu import CASES, markdown
 
 needs_compiler = pytest.mark.skipif(
@@ -34,22 +38,65 @@ needs_compiler = pytest.mark.skipif(
 def test_the_compiled_loop_wastes_nothing(case, bandwidth, most):
     found = report(case)
     assert found.fits and found.memory < found.available
-    for costs in (found.round, found.plain):
-        assert 0.5 < costs.bytes / costs.least_bytes <= 1.1  # less than 1: some weights stay on the chip
-        assert costs.layer_collectives == {"all-reduce": 2.0}
-        assert costs.gathered_bytes == 0 and costs.copied_bytes == 0
+    for one in (found.round, found.plain):
+        assert 0.5 < one.bytes / one.least_bytes <= 1.1  # less than 1: some weights stay on the chip
+        assert one.layer_collectives == {"all-reduce": 2.0}
+        assert one.gathered_bytes == 0 and one.copied_bytes == 0
         # Many times what reading takes: attention and norms are small steps of a fixed cost each.
-        assert 0 < costs.seconds < most * costs.least_bytes / bandwidth
+        assert 0 < one.seconds < most * one.least_bytes / bandwidth
     assert json.loads(as_json(found))["fits"] is True
     heading, rule, row = markdown([found])
     assert heading.count("|") == rule.count("|") == row.count("|") and "2 all-reduce" in row
     assert dict(lines(found))["target, draft"].startswith("llama-3.2-1b")
 
 
+# Of layers that do not fit a chip's own memory, and of no size that another array of a round has.
+WIDE = {"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 2}
+WIDE |= {"num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048}
+WIDE |= {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def wide(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    return str(tmp_path)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    ("weights", "topology"),
+    [("int8", "v5e:2x2"), ("int4", "v5e:2x2"), ("int4", "v6e:2x2"), ("int4", "tpu7x:2x2x1")],
+)
+def test_no_weight_is_wider_than_it_is_stored(weights, topology, wide):
+    case = Case(wide, "ngram", topology, weights=weights)
+    compiled = compile_case(case)
+    program = Program(compiled.text)
+    assert not widened(program, round_of(program), compiled.target)
+    found = costs(case, compiled)
+    assert 0.3 < found.bytes / found.least_bytes <= 1.05  # less than 1: some weights stay on the chip
+    assert found.copied_bytes == found.gathered_bytes == 0
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_a_weight_that_is_widened_first_is_found(monkeypatch, wide):
+    """As most write it: the weight that was made wide is in memory, and more bytes move than were ever saved."""
+    product = lambda packed, x: contract(x, packed[:].astype(x.dtype))
+    monkeypatch.setattr(FORMATS["grouped"], "product", product)
+    case = Case(wide, "ngram", weights="int4")
+    compiled = compile_case(case)
+    program = Program(compiled.text)
+    assert widened(program, round_of(program), compiled.target)
+    assert costs(case, compiled).bytes > 2 * least_bytes(case, compiled)
+
+
 @pytest.mark.parametrize(("name", "kind"), [(name.partition(":")[0], name) for name in (*DRAFTERS, "early-exit:5")])
 def test_any_drafter_without_weights_can_be_compiled(name, kind):
     mesh = jax.make_mesh((2,), ("model_0",))
-    target = ahead_of_time._placed("llama-3.2-1b", mesh)
+    target = ahead_of_time._placed("llama-3.2-1b", mesh, "bfloat16")
     drafter = ahead_of_time._drafter(Case("llama-3.2-1b", kind, k=3), target, mesh)
     assert drafter.name == name and drafter.max_drafts == 3
 
@@ -93,6 +140,7 @@ def test_shapes_have_as_many_weights_as_the_models(name, billions):
         (["--model", __file__], r"test_tpu.py: JSONDecodeError: Extra data"),
         (["-k", "0"], "k must be at least 1, got 0"),
         (["--context", "10"], "context must be at least 256, got 10"),
+        (["--model", "smollm2-135m", "--draft", "none", "--weights", "int4"], "got 128 for the 576 of embedding"),
     ],
 )
 def test_mistakes_are_said(monkeypatch, options, text):

@@ -1,4 +1,4 @@
-"""Measures int8 weights and caches: bytes, quality and time."""
+"""Measures int8 weights and caches, and int4 weights: bytes, quality and time."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.bench.questions import read_questions
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
+from jaxspec.core.memory import size_of
 from jaxspec.nn.convert import quantize_cache, quantize_weights
 from jaxspec.nn.language_model import LanguageModel
 from tests.benchmarks.workload import filled_cache, show, show_machine, show_ratio
@@ -45,8 +46,8 @@ def run(model_name: str, repeats: int) -> None:
     texts, there = _texts(model)
     show("tokens of our prompts", str(int(there.sum())))
     for name, variant in variants.items():
-        size = sum(x.nbytes for x in jax.tree.leaves(variant.params))
-        slots = sum(x.nbytes for x in jax.tree.leaves(variant.init_cache(1, _CAPACITY))) / _CAPACITY
+        size = size_of(variant.params)
+        slots = size_of(variant.init_cache(1, _CAPACITY)) / _CAPACITY
         show(f"{name}: weights, MB; cache, kB a token", f"{size / 1e6:.0f}; {slots / 1e3:.1f}")
         found = quality(variant, model, texts, there)
         show(
@@ -61,14 +62,15 @@ def run(model_name: str, repeats: int) -> None:
             show_ratio("  over float", samples.ratio(name, "float"))
 
 
-def variants_of(model: LanguageModel) -> dict[str, LanguageModel]:
-    """Returns the model itself, with int8 weights, with an int8 cache, and with both."""
+def variants_of(model: LanguageModel, group: int = 64) -> dict[str, LanguageModel]:
+    """Returns the model itself, with int8 weights, with an int8 cache, with both, and with int4 weights in groups."""
     weights = quantize_weights(model)
     return {
         "float": model,
         "int8 weights": weights,
         "int8 cache": quantize_cache(model),
         "int8 weights and cache": quantize_cache(weights),
+        f"int4 weights, groups of {group}": quantize_weights(model, bits=4, group=group),
     }
 
 

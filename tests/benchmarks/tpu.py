@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from jaxspec.bench.ahead_of_time import Case
+from jaxspec.bench.ahead_of_time import WEIGHTS, Case
 from jaxspec.bench.tpu import Report, as_json, kinds, report
 
 _SMOL = Case("smollm2-135m", "ngram", devices=1)
@@ -17,6 +17,7 @@ def _on(case: Case, *topologies: str) -> tuple[Case, ...]:
 
 
 CASES = {
+    "quantized": tuple(dataclasses.replace(_8B, weights=name) for name in WEIGHTS),
     "small": (*_on(_SMOL, "v5e:2x2"), *_on(_8B, "v5e:2x2")),
     "all": (
         *_on(_SMOL, "v5e:2x2"),
@@ -48,7 +49,7 @@ def markdown(reports: Iterable[Report]) -> Iterator[str]:
 def _cells(one: Report) -> list[str]:
     case, own, plain = one.case, one.round, one.plain
     cells = [
-        f"{case.model}, {case.draft}",
+        f"{case.model}, {case.draft}" + ("" if case.weights == "bfloat16" else f", {case.weights}"),
         case.topology + (f" ({one.devices} used)" if case.devices else f" ({one.devices})"),
         f"{one.memory / 1e9:.1f} of {one.available / 1e9:.0f}" + ("" if one.fits else ": **no**"),
     ]

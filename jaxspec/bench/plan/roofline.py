@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxspec.bench.timing import interleave
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.packed import is_packed
 
 PROBE_BYTES = 2**29
 _PASSES = 16
@@ -115,7 +116,7 @@ def roofline(model: LanguageModel, device: Device, *, batch: int, text: int, sec
 def pass_operations(model: LanguageModel, batch: int, text: int) -> float:
     """Counts floating-point operations of a pass over one token a row: matrices, and attention to `text` tokens."""
     config = model.module.config
-    matrices = sum(x.size for x in jax.tree.leaves(model.params) if x.ndim > 1)
+    matrices = sum(x.size for x in jax.tree.leaves(model.params, is_leaf=is_packed) if x.ndim > 1)
     if not config.tied_head:  # an embedding that is no head too is only looked up
         matrices -= model.params["embedding"].size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * text

@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.parameter import weight
 from jaxspec.nn.transformer import MLP, Dense, Norm
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope
 

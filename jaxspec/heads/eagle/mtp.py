@@ -23,8 +23,8 @@ from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.parameter import weight
 from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.parameter import weight
 from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 
 

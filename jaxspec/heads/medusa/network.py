@@ -22,8 +22,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.parameter import weight
 from jaxspec.nn.transformer import MLP, Dense, Norm
+from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 
 States = Float[Array, "b t width"]
