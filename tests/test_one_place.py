@@ -33,6 +33,7 @@ ALSO = {
     "contrib/exit_head/": "an exit is drafted with by EarlyExitDrafter",
     "contrib/layer_skip/training.py": "an exit is drafted with by EarlyExitDrafter",
     "drafters/early_exit.py": "an exit is drafted with by EarlyExitDrafter",
+    "checkpoints/stored_groups.py": "quantized safetensors are held as GroupedWeight",
     "checkpoints/load.py": "`path.suffix`",
     "bench/peers/table.py": "the name of llama.cpp's server",
     "bench/peers/llama_server.py": "the name and the options of llama.cpp's server",

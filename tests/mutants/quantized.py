@@ -107,6 +107,20 @@ MUTANTS = (
         (f"{_TESTS}::test_parts_of_different_kinds_go_together_as_floats_alone",),
     ),
     Mutant(
+        "values of 4 bits are held in 8",
+        "checkpoints/stored_groups.py",
+        "found.bits == 8",
+        "found.bits",
+        ("tests/checkpoints/test_stored_groups.py::test_weights_are_held_as_they_are_stored[awq-int4-groups2-True]",),
+    ),
+    Mutant(
+        "zeros are not held",
+        "checkpoints/stored_groups.py",
+        "found.scale, found.zero,",
+        "found.scale, None,",
+        ("tests/checkpoints/test_stored_groups.py::test_weights_are_held_as_they_are_stored[awq-int4-groups2-True]",),
+    ),
+    Mutant(
         "a bias is dropped whatever it holds",
         "checkpoints/fit.py",
         " or tensor.read().any()",
