@@ -1,5 +1,6 @@
 """Loads a model from the zoo, the model hub, a folder or a GGUF file."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -16,8 +17,11 @@ from jaxspec.checkpoints.download import fetch
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.checkpoints.huggingface import download_from_hub, read_huggingface_checkpoint
 from jaxspec.checkpoints.orbax import MANIFEST, read_saved
-from jaxspec.checkpoints.params import Checkpoint, assemble
-from jaxspec.checkpoints.stored import has_blocks
+from jaxspec.checkpoints.params import Checkpoint, Hold, assemble
+from jaxspec.checkpoints.quantized.table import is_read
+from jaxspec.checkpoints.stored import has_blocks, hold
+from jaxspec.checkpoints.stored_groups import hold_groups
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register
@@ -52,10 +56,10 @@ def load(
       mesh: splits the parameters over devices as they are read: no device ever holds more than its
         part, and the host no more than one parameter of the checkpoint beside them.
       rules: how; `None` is by the mesh axes `data`, `model` and `draft` (`jaxspec.sharding.default_rules`).
-      weights: "stored" keeps blocks of a few bits as they are in the file, repacked for the processor, whose native
-        kernels multiply by them (`jaxspec.ops.stored.StoredWeight`): float32 activations on one CPU device.
-        "dequantized" makes plain arrays of them, which can be split, converted, saved and trained from. `None` is
-        "stored" where that can be had, else "dequantized".
+      weights: "stored" keeps those of few bits as they are in the file. On one CPU device, with float32 activations,
+        blocks and integers are repacked for the processor, and native kernels multiply by them; elsewhere XLA does,
+        by the integers of quantized safetensors. "dequantized" makes plain arrays of them, which can be converted,
+        saved and trained from. `None` is "stored" where that is faster, else "dequantized".
 
     Returns:
       The model, with its tokenizer if the checkpoint has one.
@@ -81,31 +85,41 @@ def load(
             raise ValueError(f"weights='stored', but {path} holds plain numbers, as save writes them; leave it out")
         return read_saved(path, dtype, placement)
     checkpoint = read_huggingface_checkpoint(path) if path.is_dir() else _FILES[path.suffix](path)
-    stored = weights != "dequantized" and _can_hold(checkpoint, dtype, mesh, asked=weights is not None)
-    return assemble(checkpoint, dtype, placement, stored=stored)
+    held = None if weights == "dequantized" else _holder(checkpoint, dtype, mesh, asked=weights is not None)
+    if held is None:
+        return assemble(checkpoint, dtype, placement)
+    model = assemble(checkpoint, dtype, placement, hold=held)
+    return dataclasses.replace(model, cache_type=NativeKVCache) if held is hold else model
 
 
-def _can_hold(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> bool:
-    """Returns whether weights can be held as they are stored; raises `ValueError` if they cannot and it was asked."""
+def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> Hold | None:
+    """Returns what holds weights as they are stored: for native kernels, or for XLA; `None` where neither is of use.
+
+    Raises:
+      ValueError: they cannot be held, and it was asked.
+    """
+    quantized, on_cpu = is_read(checkpoint.config), jax.default_backend() == "cpu"
     formats = ", ".join(BLOCK_FORMATS)
-    lacks = {
-        f"a file with blocks of {formats}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
-        f"a CPU, got {jax.default_backend()}": jax.default_backend() == "cpu",
+    needs = {
+        f"a file with blocks of {formats}; {checkpoint.source} has none": quantized or has_blocks(checkpoint.tensors),
+        f"a CPU, got {jax.default_backend()}": on_cpu,
         "one device, got a mesh": mesh is None,
         f"float32 activations, got {dtype}": dtype == jnp.float32,
     }
-    problem = next((what for what, there in lacks.items() if not there), None)
+    problem = next((what for what, there in needs.items() if not there), None)
     if problem is None:
         try:
             register()
-            return True
+            return hold
         except (NoCompilerError, OSError) as error:
             problem = f"native kernels: {error}"
             if not asked:
                 print(f"jaxspec: weights are dequantized, as there are no {problem}", file=sys.stderr)
+    if quantized and (asked or not on_cpu):
+        return hold_groups
     if asked:
         raise ValueError(f"weights='stored' needs {problem}; leave it out")
-    return False
+    return None
 
 
 def _placement(mesh: Mesh | None, rules: Rules | None) -> Placement | None:

@@ -12,21 +12,26 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.fit import check_fit, check_quantization, check_tied, mismatch, of_model, without_idle_biases
 from jaxspec.checkpoints.quantized.table import is_read
-from jaxspec.checkpoints.stored import hold, read_finite
+from jaxspec.checkpoints.stored import read_finite
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.settings import settings_of
 from jaxspec.families.table import find_family, read_config
-from jaxspec.nn.cache import KVCache
-from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
+from jaxspec.ops.packed import PackedWeight
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
+# Given a mapping, the tensors by name, their source and the dtype of rows that are read from the parameter.
+Hold = Callable[[ParamMapping, Mapping[str, LazyTensor], str, DTypeLike], PackedWeight | None]
 _SAME_MODEL = "check that configuration and weights belong to the same model"
+
+
+def _hold_nothing(*_: Any) -> None:
+    """Holds no parameter as it is stored."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Checkpoint:
 
 
 def assemble(
-    checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None, *, stored: bool = False
+    checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None = None, *, hold: Hold = _hold_nothing
 ) -> LanguageModel:
     """Builds the model that a checkpoint describes.
 
@@ -59,7 +64,7 @@ def assemble(
       checkpoint: configuration, unread tensors, tokenizer.
       dtype: of weights and activations; normalization scales stay float32.
       placement: where parameters go, each straight into its shards; `None` is the default device.
-      stored: whether the weights of products stay as they are stored, for the native CPU kernels.
+      hold: returns a parameter as its tensors are stored, or `None` for an array of their values.
 
     Raises:
       ValueError: the architecture is not supported; a tensor is missing, left over, of the wrong
@@ -79,9 +84,8 @@ def assemble(
             check_fit(checkpoint.config, problem, checkpoint.tensors)
         elif config.tied_head:
             check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_source_of(mappings, "embedding")])
-    params = build_params(mappings, tensors, checkpoint.source, dtype, placement, stored=stored)
-    tokenizer, cache_type = _tokenizer(checkpoint, config.vocab_size), NativeKVCache if stored else KVCache
-    model = LanguageModel(Transformer(config, dtype), params, tokenizer, cache_type=cache_type)
+    params = build_params(mappings, tensors, checkpoint.source, dtype, placement, hold=hold)
+    model = LanguageModel(Transformer(config, dtype), params, _tokenizer(checkpoint, config.vocab_size))
     return model if placement is None else placed(model, placement)
 
 
@@ -102,7 +106,7 @@ def build_params(
     dtype: jnp.dtype,
     placement: Placement | None = None,
     *,
-    stored: bool = False,
+    hold: Hold = _hold_nothing,
 ) -> dict[str, Any]:
     """Builds the tree of parameters from a checkpoint's tensors.
 
@@ -112,7 +116,7 @@ def build_params(
       source: where they were read from, for error messages.
       dtype: of all parameters but those of normalizations, which are float32.
       placement: as of `assemble`.
-      stored: as of `assemble`.
+      hold: as of `assemble`.
 
     Raises:
       ValueError: a tensor is missing, left over, of the wrong shape, unreadable or not finite.
@@ -126,7 +130,7 @@ def build_params(
         node = params
         for key in mapping.path[:-1]:
             node = node.setdefault(key, {})
-        held = hold(mapping, tensors, source, dtype) if stored else None
+        held = hold(mapping, tensors, source, dtype)
         if held is None:
             values = mapping.build(*(read_finite(tensors, name, source) for name, _ in mapping.sources))
             held = _put(mapping, np.asarray(values), jnp.float32 if mapping.is_norm else dtype, placement)

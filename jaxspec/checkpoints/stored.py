@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.stored_groups import as_blocks
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
 from jaxspec.nn.weight import PRODUCTS
@@ -17,8 +18,8 @@ from jaxspec.ops.stored import NotFiniteError
 
 
 def has_blocks(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Returns whether some tensor is stored in a format that there are kernels for."""
-    return any(_blocks(tensor) is not None for tensor in tensors.values())
+    """Returns whether some tensor is stored in blocks that there are kernels for."""
+    return any(tensor.blocks is not None and tensor.blocks().name in BLOCK_FORMATS for tensor in tensors.values())
 
 
 def hold(
@@ -38,7 +39,8 @@ def hold(
     if mapping.is_norm or mapping.path[-1] not in PRODUCTS:
         return None
     names = [name for name, _ in mapping.sources]
-    stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}
+    with reading(source, f"tensor {' or '.join(names)}"):
+        stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}
     if len({blocks and blocks.name for blocks in stored.values()}) == 1:
         return _hold_alike(names, stored, mapping, tensors, source, dtype)
     parts = [_hold_alike([name], stored, mapping, tensors, source, dtype) for name in names]
@@ -84,7 +86,8 @@ def _not_finite(source: str, name: str) -> FileFormatError:
 
 def _blocks(tensor: LazyTensor) -> Blocks | None:
     if tensor.blocks is None:
-        return None
+        grouped = tensor.grouped()
+        return None if grouped is None else as_blocks(grouped)
     blocks = tensor.blocks()
     return blocks if blocks.name in BLOCK_FORMATS else None
 

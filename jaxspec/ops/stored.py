@@ -20,8 +20,9 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
 from jaxspec.ops.packed import Axes, PackedWeight
 
-# The formats of GGML that there are kernels for: the inputs of a block, and its bytes in a file.
+# The formats that there are kernels for, by GGML's names: the inputs of a block, and its bytes in a file.
 BLOCKS = {
+    "INT4": (32, 19),  # with an integer zero, which GGML has not
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_0": (32, 18),

@@ -8,6 +8,7 @@ from jaxspec.ops.stored import BLOCKS
 
 # Where a block has its half-precision numbers.
 HALVES = {
+    "INT4": (0,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_0": (0,),
@@ -29,12 +30,18 @@ def random_blocks(name: str, out: int, width: int, seed: int = 0) -> np.ndarray:
     blocks = rng.integers(0, 256, (out, width // inputs, size), dtype=np.uint8)
     for at in HALVES[name]:
         halves = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., 2] = rng.integers(0, 17, blocks.shape[:2]) if name == "INT4" else blocks[..., 2]
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
     return blocks.reshape(out, -1)
 
 
 def values(name: str, rows: np.ndarray) -> np.ndarray:
-    """Returns what `gguf` makes of them."""
+    """Returns what `gguf` makes of them, which has all formats but one."""
+    if name == "INT4":
+        blocks = rows.reshape(len(rows), -1, BLOCKS[name][1])
+        scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+        codes = np.concatenate([blocks[..., 3:] & 15, blocks[..., 3:] >> 4], axis=-1).astype(np.float32)
+        return (scale * (codes - blocks[..., 2:3])).reshape(len(rows), -1)
     return dequantize(rows, GGMLQuantizationType[name])
 
 

@@ -12,6 +12,7 @@ import jaxspec
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
 from jaxspec.checkpoints.stored_groups import hold_groups
 from jaxspec.families.table import find_family, read_config
+from jaxspec.ops.packed import is_packed
 from tests._fixtures import quantized_folders
 
 
@@ -41,6 +42,21 @@ def test_weights_are_held_as_they_are_stored(tmp_path, layout, dtype, groups, ze
     for packed, floats in pairs:
         assert packed.values.dtype == dtype and packed.scale.shape[0] in groups and (packed.zero is not None) == zeros
         np.testing.assert_array_equal(packed[:], floats, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "count"),
+    [("gptq", "INT4", 5), ("gptq, symmetric", "INT4", 5), ("awq", "INT4", 5), ("int8", "Q8_0", 5), ("fp8", "", 0)],
+)
+def test_native_kernels_have_the_same_values_in_blocks(tmp_path, layout, name, count):
+    quantized_folders.write(tmp_path, layout, whole=True)
+    plain, held = (jaxspec.load(tmp_path, dtype="float32", weights=weights) for weights in ("dequantized", None))
+    expected = dict(jax.tree.leaves_with_path(plain.params))
+    found = jax.tree.leaves_with_path(held.params, is_leaf=is_packed)
+    for path, x in found:
+        np.testing.assert_array_equal(x[:] if is_packed(x) else x, expected[path], err_msg=str(path))
+    layer = [x for path, x in found if path[0].key == "layer_0" and is_packed(x)]
+    assert sum(x.kernels == f"stored-{name}" for x in layer) == count
 
 
 @pytest.mark.parametrize("layout", ["gptq, by activations", "fp8"])

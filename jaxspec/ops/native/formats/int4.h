@@ -1,0 +1,30 @@
+// INT4: no format of GGML's, but what GPTQ, AWQ and compressed-tensors have of 32 inputs: d, an integer zero, then 16 bytes,
+// whose low nibbles come first.
+
+#ifndef JAXSPEC_FORMATS_INT4_H_
+#define JAXSPEC_FORMATS_INT4_H_
+
+#include "../tiles.h"
+
+namespace jaxspec {
+
+struct INT4 {
+  static constexpr char kName[] = "INT4";
+  static constexpr int kInputs = 32, kBytes = 19, kBits = 4, kOffset = 0, kHalves = 1;
+  static constexpr bool kFactors = true, kMinima = true;
+
+  static void Read(const uint8_t* from, Block& to) {
+    std::memcpy(&to.scale, from, 2);
+    to.minimum = to.scale;
+    to.factors[0] = 1;
+    to.minima[0] = static_cast<int8_t>(-from[2]);
+    for (int i = 0; i < 16; ++i) {
+      to.codes[i] = from[3 + i] & 15;
+      to.codes[i + 16] = from[3 + i] >> 4;
+    }
+  }
+};
+
+}  // namespace jaxspec
+
+#endif  // JAXSPEC_FORMATS_INT4_H_
