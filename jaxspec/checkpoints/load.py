@@ -101,7 +101,7 @@ def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, aske
     quantized, on_cpu = is_read(checkpoint.config), jax.default_backend() == "cpu"
     formats = ", ".join(BLOCK_FORMATS)
     needs = {
-        f"a file with blocks of {formats}; {checkpoint.source} has none": quantized or has_blocks(checkpoint.tensors),
+        f"a file with blocks of {formats}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
         f"a CPU, got {jax.default_backend()}": on_cpu,
         "one device, got a mesh": mesh is None,
         f"float32 activations, got {dtype}": dtype == jnp.float32,

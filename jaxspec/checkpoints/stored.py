@@ -18,8 +18,8 @@ from jaxspec.ops.stored import NotFiniteError
 
 
 def has_blocks(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Returns whether some tensor is stored in blocks that there are kernels for."""
-    return any(tensor.blocks is not None and tensor.blocks().name in BLOCK_FORMATS for tensor in tensors.values())
+    """Returns whether some tensor is stored in blocks that there are kernels for, or in integers that can be such."""
+    return any(_blocks(tensor) is not None for tensor in tensors.values())
 
 
 def hold(

@@ -10,8 +10,10 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
-from jaxspec.checkpoints.stored_groups import hold_groups
+from jaxspec.checkpoints.stored_groups import as_blocks, hold_groups
+from jaxspec.families.grouped import Grouped
 from jaxspec.families.table import find_family, read_config
+from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.packed import is_packed
 from tests._fixtures import quantized_folders
 
@@ -44,19 +46,37 @@ def test_weights_are_held_as_they_are_stored(tmp_path, layout, dtype, groups, ze
         np.testing.assert_array_equal(packed[:], floats, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("layout", "name", "count"),
-    [("gptq", "INT4", 5), ("gptq, symmetric", "INT4", 5), ("awq", "INT4", 5), ("int8", "Q8_0", 5), ("fp8", "", 0)],
-)
-def test_native_kernels_have_the_same_values_in_blocks(tmp_path, layout, name, count):
-    quantized_folders.write(tmp_path, layout, whole=True)
+@pytest.mark.parametrize(("bits", "zeros", "group"), [(4, True, 32), (4, False, 128), (4, True, 256), (8, False, 64)])
+def test_blocks_say_the_same(bits, zeros, group):
+    rng, shape = np.random.default_rng(0), (2, 5, 256 // group)
+    half = 2 ** (bits - 1)
+    values = rng.integers(-half, half, (2, 5, 256), dtype=np.int8)
+    scale = rng.normal(0, 0.01, shape).astype(np.float16)
+    weight = Grouped(values, scale, rng.integers(-half, half, shape, dtype=np.int8) if zeros else None, bits)
+    blocks = as_blocks(weight)
+    assert blocks is not None and blocks.name == ("INT4" if bits == 4 else "Q8_0")
+    found = BLOCK_FORMATS[blocks.name](blocks.rows, blocks.name, (2, 5, 256), jnp.float32)
+    np.testing.assert_array_equal(found[:], weight.dequantize())
+
+
+def test_what_no_block_says_is_none():
+    values, ones = np.ones((2, 64), np.int8), np.ones((2, 2), np.float32)
+    assert as_blocks(Grouped(values, ones, None, 4)) is not None
+    assert as_blocks(Grouped(values, ones / 3, None, 4)) is None  # float16 has no third
+    assert as_blocks(Grouped(values, np.ones((2, 4), np.float32), None, 4)) is None  # groups of 16
+    assert as_blocks(Grouped(values, ones, np.ones((2, 2), np.int8), 8)) is None
+    assert as_blocks(Grouped(values.astype(jnp.float8_e4m3fn), ones, None, 8)) is None
+
+
+def test_native_kernels_multiply_by_them(tmp_path):
+    quantized_folders.write(tmp_path, "int8", whole=True)
     plain, held = (jaxspec.load(tmp_path, dtype="float32", weights=weights) for weights in ("dequantized", None))
     expected = dict(jax.tree.leaves_with_path(plain.params))
     found = jax.tree.leaves_with_path(held.params, is_leaf=is_packed)
     for path, x in found:
         np.testing.assert_array_equal(x[:] if is_packed(x) else x, expected[path], err_msg=str(path))
-    layer = [x for path, x in found if path[0].key == "layer_0" and is_packed(x)]
-    assert sum(x.kernels == f"stored-{name}" for x in layer) == count
+    layer = [x.kernels for path, x in found if path[0].key == "layer_0" and is_packed(x)]
+    assert sorted(layer) == ["native"] + 4 * ["stored-Q8_0"]  # 32 does not divide the inputs of `down`
 
 
 @pytest.mark.parametrize("layout", ["gptq, by activations", "fp8"])
