@@ -41,7 +41,7 @@ class Quality:
 def run(model_name: str, repeats: int) -> None:
     """Prints each variant's bytes, quality on our prompts, and times of passes over one and five tokens."""
     show_machine()
-    model = load(model_name)
+    model = load(model_name, weights="dequantized")
     variants = variants_of(model)
     texts, there = _texts(model)
     show("tokens of our prompts", str(int(there.sum())))

@@ -21,12 +21,13 @@ _CAPACITY, _USED = 512, 150
 def run(model_name: str, repeats: int) -> None:
     """Prints milliseconds of each pass, the ratio to one token's, and the share of the bandwidth limit."""
     show_machine()
-    model = load(model_name, dtype="float32")
+    model = load(model_name, dtype="float32", weights="dequantized")
     ways = {"xla": model}
     try:
         ways |= {
             "native": native_kernels(model, weights=jnp.float32),
             "native, bfloat16 weights": native_kernels(model, weights=jnp.bfloat16),
+            "as the file stores them": load(model_name, weights="stored"),
         }
     except NoCompilerError as error:
         show("native", str(error).partition("\n")[0])
