@@ -23,6 +23,9 @@ from jaxspec.ops.packed import Axes, PackedWeight
 # The formats that there are kernels for, by GGML's names: the inputs of a block, and its bytes in a file.
 BLOCKS = {
     "INT4": (32, 19),  # with an integer zero, which GGML has not
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_0": (32, 18),

@@ -9,6 +9,9 @@ from jaxspec.ops.stored import BLOCKS
 # Where a block has its half-precision numbers.
 HALVES = {
     "INT4": (0,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),  # a power of two
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_0": (0,),
@@ -32,6 +35,8 @@ def random_blocks(name: str, out: int, width: int, seed: int = 0) -> np.ndarray:
         halves = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., 2] = rng.integers(0, 17, blocks.shape[:2]) if name == "INT4" else blocks[..., 2]
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = rng.integers(128 - 24, 128 - 4, blocks.shape[:2])
     return blocks.reshape(out, -1)
 
 

@@ -85,6 +85,8 @@ void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int
       }
       Codes codes[kVectors];
       Planes<Format::kBits>::Read(tile + group * Planes<Format::kBits>::kBytes, codes);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) codes[v] = Table<Format>::Look(codes[v]);
       Scales<Format> weights;
       weights.Read(tile, group, scale, minimum);
 #pragma GCC unroll 8

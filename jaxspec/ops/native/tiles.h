@@ -15,6 +15,7 @@
 
 #include "activations.h"
 #include "integers.h"
+#include "tables.h"
 
 namespace jaxspec {
 
@@ -157,7 +158,7 @@ struct Tile {
       float scale = scales[lane], minimum = minima[lane];
       if constexpr (Format::kFactors) scale *= static_cast<int8_t>(from[kFactorsAt + at]);
       if constexpr (Format::kFactors && Format::kMinima) minimum *= static_cast<int8_t>(from[kMinimaAt + at]);
-      const int code = Codes::One(from + i / kGroup * Codes::kBytes, i % kGroup / 4, lane * 4 + i % 4);
+      const int code = Table<Format>::Look(Codes::One(from + i / kGroup * Codes::kBytes, i % kGroup / 4, lane * 4 + i % 4));
       to[i] = scale * static_cast<float>(code - Format::kOffset);
       if constexpr (Format::kMinima) to[i] += minimum;
     }
