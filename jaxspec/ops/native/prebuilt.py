@@ -35,14 +35,12 @@ class Prebuilt:
     is_best: bool
 
 
-def find_prebuilt(sources: str, folder: Path = FOLDER) -> list[Prebuilt]:
-    """Returns the libraries of these sources that this processor can run, the best first; says why there are none.
+def find_prebuilt(sources: str) -> list[Prebuilt]:
+    """Returns the libraries of sources with this digest that this processor can run, the best first.
 
-    Args:
-      sources: their digest.
-      folder: where the manifest is; it need not exist.
+    Where there are libraries, and none of them can be used, it says why.
     """
-    path = folder / MANIFEST
+    path = FOLDER / MANIFEST
     if not path.exists():
         return []
     try:
@@ -57,7 +55,7 @@ def find_prebuilt(sources: str, folder: Path = FOLDER) -> list[Prebuilt]:
     if not usable:
         return _none(f"they are for {', '.join(sorted(listed))}, which this processor ({machine}) is not")
     return [
-        Prebuilt(folder / f"{level.name}.so", str(listed[level.name]), levels.is_best(level, flags)) for level in usable
+        Prebuilt(FOLDER / f"{level.name}.so", str(listed[level.name]), levels.is_best(level, flags)) for level in usable
     ]
 
 
