@@ -15,7 +15,7 @@ _ARM_2 = _ARM | {"asimdrdm", "atomics", "crc32"}
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What a library may use of a processor.
+    """Describes what a library may use of a processor.
 
     Attributes:
       name: of the library's file, too.
