@@ -1,8 +1,10 @@
 """The wheel with prebuilt kernels, installed where no compiler is, and kernels for processors that are emulated."""
 
+import contextlib
 import json
 import os
 import platform
+import runpy
 import shutil
 import site
 import subprocess
@@ -16,6 +18,7 @@ from jaxspec.ops.native import build, levels
 from jaxspec.ops.native.compiler import NoCompilerError, find_compiler
 from tests._fixtures.processes import ROOT
 
+RELEASE = ROOT / ".ci" / "release" / "wheel.py"
 # A product of stored weights, compared with that of their values.
 _PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -57,7 +60,7 @@ def wheel(usable, tmp_path_factory):
     (pure,) = out.glob("*-py3-none-any.whl")
     words = [f"--level={level.name}" for level in usable]
     words += ["--machine", usable[0].machine, "--wheel", pure, "--out", out]
-    run(sys.executable, ROOT / ".ci" / "release" / "wheel.py", *words, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    run(sys.executable, RELEASE, *words, env=os.environ | {"PYTHONPATH": str(ROOT)})
     (made,) = out.glob("*manylinux*.whl")
     return pure, made
 
@@ -110,6 +113,33 @@ def test_it_is_fast_where_no_compiler_is(installed, usable):
     assert library == str(folder / f"{usable[1].name}.so")
     assert [line.partition(": ")[0] for line in said.splitlines()] == ["jaxspec"] * 2
     assert f"{usable[0].name}.so are not used: its bytes" in said and "are used, as none were compiled" in said
+
+
+def dynamic(*libraries, **newest):
+    """Returns what readelf says of a library that needs others, and these versions of their symbols."""
+    lines = [f" 0x0000000000000001 (NEEDED)             Shared library: [{name}]" for name in libraries]
+    lines += [f"  0x0010:   Name: {name}_{version}  Flags: none" for name, version in newest.items()]
+    return "\n".join(lines)
+
+
+NEEDS = {
+    "as jaxlib's": (dynamic("libstdc++.so.6", "libm.so.6", "libc.so.6", GLIBC="2.27", GLIBCXX="3.4.21"), None),
+    "ARM's loader": (dynamic("ld-linux-aarch64.so.1", GLIBC="2.17", GCC="3.0"), None),
+    "a newer C library": (dynamic("libc.so.6", GLIBC="2.32"), "kernels.so needs GLIBC 2.32, newer than 2.27"),
+    "a newer C++ runtime": (dynamic(GLIBCXX="3.4.29"), "kernels.so needs GLIBCXX 3.4.29, newer than 3.4.24"),
+    "another library": (dynamic("libgomp.so.1"), "kernels.so needs libgomp.so.1, which a system may lack"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_library_that_needs_more_than_jaxlib_is_refused(monkeypatch, tmp_path, name):
+    said, refused = NEEDS[name]
+    (tmp_path / "readelf").write_text(f"#!/bin/sh\n/bin/cat <<'end'\n{said}\nend\n")
+    (tmp_path / "readelf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = runpy.run_path(str(RELEASE))["check_needs"]
+    with pytest.raises(SystemExit, match=refused) if refused else contextlib.nullcontext():
+        check(tmp_path / "kernels.so")
 
 
 EMULATED = {"armv8.2-i8mm": "max", "armv8": "cortex-a53"}  # processors that qemu knows
