@@ -128,8 +128,9 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
 def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
     """Returns the model with native CPU kernels, which read every weight once for up to some ten rows.
 
-    XLA takes almost twice as long for five tokens as for one; these take a tenth longer. They are compiled for the
-    machine when they are first asked for, which takes a C++ compiler and five seconds; later ones load what is kept.
+    XLA takes almost twice as long for five tokens as for one; these take a tenth longer. Those of a release wheel are
+    used where they are as good as the processor; else they are compiled for the machine when they are first asked for,
+    which takes a C++ compiler and five seconds, and later ones load what is kept.
 
     Args:
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
@@ -141,7 +142,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
     Raises:
       TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are packed already.
       ValueError: `weights` is another dtype.
-      jaxspec.ops.native.build.NoCompilerError: there is no C++ compiler, or it failed.
+      jaxspec.ops.native.build.NoCompilerError: there is no C++ compiler, or it failed, and no prebuilt kernels.
       OSError: the cache folder cannot be written, or no space is left.
 
     Example:

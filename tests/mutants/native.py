@@ -6,6 +6,7 @@ _ATTENTION = "tests/ops/test_native.py::test_attention_is_that_of_the_cache"
 _NAN = "tests/ops/test_native.py::test_attention_hides_no_nan"
 _SOURCE, _BLOCK = "ops/native/attention.cpp", "ops/native/block.h"
 _LIBRARY, _TEST_LIBRARY = "ops/native/library.py", "tests/ops/test_native_library.py"
+_PREBUILT, _TEST_PREBUILT = "ops/native/prebuilt.py", "tests/ops/test_native_prebuilt.py"
 
 MUTANTS = (
     Mutant(
@@ -182,5 +183,54 @@ MUTANTS = (
             "tests/heads/eagle/test_drafter.py::TestDraftVocabulary"
             "::test_the_reported_distribution_is_that_of_the_drafts",
         ),
+    ),
+    Mutant(
+        "prebuilt kernels of other sources are used",
+        _PREBUILT,
+        "if made_of != sources:",
+        "if False:",
+        (f"{_TEST_PREBUILT}::test_foreign_ones_are_refused",),
+    ),
+    Mutant(
+        "prebuilt kernels that are not the best are used where there is a compiler",
+        _PREBUILT,
+        "while found and (found[0].is_best or not best):",
+        "while found:",
+        (f"{_TEST_PREBUILT}::test_a_lesser_one_is_used_where_none_is_compiled",),
+    ),
+    Mutant(
+        "prebuilt kernels are used where a line says that others are compiled again",
+        _LIBRARY,
+        "if not kept and (other := instead()) is not None:",
+        "if (other := instead()) is not None:",
+        (f"{_TEST_PREBUILT}::test_a_damaged_kept_one_is_compiled_again_if_it_can_be",),
+    ),
+    Mutant(
+        "what all cores must have is what one of them has",
+        "ops/native/levels.py",
+        "frozenset.intersection(*each)",
+        "frozenset.union(*each)",
+        (f"{_TEST_PREBUILT}::test_a_processor_has_levels",),
+    ),
+    Mutant(
+        "wide vectors without products of bytes are as good as those with them",
+        "ops/native/levels.py",
+        'return lanes, bool(flags & {"avx512_vnni", "avx_vnni", "i8mm"})',
+        "return lanes, True",
+        (f"{_TEST_PREBUILT}::test_a_lesser_one_is_used_where_none_is_compiled",),
+    ),
+    Mutant(
+        "prebuilt kernels that XLA does not take end the CPU backend",
+        "ops/native/build.py",
+        "raise RefusedError(str(error)) from error",
+        "raise",
+        (f"{_TEST_PREBUILT}::test_what_xla_does_not_take_is_refused",),
+    ),
+    Mutant(
+        "a level's processor need not have its vectors",
+        "ops/native/levels.py",
+        "level.machine == machine and level.flags <= flags",
+        "level.machine == machine",
+        (f"{_TEST_PREBUILT}::test_a_processor_has_levels",),
     ),
 )

@@ -37,6 +37,14 @@ inline Lanes MulAdd(Lanes a, Lanes b, Lanes c) {
 #elif defined(__FMA__)
   return reinterpret_cast<Lanes>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
                                                  reinterpret_cast<__m256>(c)));
+#elif defined(__ARM_NEON)
+  float32x4_t x[2], y[2], sums[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(sums, &c, sizeof c);
+  for (int i = 0; i < 2; ++i) sums[i] = vfmaq_f32(sums[i], x[i], y[i]);
+  std::memcpy(&c, sums, sizeof c);
+  return c;
 #else
   return a * b + c;
 #endif

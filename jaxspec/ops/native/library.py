@@ -23,15 +23,29 @@ _PARTIAL = ".partial-"
 _LOCK = threading.Lock()
 
 
-class _DamagedError(Exception):
+class RefusedError(Exception):
+    """Signals that a library cannot be used."""
+
+
+class _DamagedError(RefusedError):
     """Signals that a library is not as it was compiled."""
 
 
-class _UnloadableError(Exception):
+class _UnloadableError(RefusedError):
     """Signals that this machine cannot load a library that is as it was compiled: another one may."""
 
 
-def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], None]) -> ctypes.CDLL:
+def _nothing() -> None:
+    return None
+
+
+def load(
+    folder: Path,
+    key: str,
+    symbols: Sequence[str],
+    make: Callable[[Path], None],
+    instead: Callable[[], ctypes.CDLL | None] = _nothing,
+) -> ctypes.CDLL:
     """Loads a library, after compiling it where the folder has no whole one.
 
     A whole one is loaded from a folder that cannot be written, too, and without a compiler.
@@ -41,6 +55,7 @@ def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], 
       key: names all that the library depends on.
       symbols: what it must have.
       make: compiles it to a path.
+      instead: loads another one, if it can, where the folder never had one.
 
     Raises:
       NoCompilerError: `make` raised it, or what it made cannot be loaded.
@@ -49,9 +64,10 @@ def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], 
     with _LOCK:
         _remove_stale(folder)
         unloadable = []
-        for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        kept = sorted(folder.glob(f"kernels-{key}-*.so"))
+        for path in kept:
             try:
-                return _open(path, path.stem.rpartition("-")[2], symbols)
+                return open_whole(path, path.stem.rpartition("-")[2], symbols)
             except _DamagedError as error:
                 print(f"jaxspec: {path} is damaged: {error}; compiling it again", file=sys.stderr)
                 _remove(path)
@@ -59,11 +75,17 @@ def load(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Path], 
                 unloadable.append(f"jaxspec: {path} cannot be loaded here: {error}; compiling another")
         for line in unloadable:
             print(line, file=sys.stderr)
+        if not kept and (other := instead()) is not None:
+            return other
         return _compile(folder, key, symbols, make)
 
 
-def _open(path: Path, digest: str, symbols: Sequence[str]) -> ctypes.CDLL:
-    """Loads a library that has this SHA-256 and these symbols."""
+def open_whole(path: Path, digest: str, symbols: Sequence[str]) -> ctypes.CDLL:
+    """Loads a library that has this SHA-256 and these symbols.
+
+    Raises:
+      RefusedError: it is not whole, or cannot be loaded here.
+    """
     if not path.is_file():  # reading from a pipe would wait
         raise _DamagedError("it is no file")
     try:
@@ -89,8 +111,8 @@ def _compile(folder: Path, key: str, symbols: Sequence[str], make: Callable[[Pat
             make(made)
             try:
                 digest = _sha256(made)
-                library = _open(made, digest, symbols)
-            except (OSError, _DamagedError, _UnloadableError) as error:
+                library = open_whole(made, digest, symbols)
+            except (OSError, RefusedError) as error:
                 advice = f"if nothing may be run from {folder}, set JAXSPEC_CACHE to a folder from which it may"
                 raise NoCompilerError(f"what was compiled cannot be loaded: {error}; {advice}") from error
             made.chmod(0o755)  # for all who share the folder

@@ -1,0 +1,16 @@
+// What the compiler's headers refer to, and older C libraries and C++ runtimes lack: with it, prebuilt kernels load where
+// jaxlib's wheels do. Hidden, so that no other library sees it.
+//
+// To link the C++ runtime statically would not do: the compiler's own copy asks for a newer C library still.
+
+#include <new>
+
+// From glibc 2.32. Whether reference counts need no atomic instructions: they do.
+extern "C" {
+__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+}
+
+// From GCC 11.
+namespace std {
+__attribute__((visibility("hidden"))) void __throw_bad_array_new_length() { throw bad_alloc(); }
+}  // namespace std
