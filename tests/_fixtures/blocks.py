@@ -32,7 +32,7 @@ def random_blocks(name: str, out: int, width: int, seed: int = 0) -> np.ndarray:
         halves = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., 2] = rng.integers(0, 17, blocks.shape[:2]) if name == "INT4" else blocks[..., 2]
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
-    return blocks.reshape(out, -1)
+    return blocks.reshape(out, width // inputs * size)
 
 
 def values(name: str, rows: np.ndarray) -> np.ndarray:
