@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "blocks that are not finite are accepted",
         _TILES,
-        "infinite += !IsFinite(block.scale);",
+        "!IsFinite(block.scale) ||",
         "",
         (f"{_TESTS}::test_scales_that_are_not_finite_are_refused",),
     ),

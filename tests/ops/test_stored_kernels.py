@@ -27,7 +27,8 @@ def drawn(rng):
     packed = blocks.random_blocks(name, out, width, int(rng.integers(2**31)))
     x = rng.normal(size=(rows, width // 32, 32)) * 10.0 ** rng.uniform(-4, 4, (rows, width // 32, 1))
     kind = rng.integers(0, 5, x.shape[:2])[..., None]
-    x = np.where(kind == 0, 0, np.where(kind == 1, np.sign(x) * 3, x))  # nothing, and many of one largest size
+    one_size = 2e4 * x / np.abs(x).max(axis=-1, keepdims=True)
+    x = np.where(kind == 0, 0, np.where(kind < 3, one_size, x))
     weight = StoredWeight.of(packed, name, (out, width), jnp.float32)
     return weight, blocks.values(name, packed), x.reshape(rows, width).astype(np.float32)
 

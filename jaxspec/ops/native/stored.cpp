@@ -131,8 +131,8 @@ int64_t JaxspecTileBytes(const char* format) {
   return kernels ? kernels->tile_bytes : -1;
 }
 
-// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many scales
-// and minima are not finite.
+// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many blocks
+// have a scale or minimum that is not finite.
 int64_t JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
                  uint8_t* to) {
   const Kernels* kernels = Find(format);
