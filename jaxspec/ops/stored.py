@@ -158,5 +158,5 @@ def _repack(rows: UInt8[np.ndarray, "*out bytes"], block_format: str) -> UInt8[n
         spans = [map(ctypes.c_int64, span) for span in itertools.pairwise(ends)]
         done = [pool.submit(pack, *span, pointers[1]) for span in spans]
         if count := sum(each.result() for each in done):
-            raise NotFiniteError(f"{count} scales of {block_format} are NaN or infinite")
+            raise NotFiniteError(f"{count} blocks of {block_format} have a scale or minimum that is NaN or infinite")
     return found

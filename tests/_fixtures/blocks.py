@@ -37,7 +37,7 @@ def random_blocks(name: str, out: int, width: int, seed: int = 0) -> np.ndarray:
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
     if name == "MXFP4":
         blocks[..., 0] = rng.integers(128 - 24, 128 - 4, blocks.shape[:2])
-    return blocks.reshape(out, -1)
+    return blocks.reshape(out, width // inputs * size)
 
 
 def values(name: str, rows: np.ndarray) -> np.ndarray:

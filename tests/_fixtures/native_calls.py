@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.ops.native.build import ATTENTION, PRODUCT
+from jaxspec.ops.native.build import ATTENTION, PRODUCT, STORED_PRODUCT, STORED_ROWS
+from jaxspec.ops.stored import BLOCKS, StoredWeight
+from tests._fixtures.blocks import random_blocks
 
 # Rows, width, outputs: of every form of a product, of tails in all directions, and of nothing.
 PRODUCTS = [(rows, 37, 11) for rows in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 131)]
@@ -47,6 +49,64 @@ WRONG_ATTENTIONS += [{name: shape[:-1]} for name, shape in _SHAPES.items()]
 WRONG_ATTENTIONS += [{"layer": 2}, {"layer": -1}, {"window": -1}, {"result": (2, 3, 2, 2, 9)}]
 WRONG_ATTENTIONS += [{"fresh_keys": (2, 2, 2, 8), "fresh_values": (2, 2, 2, 8), "positions": (2, 2), "mask": (2, 3, 2)}]
 WRONG_PRODUCTS = [((3, 8), (5, 9), (3, 5)), ((3, 8), (5, 8), (3, 6)), ((3, 8), (5, 8), (2, 5)), ((8,), (5, 8), (5,))]
+
+# Rows, blocks of a row, outputs: tiles that are full and not, every number of rows that has a form, and nothing.
+STORED = [(rows, 1, 5) for rows in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 18)]
+STORED += [(1, 1, 1), (2, 3, 16), (3, 17, 17), (8, 5, 15), (9, 1, 33), (16, 2, 200), (2, 1, 0), (5, 0, 5)]
+# What is right: 3 rows of 64 inputs, 2 blocks of Q4_0, 5 outputs. One thing wrong in each.
+WRONG_STORED = [{"format": "Q4_2"}, {"format": ""}, {"format": "Q4_K"}, {"x": (3, 65)}, {"x": (3, 96)}, {"x": (192,)}]
+WRONG_STORED += [{"result": result} for result in ((2, 5), (3, 50), (3,), (3, 5, 1))]
+WRONG_STORED += [{"extra": extra} for extra in (-1, 1, 32)] + [{"dtype": jnp.int32}, {"tiles": jnp.int8}]
+# What is right: rows 0 to 4 of the same.
+WRONG_ROWS = [{"format": "Q4_2"}, {"format": "Q4_K"}, {"rows": [5]}, {"rows": [-1]}, {"rows": [0, 2**31 - 1]}]
+WRONG_ROWS += [{"outputs": outputs} for outputs in (-1, 0, 100, 2**31, 2**62, 2**63 - 1)] + [{"dtype": jnp.float32}]
+WRONG_ROWS += [{"result": (2, 64)}, {"result": (5, 65)}, {"result": (5, 96)}, {"result": (5,)}, {"extra": 1}]
+
+
+def stored_weight(name, blocks, outputs):
+    """A weight of random blocks."""
+    width = blocks * BLOCKS[name][0]
+    return StoredWeight.of(random_blocks(name, outputs, width), name, (outputs, width), jnp.float32)
+
+
+def odd_stored(name, case):
+    """The product and all rows of a weight."""
+    rows, blocks, outputs = case
+    width = blocks * BLOCKS[name][0]
+    x = jnp.asarray(np.random.default_rng(rows).normal(size=(rows, width)), jnp.float32)
+    tiles = stored_weight(name, blocks, outputs).tiles if blocks else jnp.zeros(0, jnp.uint8)
+    table = stored_rows(jnp.arange(outputs, dtype=jnp.int32), tiles, name, outputs, (outputs, width))
+    return stored_product(x, tiles, name, (rows, outputs)), x, table
+
+
+def stored_product(x, tiles, name, result):
+    """The kernel's product of activations and tiles, into a result of this shape."""
+    run = jax.ffi.ffi_call(STORED_PRODUCT, jax.ShapeDtypeStruct(result, jnp.float32))
+    return np.asarray(jax.jit(lambda *arrays: run(*arrays, format=name))(x, tiles))
+
+
+def stored_rows(rows, tiles, name, outputs, result):
+    """Rows of tiles as numbers, into a result of this shape."""
+    run = jax.ffi.ffi_call(STORED_ROWS, jax.ShapeDtypeStruct(result, jnp.float32))
+    return np.asarray(jax.jit(lambda *arrays: run(*arrays, format=name, outputs=np.int64(outputs)))(rows, tiles))
+
+
+def wrong_stored(case):
+    """A product in which something is wrong."""
+    x = jnp.ones(case.get("x", (3, 64)), case.get("dtype", jnp.float32))
+    return stored_product(x, _tiles(case), case.get("format", "Q4_0"), case.get("result", (3, 5)))
+
+
+def wrong_rows(case):
+    """A call for rows in which something is wrong."""
+    rows = jnp.asarray(case.get("rows", range(5)), case.get("dtype", jnp.int32))
+    result = case.get("result", (len(rows), 64))
+    return stored_rows(rows, _tiles(case), case.get("format", "Q4_0"), case.get("outputs", 5), result)
+
+
+def _tiles(case):
+    tiles = stored_weight("Q4_0", 2, 5).tiles
+    return jnp.resize(tiles, tiles.size + case.get("extra", 0)).astype(case.get("tiles", jnp.uint8))
 
 
 def product(x, weights, result):
@@ -119,9 +179,16 @@ if __name__ == "__main__":
             product(jnp.asarray(x, jnp.float32), weights, (rows, outputs))
     for case in ATTENTIONS:
         odd_attention(case)
+    for name in BLOCKS:
+        for case in STORED:
+            odd_stored(name, case)
     for shapes in WRONG_PRODUCTS:
         x, weights, result = shapes
         assert _fails(product, jnp.ones(x), jnp.ones(weights), result), shapes
     for case in WRONG_ATTENTIONS:
         assert _fails(wrong_attention, case), case
+    for case in WRONG_STORED:
+        assert _fails(wrong_stored, case), case
+    for case in WRONG_ROWS:
+        assert _fails(wrong_rows, case), case
     print("all calls were made")

@@ -10,7 +10,9 @@ import pytest
 import jaxspec
 from jaxspec.checkpoints import load as loading
 from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.stored import hold
 from jaxspec.core.files import FileFormatError
+from jaxspec.families.base import ParamMapping
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.packed import is_packed
@@ -54,6 +56,19 @@ def test_values_are_those_of_the_file_to_the_bit(tmp_path, family):
     kinds = {weight.kernels for weight in packed_weights(held)}
     assert {"stored-Q8_0", "stored-Q4_0", "stored-Q5_0"} <= kinds
     assert sum(weight.nbytes for weight in packed_weights(held)) < sum(x.nbytes for x in expected.values()) / 2
+
+
+def test_what_is_not_made_of_rows_is_held_as_numbers(file):
+    """A parameter that moves a tensor's inputs would mix up its blocks."""
+    tensors = read_gguf(file).tensors
+    name = "blk.0.attn_q.weight"
+    values = tensors[name].read()
+    source = (("w", values.shape),)
+    moved = hold(ParamMapping(("kernel",), source, np.transpose), {"w": tensors[name]}, "file", jnp.float32)
+    kept = hold(ParamMapping(("kernel",), source, np.array, by_rows=True), {"w": tensors[name]}, "file", jnp.float32)
+    assert moved.kernels == "native" and kept.kernels == "stored-Q4_0"
+    np.testing.assert_array_equal(moved[:], values.T)
+    np.testing.assert_array_equal(kept[:], values)
 
 
 def test_logits_are_near_those_of_the_same_values(file):

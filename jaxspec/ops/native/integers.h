@@ -37,7 +37,7 @@ inline Lanes MulAdd(Lanes a, Lanes b, Lanes c) {
 #elif defined(__FMA__)
   return reinterpret_cast<Lanes>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
                                                  reinterpret_cast<__m256>(c)));
-#elif defined(__ARM_NEON)
+#elif defined(__aarch64__)
   float32x4_t x[2], y[2], sums[2];
   std::memcpy(x, &a, sizeof a);
   std::memcpy(y, &b, sizeof b);
@@ -84,7 +84,7 @@ inline Integers AddProducts(Integers sums, Codes codes, const Factor* x) {
     return reinterpret_cast<Integers>(_mm512_madd_epi16(reinterpret_cast<__m512i>(c), _mm512_set1_epi32(two)));
   };
   return sums + pairs(low, even) + pairs(high, odd);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
   const auto pairs = [](Codes c, int32_t two) {
     return reinterpret_cast<Integers>(_mm256_madd_epi16(reinterpret_cast<__m256i>(c), _mm256_set1_epi32(two)));
   };

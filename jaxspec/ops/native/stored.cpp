@@ -60,7 +60,10 @@ ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi:
     return ffi::Error::InvalidArgument("expected x [rows, in], the tiles of w [out, in] and a result [rows, out]");
   }
   const int64_t rows = sizes[0], groups = sizes[1] / kGroup, out = shape[1];
-  if (rows == 0 || out == 0) return ffi::Error::Success();
+  if (rows == 0 || out == 0 || groups == 0) {
+    std::fill_n(y->typed_data(), rows * out, 0.0f);
+    return ffi::Error::Success();
+  }
   const std::vector<Group> quantized = Quantize(pool, x.typed_data(), rows, groups);
   const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out);
   const int64_t each = std::max<int64_t>(1, kChunkBytes / bytes);
@@ -81,6 +84,8 @@ ffi::Error Rows(std::string_view name, int64_t outputs, ffi::Buffer<ffi::S32> ro
   const auto shape = y->dimensions();
   const Kernels* kernels = Find(name);
   if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
+  // Rows have 32 bits, and sizes of more would overflow.
+  if (outputs < 0 || outputs > INT32_MAX) return ffi::Error::InvalidArgument("no such number of outputs");
   const int64_t blocks = shape.size() == 2 ? shape[1] / kernels->inputs : 0;
   if (shape.size() != 2 || shape[1] % kernels->inputs || !HasShape(rows, {shape[0]}) ||
       !HasShape(w, {CountTiles(outputs) * blocks * kernels->tile_bytes})) {
@@ -126,8 +131,8 @@ int64_t JaxspecTileBytes(const char* format) {
   return kernels ? kernels->tile_bytes : -1;
 }
 
-// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many scales
-// and minima are not finite.
+// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many blocks
+// have a scale or minimum that is not finite.
 int64_t JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
                  uint8_t* to) {
   const Kernels* kernels = Find(format);

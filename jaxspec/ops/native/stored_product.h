@@ -49,7 +49,7 @@ inline __attribute__((always_inline)) Lanes AddGroup(Lanes sums, const Codes* co
         found = AddProducts(found, codes[v], x.values + 4 * v);
         low = AddProducts(low, codes[v], x.low + 4 * v);
       }
-      found = (found << 8) + low;
+      found = found * 256 + low;
       if (Format::kOffset) found -= Format::kOffset * x.whole[Format::kHalves == 1 ? 0 : half];
       if (Format::kOffset && Format::kHalves == 1) found -= Format::kOffset * x.whole[1];
     } else

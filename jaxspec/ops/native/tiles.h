@@ -121,8 +121,8 @@ struct Tile {
   static constexpr int kMinimumAt = kScaleAt + 2 * kLanes;
   static constexpr int kBytes = kMinimumAt + (Format::kMinima ? 2 * kLanes : 0);
 
-  // Repacks one block of kLanes outputs; a null pointer is an output that there is not. Returns how many scales and minima
-  // are not finite.
+  // Repacks one block of kLanes outputs; a null pointer is an output that there is not. Returns how many blocks
+  // have a scale or minimum that is not finite.
   static int Pack(const uint8_t* const* blocks, uint8_t* to) {
     static thread_local uint8_t codes[kGroups][kVectors][kVectorBytes];
     std::memset(codes, 0, sizeof codes);
@@ -140,9 +140,8 @@ struct Tile {
         if (Format::kMinima) to[kMinimaAt + i * kLanes + lane] = static_cast<uint8_t>(block.minima[i]);
       }
       std::memcpy(to + kScaleAt + 2 * lane, &block.scale, 2);
-      infinite += !IsFinite(block.scale);
       if (Format::kMinima) std::memcpy(to + kMinimumAt + 2 * lane, &block.minimum, 2);
-      if (Format::kMinima) infinite += !IsFinite(block.minimum);
+      infinite += !IsFinite(block.scale) || (Format::kMinima && !IsFinite(block.minimum));
     }
     for (int g = 0; g < kGroups; ++g) Codes::Write(codes[g], to + g * Codes::kBytes);
     return infinite;
