@@ -20,7 +20,7 @@ from jaxspec.contrib.sparse_cache import SparseCacheDrafter
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.adapt import LengthOption, adapt, spare
+from jaxspec.drafters.adapt import LengthOption, adapt, check_one_draft, check_single, spare
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
@@ -31,6 +31,7 @@ from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.resized import for_target
 from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.drafters.token_map import TokenMap
+from jaxspec.drafters.trimmed import DraftVocabulary, trim
 from jaxspec.heads import dflash, eagle, medusa, tandem
 from jaxspec.heads.base import HeadKind
 from jaxspec.heads.files import kind_in, read_head
@@ -132,7 +133,7 @@ def drafter_of(
     option = LengthOption.parse(k)
     if not option.adaptive:
         return _of_network(draft, option.k, num_drafts, target, tokenizer)
-    _check_one_draft(k, num_drafts)
+    check_one_draft(k, num_drafts)
     if target is None:
         raise ValueError(f"k is {k!r}, which depends on the target; pass target too, or a number")
     return adapt(_of_network(draft, None, 1, target, tokenizer), target, option.longest, batch=batch)
@@ -145,7 +146,7 @@ def _of_network(
     options: dict[str, Any] = {} if k is None else {"k": k}
     for kind in HEADS:
         if isinstance(draft, kind.head):
-            _check_single(num_drafts)
+            check_single(num_drafts)
             return kind.drafter(draft, **options)
     if isinstance(draft, type) or not isinstance(draft, Model):
         got = f"the class {draft.__name__} itself" if isinstance(draft, type) else type(draft).__name__
@@ -171,6 +172,7 @@ def load_drafter(
     target_name: str | None = None,
     k: int | DraftLength | str | None = None,
     num_drafts: int = 1,
+    draft_vocabulary: DraftVocabulary | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
@@ -193,6 +195,7 @@ def load_drafter(
         "adaptive:16" at most as many; "fixed", the number of the drafter. `None` is "adaptive", and "fixed" where
         drafts compete or the drafter takes no `k`.
       num_drafts: how many chains of a draft model compete in each round.
+      draft_vocabulary: the tokens that a draft model may say, or how many of the lowest, as of `TrimmedModel.of`.
       tokenizer: the target's; `None` is the one it brings.
       dtype: of weights and activations, for drafters that have weights of their own; `None` is what `load` chooses.
       mesh: splits models and heads over devices.
@@ -216,12 +219,13 @@ def load_drafter(
     if placed and name_or_path != "auto" and not has_weights(name):
         asked = ", ".join(f"{key}={value!r}" for key, value in placed.items())
         raise ValueError(f"{name} has no weights of its own, got {asked}; leave {' and '.join(placed)} out")
-    loader = _Loader(target, target_name, tokenizer, None if dtype is None else parse_dtype(dtype), mesh, rules)
+    dtype = None if dtype is None else parse_dtype(dtype)
+    loader = _Loader(target, target_name, draft_vocabulary, tokenizer, dtype, mesh, rules)
     if not option.adaptive:
         return loader.load(name, option.k, num_drafts)
     if name == NoDrafter.name:
         raise ValueError(f"k is {k!r}, but there is nothing to draft with; pass a draft, or leave k out")
-    _check_one_draft(k, num_drafts)
+    check_one_draft(k, num_drafts)
     drafter = loader.load(name, None, 1)
     if k is None and drafter.model_part.draft_length is None:
         return drafter  # one that takes no `k`
@@ -250,6 +254,7 @@ class _Loader:
 
     target: Model
     target_name: str | None
+    draft_vocabulary: DraftVocabulary | None
     tokenizer: Tokenizer | None
     dtype: DTypeLike | None
     mesh: Mesh | None
@@ -257,14 +262,16 @@ class _Loader:
 
     def load(self, name: str | os.PathLike[str], k: int | DraftLength | None, num_drafts: int) -> Drafter:
         """Loads the drafter of a name in full; `k=None` is its default."""
+        if self.draft_vocabulary is not None and (not has_weights(name) or kind_in(name, HEADS) is not None):
+            raise ValueError(f"draft_vocabulary is about draft models, and {name} is another drafter; leave it out")
         if name == NoDrafter.name:
-            _check_single(num_drafts)
+            check_single(num_drafts)
             if k:
                 raise ValueError(f"k is {k}, but there is nothing to draft with; pass a draft, or leave k out")
             return NoDrafter()
         word, colon, argument = os.fspath(name).partition(":")
         if word in DRAFTERS and isinstance(name, str):
-            _check_single(num_drafts)
+            check_single(num_drafts)
             return DRAFTERS[word].by_name(self.target, argument if colon else None, k)
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
@@ -283,16 +290,7 @@ class _Loader:
             except zoo.UnknownNameError:
                 known = ("auto", NoDrafter.name, *DRAFTERS)
                 raise ValueError(zoo.unknown_drafter(os.fspath(name), known, model=self.target_name)) from None
-        return _of_network(native_like(self.target, network), k, num_drafts, self.target, self.tokenizer)
-
-
-def _check_one_draft(k: Any, num_drafts: int) -> None:
-    """Raises if drafts compete under a `k` that adapts."""
-    if num_drafts != 1:
-        raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
-
-
-def _check_single(num_drafts: int) -> None:
-    """Raises if several drafts are asked of what draws one."""
-    if num_drafts != 1:
-        raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
+        network = native_like(self.target, network)
+        if self.draft_vocabulary is not None:
+            network = trim(network, self.draft_vocabulary)
+        return _of_network(network, k, num_drafts, self.target, self.tokenizer)

@@ -82,6 +82,13 @@ class Options:
     num_drafts: Annotated[
         int, typer.Option("--num-drafts", help="With a draft model: drafts that compete in each round.")
     ] = 1
+    draft_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With a draft model: it drafts the N lowest token ids and special tokens alone, and reads less.",
+        ),
+    ] = None
     verifier: Annotated[
         str | None,
         VERIFIERS,
@@ -149,6 +156,7 @@ class Options:
             target_name=self.model,
             k=self.k,
             num_drafts=self.num_drafts,
+            draft_vocabulary=self.draft_vocabulary,
             batch=batch,
             **({"dtype": self.dtype, "mesh": mesh} if has_weights(self.draft) else {}),
         )

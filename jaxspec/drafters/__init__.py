@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.suffix import TextStore as TextStore
     from jaxspec.drafters.token_map import TokenMap as TokenMap
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
+    from jaxspec.drafters.trimmed import TrimmedModel as TrimmedModel
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -35,6 +36,7 @@ __getattr__, __dir__ = lazy(
         "model": ("ModelDrafter",),
         "resized": ("ResizedModel",),
         "tree": ("TreeDrafter",),
+        "trimmed": ("TrimmedModel",),
         "children": ("MostLikely", "WithReplacement", "WithoutReplacement"),
         "dynamic_tree": ("DynamicTreeDrafter",),
         "hybrid": ("HybridDrafter",),

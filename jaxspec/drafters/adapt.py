@@ -53,6 +53,18 @@ class LengthOption:
         raise ValueError(f"k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got {k!r}")
 
 
+def check_one_draft(k: object, num_drafts: int) -> None:
+    """Raises if drafts compete under a `k` that adapts."""
+    if num_drafts != 1:
+        raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
+
+
+def check_single(num_drafts: int) -> None:
+    """Raises if several drafts are asked of what draws one."""
+    if num_drafts != 1:
+        raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
+
+
 def adapt(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
     """Returns the same drafter, drafting as many tokens as pay: with `Adaptive`, and costs measured here or estimated.
 

@@ -15,9 +15,10 @@ from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.chain import Chain, ChainDrafter
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
-from jaxspec.drafters.draft_model import Draft, Hidden, ModelDraft
-from jaxspec.drafters.resized import ResizedModel, for_target
+from jaxspec.drafters.draft_model import Draft, Hidden, as_draft, check_is_model
+from jaxspec.drafters.resized import for_target
 from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.drafters.trimmed import DraftVocabulary, inner_model, trim
 
 
 @register_dataclass
@@ -46,6 +47,8 @@ class ModelDrafter(ChainDrafter):
       num_drafts: how many chains compete; several need a model that takes trees, and a fixed `k`.
       distinct: of several, whether the first tokens differ (drawn without replacement), which is
         accepted more; if not, the chains are independent, as `KSequence` needs them.
+      draft_vocabulary: trims the model to these tokens (`TrimmedModel.of`): ids, or how many of the lowest, to which
+        special tokens are added. It is given once: `model` is then the trimmed one.
 
     References:
       Leviathan et al. (2022), arXiv:2211.17192, algorithm 1.
@@ -64,9 +67,13 @@ class ModelDrafter(ChainDrafter):
     sampling: Policy | None = None
     num_drafts: int = dataclasses.field(default=1, metadata={"static": True})
     distinct: bool = dataclasses.field(default=True, metadata={"static": True})
+    draft_vocabulary: dataclasses.InitVar[DraftVocabulary | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, draft_vocabulary: DraftVocabulary | None) -> None:
         super().__post_init__()
+        if draft_vocabulary is not None:
+            check_is_model(type(self).__name__, self.model)
+            object.__setattr__(self, "model", trim(self.model, draft_vocabulary))
         positive("num_drafts", self.num_drafts)
         if self.tree and (not isinstance(self.draft_length, Fixed) or self.max_drafts == 0):
             raise ValueError(f"several drafts need a fixed k of at least 1, got {self.k}; pass k=4, say")
@@ -87,7 +94,7 @@ class ModelDrafter(ChainDrafter):
 
     @property
     def network(self) -> Model:
-        return self.model.model if isinstance(self.model, ResizedModel) else self.model
+        return inner_model(self.model)
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
         return model.draft_model(self.network)
@@ -97,7 +104,7 @@ class ModelDrafter(ChainDrafter):
         return self.model.context_length
 
     def draft(self, target: Model) -> Draft:
-        return ModelDraft(for_target(self.model, target))
+        return as_draft(for_target(self.model, target), self.max_drafts)
 
     def check(self, target: Model) -> None:
         super().check(target)
@@ -117,6 +124,6 @@ class ModelDrafter(ChainDrafter):
     def _inner(self, target: Model | None) -> Chain | TreeDrafter:
         model = for_target(self.model, target)
         if not self.tree:
-            return Chain(ModelDraft(model), self.draft_length, self.sampling)
+            return Chain(as_draft(model, self.max_drafts), self.draft_length, self.sampling)
         draw = WithoutReplacement() if self.distinct else WithReplacement()
         return TreeDrafter(model, Tree.chains(self.num_drafts, self.max_drafts), draw, self.sampling)

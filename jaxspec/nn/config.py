@@ -91,6 +91,11 @@ class TransformerConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def head_size(self) -> int:
+        """The number of tokens that the output head scores."""
+        return self.vocab_size
+
+    @property
     def learned_positions(self) -> bool:
         """Whether positions are learned embeddings instead of rotations."""
         return self.ropes[0] is None

@@ -33,6 +33,16 @@ from jaxspec.ops.packed import PackedWeight, is_packed
 
 _Network = TypeVar("_Network", bound=Network)
 
+# The formats that native kernels multiply by, by the dtype that weights are held in.
+_NATIVE: Mapping[jnp.dtype, str] = MappingProxyType(
+    {
+        jnp.dtype(jnp.float32): "native",
+        jnp.dtype(jnp.bfloat16): "native",
+        jnp.dtype(jnp.int8): "stored",
+        jnp.dtype(jnp.int4): "stored",
+    }
+)
+
 
 def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Network:
     """Returns the model with the weights of its products in another format; norms, biases and positions stay.
@@ -136,8 +146,9 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
       weights: their dtype; activations and sums are float32. `None` is bfloat16 where that holds all of them
         exactly, as it does those of most published models: the same numbers by half the bytes; else float32. With
-        bfloat16, weights that are not bfloat16 numbers already are rounded, which makes another model of them. A
-        draft may be another one: the target's distribution does not depend on it.
+        bfloat16, weights that are not bfloat16 numbers already are rounded, which makes another model of them; with
+        int8 and int4 all are, in blocks of 32 (`StoredWeight.pack`), and activations in products too. A draft may be
+        another model: the target's distribution does not depend on it.
 
     Raises:
       TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are packed already.
@@ -149,18 +160,23 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
         >>> fast = jaxspec.native_kernels(target)
         >>> jaxspec.generate(fast, None, prompt, max_new_tokens=4).tokens.shape
         (2, 4)
+        >>> small = jaxspec.native_kernels(draft, weights="int4")
+        >>> small.params["embedding"].kernels
+        'stored-Q4_1'
     """
     _check(model, "native_kernels")
     if (dtype := jnp.dtype(model.module.dtype)) != jnp.float32:
         raise TypeError(f"native_kernels takes a float32 model, got {dtype}; pass dtype='float32' to load")
     if not isinstance(model.placement, Unsharded):
         raise TypeError("native_kernels takes a model on one device, got one that is split over a mesh")
-    if weights is not None and jnp.dtype(weights) not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"weights must be float32 or bfloat16, got {jnp.dtype(weights)}")
+    if weights is not None and jnp.dtype(weights) not in _NATIVE:
+        names = ", ".join(map(str, _NATIVE))
+        raise ValueError(f"weights must be one of {names}, got {jnp.dtype(weights)}")
     register()
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
-    return _with_native_cache(pack_weights(model, functools.partial(FORMATS["native"].pack, dtype=weights)))
+    kind = FORMATS[_NATIVE[jnp.dtype(weights)]]
+    return _with_native_cache(pack_weights(model, functools.partial(kind.pack, dtype=weights)))
 
 
 def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:

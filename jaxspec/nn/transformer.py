@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         x = Norm(config, name="final_norm")(x)
         head = embedding
         if not config.tied_head:
-            head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
+            head = weight(self, "head", (config.head_size, config.width), self.dtype)
         logits = project(x, head).astype(jnp.float32)
         return logits, stack_entries(entries, x), tuple(captured[layer] for layer in capture)
 

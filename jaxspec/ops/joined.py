@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.packed import Axes, PackedWeight
@@ -54,6 +54,9 @@ class JoinedWeight(PackedWeight):
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
         return jnp.concatenate([part[:] for part in self.parts], axis=self.axis)[rows]
+
+    def take(self, rows: Int[Array, "n"]) -> PackedWeight:
+        return type(self._largest).pack(self[rows])
 
     def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
         return dataclasses.replace(self, parts=tuple(part.map_axes(function, axes) for part in self.parts))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxspec.core.memory import size_of
 
@@ -85,6 +86,11 @@ class PackedWeight(abc.ABC):
     def nbytes(self) -> int:
         """The size of all arrays in bytes, two int4 in each."""
         return size_of(self)
+
+    def take(self, rows: Int[Array, "n"]) -> Self:
+        """Returns the weight of these outputs alone, by the first axis; a format that cannot split rounds anew."""
+        axes = ("rows", *(None,) * (self.ndim - 1))
+        return self.map_axes(lambda x, own: jnp.take(x, rows, axis=own.index("rows")), axes)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
@@ -118,6 +118,10 @@ class StoredWeight(PackedWeight):
         outputs = np.int64(self.size // self.shape[-1])
         found = call(index.reshape(-1), self.tiles, format=self.block_format, outputs=outputs)
         return found[:, : self.shape[-1]].reshape(*index.shape, self.shape[-1]).astype(self.dtype)
+
+    def take(self, rows: Int[Array, "n"]) -> Self:
+        # Outputs lie side by side in a tile; blocks of int8 hold those of Q8_0 exactly, and others closely.
+        return self.pack(self[rows])
 
     def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
         return dataclasses.replace(self, tiles=function(self.tiles, (None,)))

@@ -17,7 +17,7 @@ from jaxspec.core.sampling import Greedy
 from jaxspec.decoding.arguments import check_kinds
 from jaxspec.decoding.generate import run
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.adapt import LengthOption
+from jaxspec.drafters.adapt import LengthOption, check_single
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
 from jaxspec.nn.network import Network
@@ -279,8 +279,7 @@ def _as_drafter(
 ) -> Drafter:
     """Returns a drafter, made from a model or loaded if it is given by name."""
     if isinstance(draft, Drafter):
-        if num_drafts != 1:
-            raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
+        check_single(num_drafts)
         if k is not None and k not in (draft.max_drafts, getattr(draft, "k", None)):
             raise ValueError(f"k is {k}, but the drafter was made with k={draft.max_drafts}; leave k out")
         return draft

@@ -22,7 +22,7 @@ def drafters(
     target: jaxspec.LanguageModel, model: jaxspec.LanguageModel, folder: pathlib.Path
 ) -> list[jaxspec.Drafter]:
     adaptive = ModelDrafter(model, k=Adaptive(costs=(1.0, 1.1, 1.3), lengths=(0, 2, 4)))
-    fixed = ModelDrafter(target)
+    fixed = ModelDrafter(target, draft_vocabulary=32_768)
     ngram = jaxspec.NGramDrafter(k=4)
     assert_type(jaxspec.load_drafter("ngram", target), jaxspec.Drafter)
     return [
