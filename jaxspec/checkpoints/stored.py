@@ -44,7 +44,7 @@ def hold(
     if len({blocks and blocks.name for blocks in stored.values()}) == 1:
         return _hold_alike(names, stored, mapping, tensors, source, dtype)
     parts = [_hold_alike([name], stored, mapping, tensors, source, dtype) for name in names]
-    return JoinedWeight(tuple(parts), mapping.axis)
+    return JoinedWeight(tuple(parts), mapping.axis, jnp.dtype(dtype))
 
 
 def _hold_alike(

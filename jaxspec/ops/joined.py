@@ -21,6 +21,7 @@ class JoinedWeight(PackedWeight):
     Attributes:
       parts: each in a format of its own.
       axis: of the outputs.
+      dtype: of the rows that are read from it.
     """
 
     name: ClassVar[str] = "joined"
@@ -28,15 +29,12 @@ class JoinedWeight(PackedWeight):
 
     parts: tuple[PackedWeight, ...]
     axis: int = dataclasses.field(metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
         """Does not convert: such a weight is made of others."""
         raise TypeError("a joined weight is made of packed ones, JoinedWeight(parts, axis); pack each of those")
-
-    @property
-    def dtype(self) -> DTypeLike:
-        return self.parts[0].dtype
 
     @property
     def stored(self) -> Array:
