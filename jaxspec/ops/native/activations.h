@@ -35,16 +35,13 @@ struct alignas(16) Group {
 // Magnitudes as integers, which are in the same order; those of NaN are the largest.
 struct Larger {
   Lanes operator()(Lanes a, Lanes b) const {
-    const Integers x = reinterpret_cast<Integers&>(a), y = reinterpret_cast<Integers&>(b);
-    Integers larger = x > y ? x : y;
-    return reinterpret_cast<Lanes&>(larger);
+    const Integers x = reinterpret_cast<Integers>(a), y = reinterpret_cast<Integers>(b);
+    return reinterpret_cast<Lanes>(x > y ? x : y);
   }
 };
 
 inline Lanes Magnitudes(const float* x) {
-  const Lanes some = Read(x);
-  Integers size = reinterpret_cast<const Integers&>(some) & 0x7fffffff;
-  return reinterpret_cast<Lanes&>(size);
+  return reinterpret_cast<Lanes>(reinterpret_cast<Integers>(Read(x)) & 0x7fffffff);
 }
 
 // The largest magnitudes of kLanes groups; behind the last one the last one again.
