@@ -9,7 +9,7 @@ _STYLE |= {"font.size": 8, "legend.frameon": False}
 
 
 def plot(folder: pathlib.Path) -> pathlib.Path | None:
-    """Draws every `gpu-*.json` of a folder beside each other, as its `gpu.svg`: tokens a second of each setting.
+    """Draws every `gpu-*.json` of a folder beside each other, as its `gpu.svg`: tokens a second of each row.
 
     Bars of plain decoding carry the share of the bandwidth that they reach, others the time of a round in plain steps.
 
@@ -24,46 +24,45 @@ def plot(folder: pathlib.Path) -> pathlib.Path | None:
     if not found:
         return None
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6 * len(found), 3.4), layout="constrained")
+        height = 1.1 + 0.3 * max(len(one["cases"]) for one in found)
+        figure = Figure(figsize=(5.2 * len(found), height), layout="constrained")
         for axes, one in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
             _draw(axes, one)
         figure.savefig(folder / "gpu.svg", format="svg", metadata={"Date": None})
     return folder / "gpu.svg"
 
 
-def labels(found: dict[str, Any]) -> dict[tuple[str, float, int], str]:
-    """Returns what stands on each bar, by drafter, temperature and batch."""
+def labels(found: dict[str, Any]) -> list[str]:
+    """Returns what stands at the end of each case's bar, in order."""
     steps = {
         (case["temperature"], case["batch"]): case["milliseconds_a_round"]
         for case in found["cases"]
         if case["share_of_bandwidth"] is not None
     }
-    said = {}
+    said = []
     for case in found["cases"]:
-        setting = case["temperature"], case["batch"]
-        share, step = case["share_of_bandwidth"], steps.get(setting)
+        share, step = case["share_of_bandwidth"], steps.get((case["temperature"], case["batch"]))
+        rate = f"{case['tokens_a_second'] / case['batch']:.0f}"
         if share is not None:
-            said[case["drafter"], *setting] = f"{share:.0%}"
-        else:
-            said[case["drafter"], *setting] = "" if step is None else f"{case['milliseconds_a_round'] / step:.2f}"
+            rate += f", {share:.0%} of the bandwidth"
+        elif step is not None:
+            rate += f", a round is {case['milliseconds_a_round'] / step:.2f} plain steps"
+        said.append(rate)
     return said
 
 
 def _draw(axes: Any, found: dict[str, Any]) -> None:
-    cases, said = found["cases"], labels(found)
-    settings = list(dict.fromkeys((case["temperature"], case["batch"]) for case in cases))
+    cases = found["cases"]
     drafters = list(dict.fromkeys(case["drafter"] for case in cases))
-    width = 0.8 / max(len(drafters), 1)
-    for number, drafter in enumerate(drafters):
-        own = [case for case in cases if case["drafter"] == drafter]
-        places = [settings.index((case["temperature"], case["batch"])) + (number + 0.5) * width - 0.4 for case in own]
-        rates = [case["decoding_tokens_a_second"] for case in own]
-        bars = axes.bar(places, rates, width, label=drafter)
-        axes.bar_label(bars, [said[drafter, case["temperature"], case["batch"]] for case in own], fontsize=6)
-    axes.set_xticks(range(len(settings)), [f"T = {t:g}\nbatch {batch}" for t, batch in settings])
-    axes.set_ylabel("tokens a second, all rows, without the prompt")
-    axes.set_yscale("log")
-    axes.set_title(
-        f"{found['model']}, {found['layers']} layers, {found['weights']} weights\n{found['device']}", loc="left"
-    )
-    axes.legend(fontsize=6)
+    rates = [case["tokens_a_second"] / case["batch"] for case in cases]
+    colors = [f"C{drafters.index(case['drafter'])}" for case in cases]
+    bars = axes.barh(range(len(cases)), rates, 0.75, color=colors)
+    axes.bar_label(bars, labels(found), padding=3, fontsize=7)
+    names = [f"{case['drafter']}, T = {case['temperature']:g}, batch {case['batch']}" for case in cases]
+    axes.set_yticks(range(len(cases)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, 1.9 * max(rates))  # leaves room for the labels
+    axes.set_xlabel("tokens a second, each row")
+    layers = f"{found['layers']} layers, {found['weights']} weights, {found['dtype']}"
+    axes.set_title(f"{found['model']}: {layers}\n{found['device']}", loc="left", fontsize=8)
