@@ -78,8 +78,8 @@ def all_batches(data: Dataset, options: TrainingOptions) -> Iterator[Batch]:
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
-    """Returns what a report says of a training set: its hash and its counts, without its path."""
-    manifest = manifest_of(folder)
+    """Returns what a report says of a training set, finished or not: its hash and its counts, without its path."""
+    manifest = manifest_of(folder, unfinished=True)
     total = {
         name: sum(shard[name] for shard in manifest["shards"]) for name in ("sequences", "tokens", "answer_tokens")
     }

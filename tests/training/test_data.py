@@ -14,7 +14,7 @@ import typer.testing
 import jaxspec
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from jaxspec.training import data
+from jaxspec.training import data, session
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
@@ -236,6 +236,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     with pytest.raises(ValueError, match="not finished"):
         Dataset.open(tmp_path)
     assert len(Dataset.open(tmp_path, unfinished=True)) == sum(entry["sequences"] for entry in noted["shards"])
+    assert session.describe_folder(tmp_path)["sequences"] == len(Dataset.open(tmp_path, unfinished=True))
     _make(target, prompts, exclude, tmp_path)
     assert len(answered) == 3 - len(noted["shards"])
     assert _files(tmp_path) == _files(whole)
