@@ -130,6 +130,12 @@ def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
     assert isinstance(drafter, jaxspec.ModelDrafter) and drafter.num_drafts == 2
 
 
+def test_a_draft_model_s_vocabulary_is_trimmed(shipped):
+    for drafter in (load("distilled", draft_vocabulary=[1, 4]), load("ngram+distilled", draft_vocabulary=[1, 4]).model):
+        assert drafter.model.ids.tolist() == [1, 4] and drafter.network.params["head"].shape[0] == 2
+        assert isinstance(drafter.draft_length, jaxspec.Adaptive)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -137,6 +143,9 @@ def test_a_folder_of_a_model_is_a_draft_model(shipped, tmp_path):
         ("ngram", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("suffix", {"num_drafts": 2}, "only a draft model draws several drafts"),
         ("eagle", {"num_drafts": 2}, "only a draft model draws several drafts"),
+        ("eagle", {"draft_vocabulary": 4}, "about draft models, and .*/eagle is another drafter; leave it out"),
+        ("ngram", {"draft_vocabulary": 4}, "about draft models, and ngram is another drafter; leave it out"),
+        ("distilled", {"draft_vocabulary": 0}, "draft_vocabulary must be between 1 and"),
         ("ngram", {"dtype": "float13", "mesh": MESH}, "no weights of its own, got dtype='float13', mesh=Mesh.*; leave"),
         ("ngram", {"rules": RULES}, "no weights of its own, got rules="),
         ("early-exit:1", {"dtype": "bfloat16"}, "early-exit:1 has no weights of its own, got dtype='bfloat16'"),

@@ -16,6 +16,7 @@ WRONG = {
         "--seed": NO_NUMBER,
         "--temperature": ("x", ""),
         "--num-drafts": NO_NUMBER,
+        "--draft-vocabulary": NO_NUMBER,
         "--verifier": ("x", ""),
         "--kernels": ("x", ""),
         "--dtype": ("int4", ""),

@@ -122,6 +122,8 @@ def test_a_draft_of_another_tokenizer(folder, tmp_path):
     result = _generate(folder, "hello", "--draft", tmp_path / "draft", "-k", "2")
     assert result.stdout == _generate(folder, "hello", "--draft", "none").stdout
     assert "the draft has another tokenizer: it guesses the" in result.stderr
+    trimmed = _generate(folder, "hello", "--draft", tmp_path / "draft", "-k", "2", "--draft-vocabulary", "200")
+    assert trimmed.stdout == result.stdout
     result = _generate(folder, "hello", "--draft", tmp_path / "draft", "--num-drafts", "2")
     assert result.exit_code != 0 and "leave num_drafts out" in result.stderr
 
