@@ -56,11 +56,10 @@ def comparisons(setting: Setting, loaded: LanguageModel) -> list[Comparison]:
     draft = locate(setting.against_draft) if readers and setting.against_draft is not None else None
     read = draft is not None and all(draft.name.endswith(peer.reads) for peer in readers.values())
     files = Files(file, draft if read else None)
-    dequantized = f"dequantized to {loaded.dtype.name}"
-    return [
-        Comparison(FILE, readers, files, True, setting.batches),
-        Comparison(dequantized, installed, None, False, (1,)),
-    ]
+    as_it_is = Comparison(FILE, readers, files, True, setting.batches)
+    if setting.file_only and readers:
+        return [as_it_is]
+    return [as_it_is, Comparison(f"dequantized to {loaded.dtype.name}", installed, None, False, (1,))]
 
 
 def open_peers(

@@ -35,6 +35,7 @@ class Setting:
       verifier: a name of `jaxspec.named.VERIFIERS`; `None` is each drafter's default.
       against: names of `jaxspec.bench.peers.table.PEERS` that answer the same questions.
       against_draft: the draft model that they are measured with, too, or `None`.
+      file_only: whether they are compared on the file as it is alone, where they read it.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Setting:
     verifier: str | None = None
     against: tuple[str, ...] = ()
     against_draft: str | None = None
+    file_only: bool = False
 
     def __post_init__(self):
         if not self.drafters:
@@ -80,6 +82,8 @@ class Setting:
             raise ValueError("the peers answer one request at a time; pass --batch 1 beside the others")
         if self.against_draft is not None and not self.against:
             raise ValueError("--against-draft is a draft model of the peers; pass --against too")
+        if self.file_only and not self.against:
+            raise ValueError("--file-only says what the peers are compared on; pass --against too")
 
     def described(self, questions: Sequence[Conversation]) -> dict[str, Any]:
         """Returns the options and the questions, for JSON: two runs with the same can be one."""

@@ -88,6 +88,9 @@ class Options:
             metavar="MODEL", help="With --against: a draft model for them; on the file as it is where it is one, too."
         ),
     ] = None
+    file_only: Annotated[
+        bool, typer.Option("--file-only", help="With --against: on the file as it is alone, for those that read it.")
+    ] = False
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
@@ -129,6 +132,7 @@ class Options:
             verifier=self.verifier,
             against=tuple(self.against or ()),
             against_draft=self.against_draft,
+            file_only=self.file_only,
         )
 
 

@@ -147,6 +147,9 @@ def test_who_reads_the_file_answers_with_it_and_all_with_its_numbers(monkeypatch
     paths = lambda files: files and (str(files.target), files.draft and str(files.draft))
     assert [(one.weights, list(one.peers), paths(one.files), one.batches) for one in listed] == found
     assert [one.loaded for one in listed] == [True, False][: len(found)]
+    if against:
+        alone = comparison.comparisons(dataclasses.replace(setting, file_only=True), TARGET)
+        assert alone == listed[:1]
 
 
 def test_packed_weights_stand_beside_no_others(monkeypatch):
