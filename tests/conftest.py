@@ -96,7 +96,7 @@ def smollm2():
     from jaxspec.checkpoints.load import load
 
     try:
-        return load(DEFAULT_MODEL)
+        return load(DEFAULT_MODEL, weights="dequantized")
     except Exception as error:
         pytest.fail(
             f"tests marked smollm2 need the model {DEFAULT_MODEL}: {error}\n"
