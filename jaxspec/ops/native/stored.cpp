@@ -14,6 +14,7 @@ using namespace jaxspec;
 namespace {
 
 constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
+constexpr int64_t kChunksEach = 6;          // at least, of a thread: those that are ready early take more
 constexpr int64_t kManyRows = 16;         // from which on threads share the rounding of activations
 
 // What one format does.
@@ -66,7 +67,7 @@ ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi:
   }
   const std::vector<Group> quantized = Quantize(pool, x.typed_data(), rows, groups);
   const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out);
-  const int64_t each = std::max<int64_t>(1, kChunkBytes / bytes);
+  const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, tiles / (kChunksEach * pool.num_threads())));
   const Group* from = quantized.data();
   const uint8_t* weights = w.typed_data();
   float* to = y->typed_data();
