@@ -41,7 +41,7 @@ class TrimmedModel:
       FR-Spec: Zhao et al. (2025), arXiv:2502.14856.
 
     Example:
-      >>> small = jaxspec.drafters.TrimmedModel.of(draft, 64)
+      >>> small = jaxspec.drafters.TrimmedModel.of(target, 64)
       >>> small.ids.shape, small.vocab_size
       ((64,), 310)
       >>> drafter = jaxspec.drafters.TreeDrafter(small, jaxspec.Tree.chains(2, 2))

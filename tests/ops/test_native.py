@@ -197,7 +197,7 @@ def test_bad_input(tmp_path):
         jaxspec.native_kernels(dataclasses.replace(FLOAT, module=eagle_head().module))
     with pytest.raises(TypeError, match="float32 model, got bfloat16"):
         jaxspec.native_kernels(dataclasses.replace(FLOAT, module=dataclasses.replace(FLOAT.module, dtype=jnp.bfloat16)))
-    with pytest.raises(ValueError, match="float32 or bfloat16, got float16"):
+    with pytest.raises(ValueError, match="one of float32, bfloat16, int8, int4, got float16"):
         jaxspec.native_kernels(FLOAT, weights=jnp.float16)
     with pytest.raises(TypeError, match="save takes plain float weights"):
         jaxspec.save(native, tmp_path / "model")

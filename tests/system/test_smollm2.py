@@ -1,7 +1,6 @@
 """The promises on the default model, in float32: speculation changes nothing but the speed."""
 
 import dataclasses
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +9,14 @@ import pytest
 
 import jaxspec
 from jaxspec.core.random import PositionNoise
+from tests._fixtures.chat_prompts import BATCH, PROMPTS, encode
 from tests._fixtures.near_ties import MARGIN, divergences, next_logits
 from tests.benchmarks.workload import disturbed
 from tests.conftest import DEFAULT_MODEL
 
 pytestmark = pytest.mark.smollm2
 
-PROMPTS = (pathlib.Path(__file__).parent / "prompts.txt").read_text().splitlines()
 NEW_TOKENS = 128
-BATCH = 8
-
-
-def encode(tokenizer, texts):
-    rows = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
-    lengths = np.asarray([len(row) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), max(96, lengths.max())), np.int32)
-    for row, ids in enumerate(rows):
-        tokens[row, : len(ids)] = ids
-    return tokens, lengths
 
 
 @pytest.fixture(scope="module")

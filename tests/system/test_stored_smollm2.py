@@ -11,9 +11,9 @@ from jaxspec.core.random import PositionNoise
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.stored import BLOCKS, StoredWeight
+from tests._fixtures.chat_prompts import BATCH, PROMPTS, encode
 from tests._fixtures.near_ties import divergences, next_logits
 from tests.conftest import DEFAULT_MODEL
-from tests.system.test_smollm2 import BATCH, PROMPTS, encode
 
 pytestmark = pytest.mark.smollm2
 NEW_TOKENS = 32

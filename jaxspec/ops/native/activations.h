@@ -76,7 +76,7 @@ inline void Round(const float* x, const float* most, const int32_t* fine, int64_
     to[g].scale = usable ? most[g] / limit : most[g] < INFINITY ? 0.0f : NAN;
     to[g].fine = fine[g];
     for (int i = 0; i < kGroup; i += kLanes) {
-      const Lanes whole = usable ? (Read(x + i) * inverse + kNearest) - kNearest : Lanes{};
+      const Lanes whole = usable ? (Kept(Read(x + i) * inverse) + kNearest) - kNearest : Lanes{};
       totals[2 * i / kGroup][g] += whole;
       WriteFactors(__builtin_convertvector(whole, Integers), fine[g], i, to[g]);
     }
