@@ -41,12 +41,11 @@ class TrimmedModel:
       FR-Spec: Zhao et al. (2025), arXiv:2502.14856.
 
     Example:
-      >>> small = jaxspec.drafters.TrimmedModel.of(target, 64)
+      >>> small = jaxspec.drafters.TrimmedModel.of(draft, 64)
       >>> small.ids.shape, small.vocab_size
       ((64,), 310)
-      >>> drafter = jaxspec.drafters.TreeDrafter(small, jaxspec.Tree.chains(2, 2))
-      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=4).tokens.shape
-      (2, 4)
+      >>> jaxspec.drafters.TreeDrafter(small, jaxspec.Tree.chains(2, 2)).max_drafts
+      2
     """
 
     model: Model
