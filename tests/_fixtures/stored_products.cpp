@@ -38,7 +38,7 @@ std::vector<uint8_t> DrawFile(std::vector<Weight>& weights) {
     for (int i = 0; i < Format::kInputs; ++i) {
       const int part = i / (kGroup / Format::kHalves);
       const int factor = Format::kFactors ? block.factors[part] : 1, least = Format::kFactors ? block.minima[part] : 1;
-      const double scaled = Half(block.scale) * factor * (block.codes[i] - Format::kOffset);
+      const double scaled = Half(block.scale) * factor * (Table<Format>::Look(int{block.codes[i]}) - Format::kOffset);
       const double minimum = Format::kMinima ? Half(block.minimum) * least : 0.0;
       weights.push_back({scaled + minimum, std::abs(scaled) + std::abs(minimum)});
     }
