@@ -21,6 +21,7 @@ from jaxspec.families.table import find_family, read_config
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
+from jaxspec.nn.weight import PRODUCTS
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
@@ -130,7 +131,7 @@ def build_params(
         node = params
         for key in mapping.path[:-1]:
             node = node.setdefault(key, {})
-        held = hold(mapping, tensors, source, dtype)
+        held = hold(mapping, tensors, source, dtype) if mapping.path[-1] in PRODUCTS else None
         if held is None:
             values = mapping.build(*(read_finite(tensors, name, source) for name, _ in mapping.sources))
             held = _put(mapping, np.asarray(values), jnp.float32 if mapping.is_norm else dtype, placement)

@@ -10,7 +10,6 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints.stored_groups import as_blocks
 from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
 from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
-from jaxspec.nn.weight import PRODUCTS
 from jaxspec.ops.formats import BLOCK_FORMATS, FORMATS
 from jaxspec.ops.joined import JoinedWeight
 from jaxspec.ops.packed import PackedWeight
@@ -22,13 +21,11 @@ def has_blocks(tensors: Mapping[str, LazyTensor]) -> bool:
     return any(_blocks(tensor) is not None for tensor in tensors.values())
 
 
-def hold(
-    mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, dtype: DTypeLike
-) -> PackedWeight | None:
-    """Returns a parameter as its tensors are stored; `None` is for one that no product reads.
+def hold(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, dtype: DTypeLike) -> PackedWeight:
+    """Returns the weight of a product as its tensors are stored.
 
     Args:
-      mapping: of the parameter.
+      mapping: of the weight.
       tensors: the tensors by name.
       source: where they are read from, for error messages.
       dtype: of the rows that are read from it.
@@ -36,8 +33,6 @@ def hold(
     Raises:
       FileFormatError: a tensor is unreadable or not finite.
     """
-    if mapping.is_norm or mapping.path[-1] not in PRODUCTS:
-        return None
     names = [name for name, _ in mapping.sources]
     with reading(source, f"tensor {' or '.join(names)}"):
         stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}

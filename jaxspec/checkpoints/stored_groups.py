@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 from jaxspec.core.files import reading
 from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
 from jaxspec.families.grouped import Grouped, build_grouped
-from jaxspec.nn.weight import PRODUCTS
 from jaxspec.ops.grouped import DTYPES, GroupedWeight
 
 _INPUTS = 32  # of a block
@@ -48,23 +47,21 @@ def as_blocks(weight: Grouped) -> Blocks | None:
 def hold_groups(
     mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, dtype: DTypeLike
 ) -> GroupedWeight | None:
-    """Returns a parameter as its tensors are quantized.
+    """Returns the weight of a product as its tensors are quantized.
 
     Args:
-      mapping: of the parameter.
+      mapping: of the weight.
       tensors: the tensors by name.
       source: where they are read from, for error messages.
       dtype: of the rows that are read from it.
 
     Returns:
-      The parameter, of the integers and scales of the file; `None` for one that no product reads, whose tensors are not
-      quantized all alike, whose groups lie scattered, or whose numbers are floats of a byte.
+      The weight, of the integers and scales of the file; `None` where the tensors are not quantized all alike, the
+      groups lie scattered, or the numbers are floats of a byte.
 
     Raises:
       FileFormatError: a tensor is unreadable or not finite.
     """
-    if mapping.is_norm or mapping.path[-1] not in PRODUCTS:
-        return None
     parts = []
     for name, _ in mapping.sources:
         with reading(source, f"tensor {name}"):

@@ -22,10 +22,6 @@ from jaxspec.ops.packed import Axes, PackedWeight
 
 # The formats that there are kernels for, by GGML's names: the inputs of a block, and its bytes in a file.
 BLOCKS = {
-    "INT4": (32, 19),  # with an integer zero, which GGML has not
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_0": (32, 18),
@@ -36,6 +32,10 @@ BLOCKS = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "Q8_0": (32, 34),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
+    "INT4": (32, 19),  # with an integer zero, which GGML has not
 }
 # What `pack` rounds to.
 _ROUNDED = {"int8": "Q8_0", "int4": "Q4_1"}
