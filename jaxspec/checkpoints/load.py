@@ -101,12 +101,13 @@ def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, aske
     quantized, on_cpu = is_read(checkpoint.config), jax.default_backend() == "cpu"
     formats = ", ".join(BLOCK_FORMATS)
     needs = {
-        f"a file with blocks of {formats}; {checkpoint.source} has none": has_blocks(checkpoint.tensors),
-        f"a CPU, got {jax.default_backend()}": on_cpu,
-        "one device, got a mesh": mesh is None,
-        f"float32 activations, got {dtype}": dtype == jnp.float32,
+        f"a CPU, got {jax.default_backend()}": lambda: on_cpu,
+        "one device, got a mesh": lambda: mesh is None,
+        f"float32 activations, got {dtype}": lambda: dtype == jnp.float32,
+        # Last, as integers must be read to know it.
+        f"a file with blocks of {formats}; {checkpoint.source} has none": lambda: has_blocks(checkpoint.tensors),
     }
-    problem = next((what for what, there in needs.items() if not there), None)
+    problem = next((what for what, there in needs.items() if not there()), None)
     if problem is None:
         try:
             register()

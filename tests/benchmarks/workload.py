@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.bench.timing import Spread
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.packed import is_packed
 
 TURNS = (
     "Explain {} to a child of ten.",
@@ -61,11 +62,12 @@ def disturbed(model: LanguageModel, scale: float) -> LanguageModel:
     def disturb(path, x):
         if x.ndim < 2:
             return x
+        x = x.astype(jnp.float32) if is_packed(x) else x
         name = sum(ord(letter) * (index + 1) for index, letter in enumerate(jax.tree_util.keystr(path)))
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), name), x.shape, x.dtype)
         return x + scale * jnp.std(x) * noise
 
-    params = jax.jit(lambda params: jax.tree_util.tree_map_with_path(disturb, params))(model.params)
+    params = jax.jit(lambda params: jax.tree_util.tree_map_with_path(disturb, params, is_leaf=is_packed))(model.params)
     return dataclasses.replace(model, params=params)
 
 
