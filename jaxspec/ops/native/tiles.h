@@ -31,6 +31,14 @@ struct Block {
   int8_t minima[kMostInputs / 16];
 };
 
+// 32 codes of 4 bits in 16 bytes, whose low nibbles come first.
+inline void ReadNibbles(const uint8_t* from, uint8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = from[i] & 15;
+    codes[i + 16] = from[i] >> 4;
+  }
+}
+
 inline bool IsFinite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 
 // Codes of kBits in planes: plane bits of the vectors of a group side by side in a byte.

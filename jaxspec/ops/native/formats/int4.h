@@ -18,10 +18,7 @@ struct INT4 {
     to.minimum = to.scale;
     to.factors[0] = 1;
     to.minima[0] = static_cast<int8_t>(-from[2]);
-    for (int i = 0; i < 16; ++i) {
-      to.codes[i] = from[3 + i] & 15;
-      to.codes[i + 16] = from[3 + i] >> 4;
-    }
+    ReadNibbles(from + 3, to.codes);
   }
 };
 

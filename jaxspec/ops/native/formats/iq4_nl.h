@@ -15,10 +15,7 @@ struct IQ4_NL {
 
   static void Read(const uint8_t* from, Block& to) {
     std::memcpy(&to.scale, from, 2);
-    for (int i = 0; i < 16; ++i) {
-      to.codes[i] = from[2 + i] & 15;
-      to.codes[i + 16] = from[2 + i] >> 4;
-    }
+    ReadNibbles(from + 2, to.codes);
   }
 };
 

@@ -17,10 +17,7 @@ struct MXFP4 {
     // 2^(from[0] - 128) as half-precision; one that has no such number is refused as if it were infinite.
     const int exponent = from[0] - 128;
     to.scale = exponent > 15 || exponent < -24 ? 0x7c00 : exponent < -14 ? 1 << (exponent + 24) : (exponent + 15) << 10;
-    for (int i = 0; i < 16; ++i) {
-      to.codes[i] = from[1 + i] & 15;
-      to.codes[i + 16] = from[1 + i] >> 4;
-    }
+    ReadNibbles(from + 1, to.codes);
   }
 };
 

@@ -15,10 +15,7 @@ struct Q4_1 {
   static void Read(const uint8_t* from, Block& to) {
     std::memcpy(&to.scale, from, 2);
     std::memcpy(&to.minimum, from + 2, 2);
-    for (int i = 0; i < 16; ++i) {
-      to.codes[i] = from[4 + i] & 15;
-      to.codes[i + 16] = from[4 + i] >> 4;
-    }
+    ReadNibbles(from + 4, to.codes);
   }
 };
 
