@@ -81,8 +81,8 @@ def test_the_drafter_of_the_page_drafts():
 def test_a_page_s_python_runs(page, tmp_path, monkeypatch):
     target, draft = examples.models()
 
-    def load(name, mesh=None):
-        assert name == "smollm2-135m-instruct"
+    def load(name, mesh=None, weights=None):
+        assert name == "smollm2-135m-instruct" and weights in (None, "dequantized")
         return target if mesh is None else jaxspec.shard(target, mesh)
 
     monkeypatch.setattr(jaxspec, "load", load)
