@@ -24,6 +24,7 @@ from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
+from jaxspec.ops.mean import row_mean
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate
 
@@ -41,8 +42,8 @@ class Norm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (width,))
         wide = x.astype(jnp.float32)
         if self.config.norm == "layer":
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
+            wide = wide - row_mean(wide)[..., None]
+        variance = row_mean(wide * wide)[..., None]
         wide = wide * jax.lax.rsqrt(variance + self.config.norm_eps)
         wide = wide * _like(scale, wide)
         if self.config.norm == "layer":

@@ -7,12 +7,10 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints.load import locate
-from jaxspec.core.random import PositionNoise
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.stored import BLOCKS, StoredWeight
 from tests._fixtures.chat_prompts import BATCH, PROMPTS, encode
-from tests._fixtures.near_ties import MARGIN, divergences, next_logits
 from tests.conftest import DEFAULT_MODEL
 
 pytestmark = pytest.mark.smollm2
@@ -46,32 +44,18 @@ def test_all_tensors_are_those_of_gguf_to_the_bit():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="attention's last bit moves activations to the next integer: 10 to 14 rows part")
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
-def test_speculation_writes_what_plain_decoding_writes(model, sampled, record_property):
-    """Of 40 prompts, with drafts of 4 and of 1 or 8."""
+def test_speculation_writes_what_plain_decoding_writes(model, sampled):
+    """Of 40 prompts, with drafts of 1, 4 and 8: equal tokens, without an allowance for near-ties."""
     assert any(isinstance(weight, StoredWeight) for weight in packed_weights(model))
     policy = jaxspec.Sampling(temperature=0.8, top_p=0.95) if sampled else jaxspec.Greedy()
     verifier = jaxspec.CoupledVerifier() if sampled else None
-    drafters = {k: jaxspec.NGramDrafter(k=k, min_ngram=1) for k in (1, 4, 8)}
-    ties = {k: [] for k in drafters}
     for first in range(0, len(PROMPTS), BATCH):
         tokens, lengths = encode(model.tokenizer, PROMPTS[first : first + BATCH])
         keys = jax.random.split(jax.random.key(first), len(lengths))
         options = {"prompt_length": lengths, "max_new_tokens": NEW_TOKENS, "sampling": policy, "key": keys}
         plain = jaxspec.generate(model, None, tokens, **options)
-
-        def score(text, row, keys=keys):
-            logits = next_logits(model, text)
-            if not sampled:
-                return logits
-            rng = PositionNoise(keys[row][None], jnp.asarray([len(text)], jnp.int32))
-            return (policy.log_probs(logits[None, None]) + rng.token_noise(1, model.vocab_size))[0, 0]
-
-        for k, drafter in drafters.items():
-            other = jaxspec.generate(model, drafter, tokens, verifier=verifier, **options)
+        for k in (1, 4, 8):
+            other = jaxspec.generate(model, jaxspec.NGramDrafter(k=k, min_ngram=1), tokens, verifier=verifier, **options)
             assert other.stats.mean_acceptance_length() > 1
-            ties[k] += divergences(plain, other, tokens, lengths, score)
-    for k, places in ties.items():
-        record_property(f"stored, k={k}, {len(PROMPTS)} prompts x {NEW_TOKENS} tokens", f"{len(places)} near-ties")
-    assert all(place.margin < MARGIN for places in ties.values() for place in places), ties
+            np.testing.assert_array_equal(other.tokens, plain.tokens)

@@ -1,46 +1,34 @@
 // Attention of fresh tokens over a cache that is read where it lies, and over each other.
 //
 // XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this is
-// one. Slots are visited in blocks of the same size from the first on, whatever is fed with a token.
+// one. What a query sees is summed in one order, by blocks and parts of the slots that tokens have or would have: a token
+// gets the same bits from tokens in the cache and from the same tokens fed with it.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <type_traits>
 #include <vector>
 
-#include "block.h"
-#include "lanes.h"
+#include "seen.h"
 
 namespace ffi = xla::ffi;
 using namespace jaxspec;
 
 namespace {
 
-constexpr int64_t kPart = 128;  // slots that a thread takes at once, of few queries
+constexpr int64_t kPart = 128;  // slots whose sums stand alone until they are joined; a thread takes one of few queries
 constexpr int64_t kMany = 96;   // queries of which threads take some, each over all slots
 constexpr int64_t kSome = 48;   // at most so many
+
+static_assert(kPart % kBlock == 0, "a part has whole blocks");
 
 template <ffi::DataType kType>
 using BufferR5 = ffi::Buffer<kType, 5>;
 template <ffi::DataType kType>
 using ResultBufferR5 = ffi::ResultBuffer<kType, 5>;
-
-struct Sizes {
-  int64_t batch, time, heads, group, width, capacity, fresh, window, layer;
-  float scale;
-
-  int64_t Queries() const { return time * group; }
-};
-
-struct Inputs {
-  const float *queries, *fresh_keys, *fresh_values, *keys, *values;
-  const int32_t *positions, *lengths, *cache_positions;
-  const bool* mask;
-};
 
 // What one part of one head's slots gives each query: sums, weight, maximum.
 struct Parts {
@@ -58,128 +46,126 @@ struct Asked {
   std::vector<State> states;
 };
 
-// Calls `visit(number, together)` for all queries, some at once.
-template <typename Visitor>
-inline void ByQueries(int64_t queries, const Visitor& visit) {
-  int64_t number = 0;
-  for (; number + kTogether <= queries; number += kTogether) visit(number, std::integral_constant<int, kTogether>());
-  for (; number < queries; ++number) visit(number, std::integral_constant<int, 1>());
-}
-
 Query QueryOf(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number) {
   const int64_t row = head / sizes.heads, time = number / sizes.group, member = number % sizes.group;
   const int64_t place = ((row * sizes.time + time) * sizes.heads + head % sizes.heads) * sizes.group + member;
   const int64_t position = in.positions[row * sizes.fresh + sizes.fresh - sizes.time + time];
-  return {in.queries + place * sizes.width, time, position, sizes.window, sizes.scale};
+  return {in.queries + place * sizes.width, position, sizes.window, sizes.scale};
 }
 
-// Asks for pieces `first` to `last` of `pieces` of the next block, so that it is there when its turn comes.
-inline void Prefetch(const float* keys, const float* values, int64_t count, int64_t first, int64_t last,
-                     int64_t pieces) {
-  constexpr int64_t line = 64 / sizeof(float);
-  const int64_t lines = (count + line - 1) / line;
-  for (int64_t i = lines * first / pieces; i < lines * last / pieces; ++i) {
-    __builtin_prefetch(keys + i * line, 0, 2);
-    __builtin_prefetch(values + i * line, 0, 2);
+// Shows some of the queries, from `number` on, the same tokens.
+template <int kQueries>
+void ShowSome(const Sizes& sizes, const Inputs& in, Asked& asked, const Tokens& tokens, int64_t number) {
+  Query some[kQueries];
+  for (int query = 0; query < kQueries; ++query) {
+    some[query] = QueryOf(sizes, in, asked.head, asked.first + number + query);
   }
+  Visit<kQueries>(some, tokens, sizes.width, &asked.states[number]);
 }
 
-// Shows the queries one block of tokens, and asks for the next one.
-void Show(const Sizes& sizes, const Inputs& in, Asked& asked, const Tokens& tokens, int64_t next) {
-  const int64_t queries = asked.states.size(), beyond = tokens.count * tokens.stride;
-  ByQueries(queries, [&](int64_t number, auto together) {
-    constexpr int kQueries = decltype(together)::value;
-    Prefetch(tokens.keys + beyond, tokens.values + beyond, next * sizes.width, number, number + kQueries, queries);
-    Query some[kQueries];
-    for (int query = 0; query < kQueries; ++query) {
-      some[query] = QueryOf(sizes, in, asked.head, asked.first + number + query);
-    }
-    Visit<kQueries>(some, tokens, sizes.width, &asked.states[number]);
-  });
-}
-
-// Slots from `slot` to `last`, or to the end of the row's text.
-void ShowCache(const Sizes& sizes, const Inputs& in, Asked& asked, int64_t slot, int64_t last) {
-  const int64_t row = asked.head / sizes.heads;
-  const int64_t lane = (sizes.layer * sizes.batch * sizes.heads + asked.head) * sizes.capacity;
-  last = std::min({last, sizes.capacity, static_cast<int64_t>(in.lengths[row])});
-  for (; slot < last; slot += kBlock) {
-    const int64_t at = (lane + slot) * sizes.width, count = std::min<int64_t>(kBlock, last - slot);
-    const int32_t* positions = in.cache_positions ? in.cache_positions + row * sizes.capacity + slot : nullptr;
-    const Tokens tokens = {in.keys + at, in.values + at, sizes.width, positions, slot, nullptr, 0, count};
-    Show(sizes, in, asked, tokens, std::min<int64_t>(kBlock, last - slot - count));
-  }
-}
-
-// Whether any of the queries sees any of `count` fed tokens.
-bool Sees(const Sizes& sizes, const Asked& asked, const bool* mask, int64_t count) {
-  const int64_t last = (asked.first + static_cast<int64_t>(asked.states.size()) - 1) / sizes.group;
-  for (int64_t time = asked.first / sizes.group; time <= last; ++time) {
-    if (std::memchr(mask + time * sizes.fresh, 1, count)) return true;
-  }
-  return false;
-}
-
-// The tokens that were fed, and the division by all weights.
-void ShowFresh(const Sizes& sizes, const Inputs& in, Asked& asked) {
-  const int64_t row = asked.head / sizes.heads, stride = sizes.heads * sizes.width;
-  const int64_t at = (row * sizes.fresh * sizes.heads + asked.head % sizes.heads) * sizes.width;
-  for (int64_t first = 0; first < sizes.fresh; first += kBlock) {
-    const int64_t place = at + first * stride;
-    const bool* mask = in.mask + row * sizes.time * sizes.fresh + first;
-    const int32_t* positions = in.positions + row * sizes.fresh + first;
-    const int64_t count = std::min<int64_t>(kBlock, sizes.fresh - first);
-    if (!Sees(sizes, asked, mask, count)) continue;
-    Show(sizes, in, asked,
-         {in.fresh_keys + place, in.fresh_values + place, stride, positions, 0, mask, sizes.fresh, count}, 0);
-  }
-  for (const State& state : asked.states) {
-    for (int64_t i = 0; i < sizes.width; ++i) state.sums[i] /= state.weight;
-  }
+void Begin(State& state, int64_t width) {
+  std::fill(state.sums, state.sums + width, 0.0f);
+  state.weight = 0.0f;
+  state.maximum = kLowest;
 }
 
 Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const std::function<float*(int64_t)>& sums) {
   Asked asked = {head, first, {}};
   for (int64_t number = first; number < last; ++number) {
-    float* to = sums(number);
-    std::fill(to, to + sizes.width, 0.0f);
-    asked.states.push_back({to, 0.0f, kLowest});
+    asked.states.push_back({sums(number), 0.0f, kLowest});
+    Begin(asked.states.back(), sizes.width);
   }
   return asked;
 }
 
-// Few queries: threads share the slots.
+// Few queries: threads share the parts of the cache that are full.
 void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head, int64_t part) {
-  const int64_t queries = sizes.Queries();
+  const int64_t queries = sizes.Queries(), length = sizes.Length(in, head), last = (part + 1) * kPart;
+  if (last > length) return;
   auto place = [&](int64_t number) { return parts.Of(head, part, number, queries); };
   Asked asked = Begin(sizes, head, 0, queries, place);
-  ShowCache(sizes, in, asked, part * kPart, (part + 1) * kPart);
+  for (int64_t slot = part * kPart; slot < last; slot += kBlock) {
+    const Tokens tokens = Cached(sizes, in, head, slot, kBlock);
+    const int64_t next = std::min<int64_t>(kBlock, last - slot - kBlock);
+    int64_t number = 0;
+    for (; number + kTogether <= queries; number += kTogether) {
+      Prefetch(tokens, next * sizes.width, number, number + kTogether, queries);
+      ShowSome<kTogether>(sizes, in, asked, tokens, number);
+    }
+    for (; number < queries; ++number) {
+      Prefetch(tokens, next * sizes.width, number, number + 1, queries);
+      ShowSome<1>(sizes, in, asked, tokens, number);
+    }
+  }
   for (const State& state : asked.states) {
     state.sums[sizes.width] = state.weight;
     state.sums[sizes.width + 1] = state.maximum;
   }
 }
 
-// Puts the parts of one query together, in their order.
-void Join(const Sizes& sizes, const Parts& parts, int64_t head, int64_t number, State& state) {
-  for (int64_t part = 0; part < parts.count; ++part) {
-    const float* from = parts.Of(head, part, number, sizes.Queries());
-    const float maximum = std::max(state.maximum, from[sizes.width + 1]);
-    const float shrink = std::exp(state.maximum - maximum), share = std::exp(from[sizes.width + 1] - maximum);
-    for (int64_t i = 0; i < sizes.width; ++i) state.sums[i] = state.sums[i] * shrink + from[i] * share;
-    state.weight = state.weight * shrink + from[sizes.width] * share;
-    state.maximum = maximum;
+// Puts a part behind those before it.
+void Join(const State& from, int64_t width, State& state) {
+  if (from.maximum == kLowest) return;
+  const float maximum = std::max(state.maximum, from.maximum);
+  const float shrink = std::exp(state.maximum - maximum), share = std::exp(from.maximum - maximum);
+  for (int64_t i = 0; i < width; ++i) state.sums[i] = std::fma(from.sums[i], share, state.sums[i] * shrink);
+  state.weight = std::fma(from.weight, share, state.weight * shrink);
+  state.maximum = maximum;
+}
+
+// Shows the queries what stands at `slot` and behind it, of the cache and of the tokens fed with them.
+void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::vector<Seen>& seen, int64_t slot) {
+  const int64_t length = sizes.Length(in, asked.head), queries = asked.states.size();
+  const int64_t next = std::clamp<int64_t>(length - slot - kBlock, 0, kBlock);
+  const auto of = [&](int64_t number) -> const Seen& {
+    return seen[(asked.first + number) / sizes.group - asked.first / sizes.group];
+  };
+  for (int64_t number = 0, together; number < queries; number += together) {
+    together = number + kTogether <= queries && Alike(of(number), of(number + kTogether - 1), slot + kBlock - length)
+                   ? kTogether : 1;
+    const Tokens tokens = Both(sizes, in, asked.head, of(number), slot);
+    if (tokens.count == 0) continue;
+    Prefetch(tokens, next * sizes.width, number, number + together, queries);
+    if (together == 1) {
+      ShowSome<1>(sizes, in, asked, tokens, number);
+    } else {
+      ShowSome<kTogether>(sizes, in, asked, tokens, number);
+    }
   }
 }
 
-// Queries from `first` to `last`, whose parts are joined; without parts they look at the whole cache here.
+// Queries from `first` to `last`: their full parts are joined, or looked at here without parts; then the rest.
 void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out, int64_t head, int64_t first,
             int64_t last) {
+  const int64_t length = sizes.Length(in, head), count = last - first;
   auto place = [&](int64_t number) { return out + (QueryOf(sizes, in, head, number).values - in.queries); };
-  Asked asked = Begin(sizes, head, first, last, place);
-  if (parts.count == 0) ShowCache(sizes, in, asked, 0, sizes.capacity);
-  for (int64_t number = first; number < last; ++number) Join(sizes, parts, head, number, asked.states[number - first]);
-  ShowFresh(sizes, in, asked);
+  Asked total = Begin(sizes, head, first, last, place);
+  int64_t slot = 0;
+  for (int64_t part = 0; part < parts.count && slot + kPart <= length; ++part, slot += kPart) {
+    for (int64_t number = first; number < last; ++number) {
+      float* sums = parts.Of(head, part, number, sizes.Queries());
+      Join({sums, sums[sizes.width], sums[sizes.width + 1]}, sizes.width, total.states[number - first]);
+    }
+  }
+  std::vector<Seen> seen;
+  for (int64_t time = first / sizes.group; time <= (last - 1) / sizes.group; ++time) {
+    seen.push_back(SeenAt(sizes, in, head, time));
+  }
+  int64_t end = 0;
+  for (const Seen& one : seen) end = std::max(end, length + one.count);
+  std::vector<float> memory(count * sizes.width);
+  Asked asked = Begin(sizes, head, first, last, [&](int64_t number) { return &memory[(number - first) * sizes.width]; });
+  for (; slot < end; slot += kBlock) {
+    ShowBlock(sizes, in, asked, seen, slot);
+    if ((slot + kBlock) % kPart != 0 && slot + kBlock < end) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      Join(asked.states[i], sizes.width, total.states[i]);
+      Begin(asked.states[i], sizes.width);
+    }
+  }
+  for (const State& state : total.states) {
+    for (int64_t i = 0; i < sizes.width; ++i) state.sums[i] /= state.weight;
+  }
 }
 
 ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<ffi::F32> fresh_keys,
@@ -219,7 +205,7 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   const int64_t heads = sizes.batch * sizes.heads;
   // Many queries are shared among threads themselves.
   const bool many = sizes.Queries() > kMany;
-  Parts parts = {nullptr, many ? 0 : (std::min(longest, sizes.capacity) + kPart - 1) / kPart, sizes.width + 2};
+  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
   parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
   float* to = out->typed_data();
   Share(pool, heads * parts.count, [=](int64_t one) { Part(sizes, in, parts, one / parts.count, one % parts.count); });

@@ -74,7 +74,7 @@ inline void Dots(const float* const* queries, const float* const* keys, int64_t 
 // to[query][i] = to[query][i] * shrink[query] + sum over j of weights[query][j] * values[j][i], for kVectors of i
 template <int kQueries, int kVectors>
 inline void AddSome(float* const* to, int64_t at, const float* shrink, const float (*weights)[kBlock],
-                    const float* values, int64_t stride, int count) {
+                    const float* const* values, int count) {
   Lanes sums[kQueries][kVectors];
 #pragma GCC unroll 4
   for (int query = 0; query < kQueries; ++query) {
@@ -84,7 +84,7 @@ inline void AddSome(float* const* to, int64_t at, const float* shrink, const flo
   for (int j = 0; j < count; ++j) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Lanes value = Kept(Read(values + j * stride + at + v * kLanes));
+      const Lanes value = Kept(Read(values[j] + at + v * kLanes));
 #pragma GCC unroll 4
       for (int query = 0; query < kQueries; ++query) sums[query][v] += value * weights[query][j];
     }
@@ -97,37 +97,32 @@ inline void AddSome(float* const* to, int64_t at, const float* shrink, const flo
 }
 
 template <int kQueries>
-inline void Add(float* const* to, const float* shrink, const float (*weights)[kBlock], const float* values,
-                int64_t stride, int count, int64_t width) {
+inline void Add(float* const* to, const float* shrink, const float (*weights)[kBlock], const float* const* values,
+                int count, int64_t width) {
   int64_t i = 0;
   for (; i + kHeld * kLanes <= width; i += kHeld * kLanes) {
-    AddSome<kQueries, kHeld>(to, i, shrink, weights, values, stride, count);
+    AddSome<kQueries, kHeld>(to, i, shrink, weights, values, count);
   }
-  for (; i + kLanes <= width; i += kLanes) AddSome<kQueries, 1>(to, i, shrink, weights, values, stride, count);
+  for (; i + kLanes <= width; i += kLanes) AddSome<kQueries, 1>(to, i, shrink, weights, values, count);
   for (; i < width; ++i) {
     for (int query = 0; query < kQueries; ++query) {
       float total = to[query][i] * shrink[query];
-      for (int j = 0; j < count; ++j) total += values[j * stride + i] * weights[query][j];
+      for (int j = 0; j < count; ++j) total = std::fma(values[j][i], weights[query][j], total);
       to[query][i] = total;
     }
   }
 }
 
-// Keys and values of some tokens that stand `stride` numbers apart.
+// Some tokens, in the order of their slots.
 struct Tokens {
-  const float* keys;
-  const float* values;
-  int64_t stride;
-  const int32_t* positions;  // null: they stand at `first` and after it
-  int64_t first;
-  const bool* mask;  // [time][mask_stride]; null: all are seen
-  int64_t mask_stride;
-  int64_t count;
+  const float* keys[kBlock];
+  const float* values[kBlock];
+  int64_t positions[kBlock];
+  int count;
 };
 
 struct Query {
   const float* values;
-  int64_t time;
   int64_t position;
   int64_t window;  // how many positions back it sees, itself included; 0 sees all
   float scale;
@@ -142,13 +137,10 @@ struct State {
 
 // Turns scores into weights relative to the new maximum; returns what the sums before must shrink by.
 inline float Weigh(const Query& query, const Tokens& tokens, float* scores, State& state) {
-  const int count = static_cast<int>(tokens.count);
-  for (int j = 0; j < kBlock; j += kLanes) Write(scores + j, j < count ? Read(scores + j) * query.scale : Lanes{});
-  for (int j = count; j < kBlock; ++j) scores[j] = -INFINITY;
-  for (int j = 0; j < count && (tokens.mask || query.window); ++j) {
-    const int64_t position = tokens.positions ? tokens.positions[j] : tokens.first + j;
-    const bool far = query.window && position <= query.position - query.window;
-    if (far || (tokens.mask && !tokens.mask[query.time * tokens.mask_stride + j])) scores[j] = -INFINITY;
+  for (int j = 0; j < kBlock; j += kLanes) Write(scores + j, j < tokens.count ? Read(scores + j) * query.scale : Lanes{});
+  for (int j = tokens.count; j < kBlock; ++j) scores[j] = -INFINITY;
+  for (int j = 0; j < tokens.count && query.window; ++j) {
+    if (tokens.positions[j] <= query.position - query.window) scores[j] = -INFINITY;
   }
   Lanes highest = Lanes{} - INFINITY;
   for (int j = 0; j < kBlock; j += kLanes) {
@@ -171,7 +163,6 @@ inline float Weigh(const Query& query, const Tokens& tokens, float* scores, Stat
 template <int kQueries>
 inline void Visit(const Query* queries, const Tokens& tokens, int64_t width, State* states) {
   float scores[kQueries][kBlock] __attribute__((aligned(64)));
-  const int count = static_cast<int>(tokens.count);
   const float* asked[kQueries];
   float* sums[kQueries];
   float shrink[kQueries];
@@ -179,9 +170,9 @@ inline void Visit(const Query* queries, const Tokens& tokens, int64_t width, Sta
     asked[query] = queries[query].values;
     sums[query] = states[query].sums;
   }
-  for (int first = 0; first < count; first += kLanes) {
+  for (int first = 0; first < tokens.count; first += kLanes) {
     const float* keys[kLanes];
-    for (int row = 0; row < kLanes; ++row) keys[row] = tokens.keys + std::min(first + row, count - 1) * tokens.stride;
+    for (int row = 0; row < kLanes; ++row) keys[row] = tokens.keys[std::min(first + row, tokens.count - 1)];
     Lanes found[kQueries];
     Dots<kQueries>(asked, keys, width, found);
     for (int query = 0; query < kQueries; ++query) Write(scores[query] + first, found[query]);
@@ -189,7 +180,7 @@ inline void Visit(const Query* queries, const Tokens& tokens, int64_t width, Sta
   for (int query = 0; query < kQueries; ++query) {
     shrink[query] = Weigh(queries[query], tokens, scores[query], states[query]);
   }
-  Add<kQueries>(sums, shrink, scores, tokens.values, tokens.stride, count, width);
+  Add<kQueries>(sums, shrink, scores, tokens.values, tokens.count, width);
 }
 
 }  // namespace jaxspec
