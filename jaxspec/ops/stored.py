@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, UInt8
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.huge_pages import empty_bytes
 from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
 from jaxspec.ops.packed import Axes, PackedWeight
 
@@ -97,7 +98,7 @@ class StoredWeight(PackedWeight):
         Raises:
           NotFiniteError: a block's scale or minimum is NaN or infinite.
         """
-        return cls(jnp.asarray(_repack(rows, block_format)), tuple(shape), block_format, jnp.dtype(dtype))
+        return cls(jax.device_put(_repack(rows, block_format), may_alias=True), tuple(shape), block_format, jnp.dtype(dtype))
 
     @property
     def stored(self) -> Array:
@@ -152,7 +153,7 @@ def _repack(rows: UInt8[np.ndarray, "*out bytes"], block_format: str) -> UInt8[n
         raise ValueError(f"expected rows of {block_bytes} bytes a block of {block_format}, got {flat.shape[1]}")
     lanes = library.JaxspecLanes()
     tiles = -(-out // lanes)
-    found = np.empty(tiles * blocks * library.JaxspecTileBytes(block_format.encode()), np.uint8)
+    found = empty_bytes(tiles * blocks * library.JaxspecTileBytes(block_format.encode()))
     pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (flat, found)]
     sizes = [ctypes.c_int64(size) for size in (out, blocks * inputs)]
     threads = max(1, min(os.cpu_count() or 1, tiles))

@@ -4,7 +4,8 @@ from tests.mutants.mutant import Mutant
 
 _ATTENTION = "tests/ops/test_native.py::test_attention_is_that_of_the_cache"
 _NAN = "tests/ops/test_native.py::test_attention_hides_no_nan"
-_SOURCE, _BLOCK = "ops/native/attention.cpp", "ops/native/block.h"
+_SOURCE, _BLOCK, _SEEN = "ops/native/attention.cpp", "ops/native/block.h", "ops/native/seen.h"
+_BITS = "tests/ops/test_native_bits.py"
 _LIBRARY, _TEST_LIBRARY = "ops/native/library.py", "tests/ops/test_native_library.py"
 _PREBUILT, _TEST_PREBUILT = "ops/native/prebuilt.py", "tests/ops/test_native_prebuilt.py"
 
@@ -26,29 +27,29 @@ MUTANTS = (
     Mutant(
         "native attention sees a token one further back than its window",
         _BLOCK,
-        "position <= query.position - query.window",
-        "position < query.position - query.window",
+        "tokens.positions[j] <= query.position - query.window",
+        "tokens.positions[j] < query.position - query.window",
         (_ATTENTION,),
     ),
     Mutant(
         "native attention looks at stale slots",
-        _SOURCE,
-        "last = std::min({last, sizes.capacity, static_cast<int64_t>(in.lengths[row])});",
-        "last = std::min({last, sizes.capacity});",
+        _SEEN,
+        "return std::clamp<int64_t>(in.lengths[head / heads], 0, capacity);",
+        "return capacity;",
         (_ATTENTION, _NAN),
     ),
     Mutant(
         "parts of the cache are added as if they had one maximum",
         _SOURCE,
-        "share = std::exp(from[sizes.width + 1] - maximum)",
+        "share = std::exp(from.maximum - maximum)",
         "share = 1.0f",
         (_ATTENTION,),
     ),
     Mutant(
         "all fed tokens see what the first of them sees",
-        _BLOCK,
-        "tokens.mask[query.time * tokens.mask_stride + j]",
-        "tokens.mask[j]",
+        _SEEN,
+        "(head / sizes.heads * sizes.time + time) * sizes.fresh",
+        "(head / sizes.heads * sizes.time) * sizes.fresh",
         (_ATTENTION,),
     ),
     Mutant(
@@ -61,9 +62,44 @@ MUTANTS = (
     Mutant(
         "fed tokens are left out if the first query of a group does not see them",
         _SOURCE,
-        "time <= last; ++time",
-        "time <= asked.first / sizes.group; ++time",
+        "end = std::max(end, length + one.count);",
+        "end = length + seen[0].count;",
         (_ATTENTION,),
+    ),
+    Mutant(
+        "queries that see different tokens are shown the same",
+        _SEEN,
+        "if (&a == &b || rank <= 0) return true;",
+        "return true;",
+        (_ATTENTION,),
+    ),
+    Mutant(
+        "the fed tokens that a query sees are the first ones",
+        _SEEN,
+        "listed.empty() ? rank : listed[rank]",
+        "rank",
+        (_ATTENTION,),
+    ),
+    Mutant(
+        "fed tokens are summed in a part of their own",
+        _SOURCE,
+        "if ((slot + kBlock) % kPart != 0 && slot + kBlock < end) continue;",
+        "if ((slot + kBlock) % kPart != 0 && slot + kBlock < end && slot + kBlock < length) continue;",
+        (f"{_BITS}::test_attention_is_the_same_of_tokens_cached_and_fed",),
+    ),
+    Mutant(
+        "a part that saw only what is no number is left out",
+        _SOURCE,
+        "if (from.weight == 0.0f) return;",
+        "if (from.maximum == kLowest) return;",
+        (_NAN,),
+    ),
+    Mutant(
+        "norms are summed as XLA does",
+        "ops/mean.py",
+        "cpu=_in_order",
+        "cpu=lambda x: jnp.mean(x, axis=-1)",
+        (f"{_BITS}::test_a_mean_is_of_its_row",),
     ),
     Mutant(
         "what a mask hides is scaled",
@@ -95,9 +131,9 @@ MUTANTS = (
     ),
     Mutant(
         "a history is as long as it says, beyond the slots",
-        _SOURCE,
-        "last = std::min({last, sizes.capacity, static_cast<int64_t>(in.lengths[row])});",
-        "last = std::min({last, static_cast<int64_t>(in.lengths[row])});",
+        _SEEN,
+        "return std::clamp<int64_t>(in.lengths[head / heads], 0, capacity);",
+        "return std::max<int64_t>(in.lengths[head / heads], 0);",
         ("tests/ops/test_native_sanitizers.py::test_no_sanitizer_finds_anything",),
         slow=True,
     ),

@@ -126,15 +126,16 @@ def test_attention_of_any_scale(scale):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_attention_hides_no_nan():
-    """A key that is not finite shows, and one in a stale slot does not."""
-    cache = NativeKVCache.empty(layers=1, batch=1, heads=1, capacity=64, head_dim=8, dtype=jnp.float32)
+@pytest.mark.parametrize("slot", [39, 128])
+def test_attention_hides_no_nan(slot):
+    """A key that is not finite shows, also one that is alone in its part, and one in a stale slot does not."""
+    cache = NativeKVCache.empty(layers=1, batch=1, heads=1, capacity=192, head_dim=8, dtype=jnp.float32)
     one = jnp.ones((1, 1, 1, 8))
-    fresh = Fresh(one, one, jnp.asarray([[40]], jnp.int32), jnp.ones((1, 1, 1), jnp.bool_))
+    fresh = Fresh(one, one, jnp.asarray([[slot + 1]], jnp.int32), jnp.zeros((1, 1, 1), jnp.bool_))
     run = jax.jit(lambda cache: attend(one[:, :, None], fresh, History(cache, 0), scale=1.0, window=None))
-    cache = dataclasses.replace(cache, keys=cache.keys.at[..., 39, 2].set(jnp.nan))
-    assert jnp.isfinite(run(cache.truncate(jnp.asarray([39], jnp.int32)))).all()
-    assert jnp.isnan(run(cache.truncate(jnp.asarray([40], jnp.int32)))).all()
+    cache = dataclasses.replace(cache, keys=cache.keys.at[..., slot, 2].set(jnp.nan))
+    assert jnp.isfinite(run(cache.truncate(jnp.asarray([slot], jnp.int32)))).all()
+    assert jnp.isnan(run(cache.truncate(jnp.asarray([slot + 1], jnp.int32)))).all()
 
 
 SAMPLED = pytest.param(jaxspec.Sampling(temperature=1.0), marks=pytest.mark.slow)

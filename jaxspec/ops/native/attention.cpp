@@ -105,7 +105,7 @@ void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head
 
 // Puts a part behind those before it.
 void Join(const State& from, int64_t width, State& state) {
-  if (from.maximum == kLowest) return;
+  if (from.weight == 0.0f) return;  // it saw nothing; what is no number is joined
   const float maximum = std::max(state.maximum, from.maximum);
   const float shrink = std::exp(state.maximum - maximum), share = std::exp(from.maximum - maximum);
   for (int64_t i = 0; i < width; ++i) state.sums[i] = std::fma(from.sums[i], share, state.sums[i] * shrink);

@@ -13,7 +13,7 @@
 namespace jaxspec {
 
 constexpr int kMostTileRows = 8;      // whose sums stay in registers
-constexpr int kAhead = 2048;          // bytes that memory is asked for before their turn
+constexpr int kAhead = 4096;          // bytes that memory is asked for before their turn, into the second cache
 
 // The scales and minima of a group: of all of it, or of each half.
 template <typename Format>
@@ -81,7 +81,7 @@ void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int
     if constexpr (Format::kMinima) minimum = ReadHalves(tile + Tile<Format>::kMinimumAt);
     for (int group = 0; group < Tile<Format>::kGroups; ++group) {
       for (int byte = 0; byte < Tile<Format>::kBytes / Tile<Format>::kGroups; byte += 64) {
-        __builtin_prefetch(tile + group * (Tile<Format>::kBytes / Tile<Format>::kGroups) + byte + kAhead);
+        __builtin_prefetch(tile + group * (Tile<Format>::kBytes / Tile<Format>::kGroups) + byte + kAhead, 0, 2);
       }
       Codes codes[kVectors];
       Planes<Format::kBits>::Read(tile + group * Planes<Format::kBits>::kBytes, codes);

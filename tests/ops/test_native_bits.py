@@ -1,0 +1,114 @@
+"""A token's bits depend on its text alone: not on which tokens it is fed with, nor on how many."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.ops.mean import row_mean
+from jaxspec.ops.native.build import NoCompilerError, register
+from jaxspec.ops.rope import Rope
+from tests._fixtures import tiny
+from tests._fixtures.same_bits import assert_same_bits
+
+try:
+    register()
+except NoCompilerError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+SLOTS = 300
+# Texts that end in the middle and at the edges of a block of 32 slots, and of a part of 128.
+STARTS = (0, 1, 30, 31, 32, 95, 120, 127, 128, 250)
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "width", "window"), [(2, 3, 64, None), (1, 1, 20, None), (2, 2, 16, 7), (1, 4, 80, 150)]
+)
+def test_attention_is_the_same_of_tokens_cached_and_fed(heads, group, width, window):
+    """Chains of 2 to 40 tokens, and a tree whose nodes stand before or behind others, beside one token at a time."""
+    rng = np.random.default_rng(heads)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    keys, values, queries = (draw(1, SLOTS, heads, *rest, width) for rest in ((), (), (group,)))
+    stored = [jnp.swapaxes(x, 1, 2)[None] for x in (keys, values)]
+
+    @jax.jit
+    def run(cached, chosen, mask, positions):
+        cache = NativeKVCache(*stored, length=jnp.asarray([cached], jnp.int32), positions=None)
+        fresh = Fresh(keys[:, chosen], values[:, chosen], positions[None], mask[None])
+        return attend(queries[:, chosen], fresh, History(cache, 0), scale=0.5, window=window)[0]
+
+    def alone(slot):
+        one = jnp.asarray([slot], jnp.int32)
+        return np.asarray(run(slot, one, jnp.ones((1, 1), jnp.bool_), one))[0]
+
+    expected = np.stack([alone(slot) for slot in range(SLOTS)])
+    for start in STARTS:
+        for count in (2, 3, 8, 40):
+            chosen = jnp.arange(start, start + count, dtype=jnp.int32)
+            found = run(start, chosen, jnp.tril(jnp.ones((count, count), jnp.bool_)), chosen)
+            np.testing.assert_array_equal(found, expected[start : start + count], err_msg=f"{count} from {start}")
+        # The chain is every second node; those between them are siblings that it does not see.
+        chosen = start + jnp.arange(16, dtype=jnp.int32) // 2
+        mask = jnp.asarray([[j == i or (j < i and j % 2 == 0) for j in range(16)] for i in range(16)])
+        found = run(start, chosen, mask, chosen)
+        np.testing.assert_array_equal(found[::2], expected[start : start + 8], err_msg=f"a tree from {start}")
+
+
+@pytest.mark.parametrize("width", [1, 20, 576, 896])
+def test_a_mean_is_of_its_row(width):
+    """Alone and among 2 to 300 rows, and as the average is defined."""
+    x = jnp.asarray(np.random.default_rng(width).normal(size=(1, 300, width)), jnp.float32)
+    mean = jax.jit(lambda x: row_mean(x * x))
+    alone = np.concatenate([mean(x[:, row : row + 1]) for row in range(64)], axis=1)
+    np.testing.assert_allclose(alone, np.mean(np.square(x, dtype=np.float64), axis=-1)[:, :64], rtol=1e-5)
+    for count in (2, 3, 5, 7, 8, 9, 16, 33, 64, 300):
+        np.testing.assert_array_equal(np.asarray(mean(x[:, :count]))[:, :64], alone[:, :count], err_msg=f"{count}")
+
+
+MODELS = {
+    "llama": {"layers": 2},
+    "qwen": {"qkv_bias": True, "tied_head": False},
+    "gemma": {"layers": 2, "windows": (5, None), "ropes": (Rope(1e4),) * 2, "query_key_norm": True, "post_norms": True},
+    "gpt2": {
+        "ropes": (None,),
+        "norm": "layer",
+        "activation": "gelu_tanh",
+        "gated_mlp": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+    },
+}
+
+
+QUICK = (("llama", "int8"), ("qwen", "int4"), ("gemma", jnp.float32), ("gpt2", jnp.bfloat16))
+PAIRS = [(family, weights) for family in MODELS for weights in ("int8", "int4", jnp.float32, jnp.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("family", "weights"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK)) for pair in PAIRS]
+)
+def test_passes_of_any_width_give_the_same_logits(family, weights):
+    model = jaxspec.native_kernels(tiny.transformer(**MODELS[family]), weights=weights)
+    text = np.random.default_rng(0).integers(0, tiny.VOCAB, 45)
+    assert_same_bits(model, text, [[5] * 9, [9] * 5, [45]])
+
+
+@pytest.mark.parametrize("verifier", [None, jaxspec.CoupledVerifier()], ids=["greedy", "coupled"])
+def test_speculation_returns_the_same_log_probs(verifier):
+    """To the bit, by chains, in a batch whose rows accept apart."""
+    model = jaxspec.native_kernels(tiny.transformer(layers=2), weights="int8")
+    prompts = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
+    sampling = None if verifier is None else jaxspec.Sampling(temperature=0.8)
+    options = {"key": jax.random.key(7), "max_new_tokens": 40, "sampling": sampling}
+    options = {name: value for name, value in options.items() if value is not None}
+    plain = jaxspec.generate(model, None, prompts, **options)
+    for k in (1, 8):
+        found = jaxspec.generate(model, jaxspec.NGramDrafter(k=k, min_ngram=1), prompts, verifier=verifier, **options)
+        np.testing.assert_array_equal(found.tokens, plain.tokens)
+        np.testing.assert_array_equal(found.log_probs, plain.log_probs)
+        np.testing.assert_array_equal(found.warped_log_probs, plain.warped_log_probs)
+        assert found.stats.mean_acceptance_length() > 1
