@@ -18,10 +18,13 @@ from jaxspec.core.model import Model
 _PASSES = {
     "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
     "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),
-    "stored": ((1, 1.0), (2, 1.05), (3, 1.1), (5, 1.25), (8, 1.55)),
+    "stored": ((1, 1.0), (2, 1.05), (3, 1.12), (5, 1.27), (8, 1.55)),
+    "stored in cache": ((1, 1.0), (2, 1.15), (3, 1.3), (5, 1.6), (8, 2.2)),
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
+# Weights of fewer bytes than this stay in a processor's last cache, and arithmetic takes the time of a pass.
+_CACHE = 2**28
 # What a round that drafts takes besides passes, and drafting besides reading weights where its layers are not counted.
 _ROUND, PASS = 0.02, 0.01
 # The share of a pass that goes with its layers, whatever they read.
@@ -128,7 +131,8 @@ def _kernels(network: Any) -> str:
         return "accelerator"
     kernels = kernels_of(network) if isinstance(network, Network) else "xla"
     known = (kind for kind in (kernels, kernels.partition("-")[0]) if kind in _PASSES)
-    return next(known, "cpu")
+    kind = next(known, "cpu")
+    return "stored in cache" if kind == "stored" and read_bytes(network) < _CACHE else kind
 
 
 def _pass(kind: str, tokens: int) -> float:

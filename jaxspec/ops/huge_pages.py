@@ -1,5 +1,6 @@
 """Allocates memory in huge pages, where the system gives them, which arrays on a CPU take as it is."""
 
+import contextlib
 import mmap
 import threading
 
@@ -32,8 +33,8 @@ _chunks = _Chunks()
 def empty_bytes(size: int) -> UInt8[np.ndarray, "size"]:
     """Allocates bytes of undefined content.
 
-    A product reads its weights front to back, and with pages of 4 kB the processor stops prefetching at the end of each:
-    in huge ones it reads a third more a second.
+    A product reads its weights front to back, and with pages of 4 kB the processor stops prefetching at the end of
+    each: in huge ones it reads a third more a second.
     """
     return _chunks.take(size)
 
@@ -41,8 +42,6 @@ def empty_bytes(size: int) -> UInt8[np.ndarray, "size"]:
 def _mapped(size: int) -> UInt8[np.ndarray, "size"]:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
     return np.frombuffer(memory, np.uint8)

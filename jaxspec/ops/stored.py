@@ -98,7 +98,8 @@ class StoredWeight(PackedWeight):
         Raises:
           NotFiniteError: a block's scale or minimum is NaN or infinite.
         """
-        return cls(jax.device_put(_repack(rows, block_format), may_alias=True), tuple(shape), block_format, jnp.dtype(dtype))
+        tiles = jax.device_put(_repack(rows, block_format), may_alias=True)
+        return cls(tiles, tuple(shape), block_format, jnp.dtype(dtype))
 
     @property
     def stored(self) -> Array:

@@ -15,7 +15,6 @@ def _pass(model, tokens, cache):
     return output.logits[0], cache.append(output.entries)
 
 
-
 def logits_of(model: jaxspec.LanguageModel, text: np.ndarray, widths: Sequence[int]) -> np.ndarray:
     """Feeds a text in passes of these widths, and returns the logits after each token."""
     cache, found, at = model.init_cache(1, len(text)), [], 0

@@ -4,6 +4,10 @@
 
 In each turn both do everything once, one after the other; ratios are of the same turn. llama.cpp runs with each of the
 numbers of threads, and its best one counts. Its pass over several tokens makes the logits of the last one alone.
+
+    python -m tests.benchmarks.stored --quality questions.jsonl
+
+compares the model with its own weights dequantized, on pieces of the questions' text, and times nothing.
 """
 
 import argparse
@@ -21,14 +25,16 @@ import numpy as np
 
 import jaxspec
 from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
+from jaxspec.bench.questions import read_questions
 from jaxspec.checkpoints.load import locate
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
+from tests.benchmarks.int8 import quality
 from tests.benchmarks.workload import chat_prompt, filled_cache, show, show_machine
 
 COUNTS = (1, 2, 3, 5, 8)
-_CAPACITY, _USED, _NEW, _PROMPT = 1024, 150, 64, 512
+_CAPACITY, _USED, _NEW, _PROMPT, _PIECES = 1024, 150, 64, 512, 12
 
 
 class PeakMemory(threading.Thread):
@@ -100,6 +106,19 @@ def turns(model: LanguageModel, file: Path, program: str | None, threads: list[i
         yield own, peer
 
 
+def show_quality(name: str, questions: str, pieces: int) -> None:
+    """Prints what rounded activations do: perplexity beside float32's, and how often the top-1 token is the same."""
+    stored, plain = jaxspec.load(name, weights="stored"), jaxspec.load(name, weights="dequantized")
+    text = "\n".join(turn for question in read_questions(questions) for turn in question.turns)
+    tokens = jnp.asarray(plain.tokenizer.encode(text)[: pieces * _PROMPT], jnp.int32).reshape(-1, _PROMPT)
+    there = jnp.ones(tokens.shape, jnp.bool_)
+    found = quality(stored, plain, tokens, there)
+    own = quality(plain, plain, tokens, there)
+    show("pieces and tokens of each", str(tokens.shape))
+    show("perplexity over float32's", f"{found.perplexity / own.perplexity:.4f} of {own.perplexity:.2f}")
+    show("top-1 token the same; overlap", f"{found.same:.4f}; {found.overlap:.4f}")
+
+
 def spread(values: list[float]) -> str:
     """Returns the median and the range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
@@ -112,8 +131,12 @@ def main() -> None:
     parser.add_argument("--llama-bench", help="the program; without it only jaxspec is timed")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of llama.cpp, each tried")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quality", metavar="FILE", help="questions whose text is scored")
     asked = parser.parse_args()
     show_machine()
+    if asked.quality:
+        show_quality(asked.model, asked.quality, _PIECES)
+        return
     file = locate(asked.model)
     sampler = PeakMemory()
     sampler.start()

@@ -95,6 +95,13 @@ MUTANTS = (
         (_NAN,),
     ),
     Mutant(
+        "pieces of a mapping begin where the one before ends",
+        "ops/huge_pages.py",
+        "-(-size // _ALIGNED) * _ALIGNED",
+        "size",
+        ("tests/ops/test_huge_pages.py::test_pieces_are_aligned_and_apart",),
+    ),
+    Mutant(
         "norms are summed as XLA does",
         "ops/mean.py",
         "cpu=_in_order",

@@ -56,6 +56,7 @@ def test_speculation_writes_what_plain_decoding_writes(model, sampled):
         options = {"prompt_length": lengths, "max_new_tokens": NEW_TOKENS, "sampling": policy, "key": keys}
         plain = jaxspec.generate(model, None, tokens, **options)
         for k in (1, 4, 8):
-            other = jaxspec.generate(model, jaxspec.NGramDrafter(k=k, min_ngram=1), tokens, verifier=verifier, **options)
+            drafter = jaxspec.NGramDrafter(k=k, min_ngram=1)
+            other = jaxspec.generate(model, drafter, tokens, verifier=verifier, **options)
             assert other.stats.mean_acceptance_length() > 1
             np.testing.assert_array_equal(other.tokens, plain.tokens)

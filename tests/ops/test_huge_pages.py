@@ -1,0 +1,43 @@
+"""Memory in huge pages: pieces that do not overlap, which a CPU's arrays take without a copy."""
+
+import mmap
+
+import jax
+import numpy as np
+
+from jaxspec.ops import huge_pages
+from jaxspec.ops.huge_pages import empty_bytes
+
+
+def test_pieces_are_aligned_and_apart():
+    pieces = [empty_bytes(size) for size in (1, 100, 64, 0, 4097)]
+    for number, piece in enumerate(pieces):
+        piece[:] = number
+    for number, piece in enumerate(pieces):
+        assert (piece == number).all()
+        assert piece.ctypes.data % 64 == 0 or piece.size == 0
+
+
+def test_what_is_larger_than_a_mapping_has_one_of_its_own(monkeypatch):
+    monkeypatch.setattr(huge_pages, "_CHUNK", 1 << 16)
+    piece = empty_bytes((1 << 16) + 1)
+    piece[-1] = 7
+    assert piece.size == (1 << 16) + 1 and piece[-1] == 7
+
+
+def test_arrays_take_it_as_it_is():
+    piece = empty_bytes(1000)
+    piece[:] = np.arange(1000) % 251
+    array = jax.device_put(piece, jax.devices("cpu")[0], may_alias=True)
+    assert array.unsafe_buffer_pointer() == piece.ctypes.data
+    del piece
+    np.testing.assert_array_equal(array, np.arange(1000) % 251)
+
+
+def test_a_kernel_without_them_gives_other_pages(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError("no such advice")
+
+    monkeypatch.setattr(huge_pages.mmap, "mmap", Refusing)
+    assert huge_pages._mapped(4096).size == 4096
