@@ -38,7 +38,10 @@ def test_every_file_of_the_package_has_tests(tests_of):
     [
         (
             "jaxspec/ops/native/product.cpp",
-            [f"tests/ops/test_native{part}.py" for part in ("", "_library", "_prebuilt", "_sanitizers", "_wheel")],
+            [
+                f"tests/ops/test_native{part}.py"
+                for part in ("", "_bits", "_library", "_prebuilt", "_sanitizers", "_wheel")
+            ],
         ),
         ("jaxspec/bench/peers/worker.py", ["tests/bench/test_peers.py"]),
         ("jaxspec/contrib/parallel/stack.py", ["tests/contrib/test_parallel.py"]),
