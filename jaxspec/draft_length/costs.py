@@ -23,7 +23,7 @@ _PASSES = {
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
-# Weights of fewer bytes than this stay in a processor's last cache, and arithmetic takes the time of a pass.
+# Weights of fewer bytes than this may stay in a processor's last cache, where arithmetic takes the time of a pass.
 _CACHE = 2**28
 # What a round that drafts takes besides passes, and drafting besides reading weights where its layers are not counted.
 _ROUND, PASS = 0.02, 0.01

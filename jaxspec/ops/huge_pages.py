@@ -7,12 +7,14 @@ import threading
 import numpy as np
 from jaxtyping import UInt8
 
-_CHUNK = 1 << 26
+_CHUNK = 1 << 24  # that smaller pieces share
+_OWN = 1 << 22  # from which on a piece has a mapping of its own, which goes with it
+_PAGE = 1 << 21
 _ALIGNED = 64  # what XLA takes without a copy
 
 
 class _Chunks:
-    """Hands out pieces of large mappings; a mapping lives as long as any piece of it."""
+    """Hands out pieces of mappings; a mapping lives as long as any piece of it."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -21,7 +23,7 @@ class _Chunks:
     def take(self, size: int) -> UInt8[np.ndarray, "size"]:
         with self._lock:
             if size > self._rest.size:
-                self._rest = _mapped(max(size, _CHUNK))
+                self._rest = _mapped(_CHUNK)
             found, used = self._rest[:size], -(-size // _ALIGNED) * _ALIGNED
             self._rest = self._rest[used:]
             return found
@@ -34,9 +36,9 @@ def empty_bytes(size: int) -> UInt8[np.ndarray, "size"]:
     """Allocates bytes of undefined content.
 
     A product reads its weights front to back, and with pages of 4 kB the processor stops prefetching at the end of
-    each: in huge ones it reads a third more a second.
+    each.
     """
-    return _chunks.take(size)
+    return _mapped(-(-size // _PAGE) * _PAGE)[:size] if size >= _OWN else _chunks.take(size)
 
 
 def _mapped(size: int) -> UInt8[np.ndarray, "size"]:

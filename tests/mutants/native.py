@@ -74,6 +74,13 @@ MUTANTS = (
         (_ATTENTION,),
     ),
     Mutant(
+        "of three queries that are shown the same the middle one is not compared",
+        _SOURCE,
+        "if (!Alike(of(number), of(number + together), slot + kBlock - length)) break;",
+        "if (together == 2 && !Alike(of(number), of(number + 2), slot + kBlock - length)) break;",
+        (f"{_BITS}::test_attention_is_the_softmax_over_what_any_mask_shows",),
+    ),
+    Mutant(
         "the fed tokens that a query sees are the first ones",
         _SEEN,
         "listed.empty() ? rank : listed[rank]",

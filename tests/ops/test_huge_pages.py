@@ -1,6 +1,8 @@
 """Memory in huge pages: pieces that do not overlap, which a CPU's arrays take without a copy."""
 
+import gc
 import mmap
+import weakref
 
 import jax
 import numpy as np
@@ -18,11 +20,16 @@ def test_pieces_are_aligned_and_apart():
         assert piece.ctypes.data % 64 == 0 or piece.size == 0
 
 
-def test_what_is_larger_than_a_mapping_has_one_of_its_own(monkeypatch):
-    monkeypatch.setattr(huge_pages, "_CHUNK", 1 << 16)
-    piece = empty_bytes((1 << 16) + 1)
-    piece[-1] = 7
-    assert piece.size == (1 << 16) + 1 and piece[-1] == 7
+def test_what_is_large_goes_when_it_is_dropped():
+    """A small piece that was made after it does not keep it."""
+    large = empty_bytes(huge_pages._OWN + 1)
+    large[-1] = 7
+    gone = weakref.ref(large.base.base if isinstance(large.base, np.ndarray) else large.base)
+    small = empty_bytes(100)
+    assert large.size == huge_pages._OWN + 1 and large[-1] == 7
+    del large
+    gc.collect()
+    assert gone() is None and small.size == 100
 
 
 def test_arrays_take_it_as_it_is():

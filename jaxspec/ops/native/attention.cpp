@@ -24,6 +24,7 @@ constexpr int64_t kMany = 96;   // queries of which threads take some, each over
 constexpr int64_t kSome = 48;   // at most so many
 
 static_assert(kPart % kBlock == 0, "a part has whole blocks");
+static_assert(kTogether <= 3, "there is no form for so many queries");
 
 template <ffi::DataType kType>
 using BufferR5 = ffi::Buffer<kType, 5>;
@@ -121,15 +122,17 @@ void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::ve
     return seen[(asked.first + number) / sizes.group - asked.first / sizes.group];
   };
   for (int64_t number = 0, together; number < queries; number += together) {
-    together = number + kTogether <= queries && Alike(of(number), of(number + kTogether - 1), slot + kBlock - length)
-                   ? kTogether : 1;
+    const int64_t most = std::min<int64_t>(kTogether, queries - number);
+    for (together = 1; together < most; ++together) {
+      if (!Alike(of(number), of(number + together), slot + kBlock - length)) break;
+    }
     const Tokens tokens = Both(sizes, in, asked.head, of(number), slot);
     if (tokens.count == 0) continue;
     Prefetch(tokens, next * sizes.width, number, number + together, queries);
-    if (together == 1) {
-      ShowSome<1>(sizes, in, asked, tokens, number);
-    } else {
-      ShowSome<kTogether>(sizes, in, asked, tokens, number);
+    switch (together) {
+      case 1: ShowSome<1>(sizes, in, asked, tokens, number); break;
+      case 2: ShowSome<2>(sizes, in, asked, tokens, number); break;
+      default: ShowSome<3>(sizes, in, asked, tokens, number); break;
     }
   }
 }

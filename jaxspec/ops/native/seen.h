@@ -54,7 +54,13 @@ inline Seen SeenAt(const Sizes& sizes, const Inputs& in, int64_t head, int64_t t
 // Whether two queries see the same of the fresh tokens, up to the `rank`-th of each.
 inline bool Alike(const Seen& a, const Seen& b, int64_t rank) {
   if (&a == &b || rank <= 0) return true;
-  return a.listed.empty() && b.listed.empty() && std::min(a.count, rank) == std::min(b.count, rank);
+  const int64_t count = std::min(a.count, rank);
+  if (count != std::min(b.count, rank)) return false;
+  if (a.listed.empty() && b.listed.empty()) return true;
+  for (int64_t i = 0; i < count; ++i) {
+    if (a.Which(i) != b.Which(i)) return false;
+  }
+  return true;
 }
 
 // `count` tokens of the cache from `slot` on.
