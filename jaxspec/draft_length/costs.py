@@ -14,7 +14,8 @@ from jaxspec.core.memory import size_of
 from jaxspec.core.model import Model
 
 # The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
-# with SmolLM2-135M on two cores; on an accelerator, where reading the weights takes the time, a guess on the dear side.
+# with SmolLM2-135M on two cores ("stored": with a model of 1.5B); on an accelerator, where reading the weights takes
+# the time, a guess on the dear side.
 _PASSES = {
     "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
     "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),

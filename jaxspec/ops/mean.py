@@ -29,7 +29,7 @@ def _in_order(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
     lanes = _LANES
     while lanes * _MOST_SUMS < width:
         lanes *= 2
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
     wide = jnp.pad(wide, [(0, 0)] * (x.ndim - 1) + [(0, -width % lanes)])
     parts = wide.reshape(*x.shape[:-1], -1, lanes)
     sums = parts[..., 0, :]
