@@ -63,19 +63,23 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
     """
     config = read_json(folder / "config.json")
     with settings_of(folder / "config.json"):
-        tensors = read_quantized(folder, config, read_stored_tensors(folder))
+        tensors = read_tensors(folder, config)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
     return Checkpoint(str(folder), config, tensors, tokenizer, str(folder / "config.json"))
 
 
-def read_tensors(folder: Path) -> dict[str, LazyTensor]:
+def read_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
     """Returns the tensors of a folder's safetensors by name, not yet read: those of floats can be.
 
+    Args:
+      folder: where they lie.
+      config: the contents of its `config.json`, which says whether weights are quantized, and how.
+
     Raises:
-      ValueError: a file is missing, truncated or corrupted.
+      ValueError: a file is missing, truncated or corrupted; or weights are quantized in a way that is not supported.
     """
-    return dict(read_stored_tensors(folder))
+    return read_quantized(folder, config, read_stored_tensors(folder))
 
 
 def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -92,7 +92,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _recognize(folder: Path, config: dict[str, Any], kinds: Sequence[HeadKind]) -> HeadKind | None:
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     return next((kind for kind in kinds if kind.recognizes(config, tensors)), None)
 
 

@@ -157,7 +157,7 @@ def test_a_shard_may_be_a_link_below_a_revision_of_the_hubs_cache(tmp_path):
     for number, shard in enumerate(sorted(folders.write(below, "llama", shards=2).glob("*.safetensors"))):
         shard.rename(blobs / str(number))
         shard.symlink_to(blobs / str(number))
-    assert read_tensors(below).keys() == folders.tensors("llama").keys()
+    assert read_tensors(below, {}).keys() == folders.tensors("llama").keys()
 
 
 def test_an_index_that_was_left_beside_one_file(tmp_path):
@@ -166,7 +166,7 @@ def test_an_index_that_was_left_beside_one_file(tmp_path):
     for shard in tmp_path.glob("*.safetensors"):
         shard.unlink()
     save_file(folders.tensors("llama"), tmp_path / "model.safetensors")
-    assert path.is_file() and read_tensors(tmp_path).keys() == folders.tensors("llama").keys()
+    assert path.is_file() and read_tensors(tmp_path, {}).keys() == folders.tensors("llama").keys()
 
 
 def test_a_tensor_comes_from_the_shard_that_the_index_names(tmp_path):

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_stored_tensors
+from jaxspec.checkpoints.quantized.compressed import write_packed
 from jaxspec.checkpoints.quantized.table import read_quantized
 from jaxspec.core.files import FileFormatError
 from jaxspec.families.grouped import Grouped, build_grouped
@@ -266,3 +267,31 @@ def test_groups_are_counted_where_there_is_no_index(tmp_path):
     quantized_folders.write(tmp_path, "gptq, no index", {"group_size": 24})
     with pytest.raises(FileFormatError, match="scales: expected 2 groups of 24 inputs, got 3"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_packed_is_read_again(tmp_path, bits):
+    """To the bit, if they are numbers that the bits have; else with the error of steps of the right size."""
+    rng = np.random.default_rng(bits)
+    most = 2 ** (bits - 1) - 1
+    whole = rng.integers(-most, most, size=(6, 96), endpoint=True)
+    whole[:, ::32] = most  # so that the step of each group is its scale
+    exact = (whole * np.repeat(2.0 ** rng.integers(-8, 3, size=(6, 3)), 32, axis=1)).astype(np.float32)
+    rough = rng.normal(size=(5, 64)).astype(np.float32)
+    stored, settings = write_packed({"a.weight": exact, "b.weight": rough, "norm.weight": rough[0]}, bits)
+    save_file({name: np.ascontiguousarray(x) for name, x in stored.items()}, tmp_path / "model.safetensors")
+    found = read_quantized(tmp_path, {"quantization_config": settings}, read_stored_tensors(tmp_path))
+    assert found.keys() == {"a.weight", "b.weight", "norm.weight"}
+    np.testing.assert_array_equal(found["a.weight"].read(), exact)
+    np.testing.assert_array_equal(found["norm.weight"].read(), rough[0])
+    steps = np.repeat(np.abs(rough.reshape(5, 2, 32)).max(axis=-1) / most, 32, axis=1)
+    error = found["b.weight"].read() - rough
+    assert np.sqrt(np.mean(np.square(error / steps))) < 12**-0.5 * 1.02  # of numbers spread evenly over a step
+    assert stored["b.weight_packed"].nbytes == rough.size * bits // 8 and stored["b.weight_scale"].itemsize == 2
+
+
+def test_what_cannot_be_packed_is_said():
+    with pytest.raises(ValueError, match=r"bits must be 4 or 8, got 3"):
+        write_packed({}, 3)
+    with pytest.raises(ValueError, match=r"groups of 32 must divide the inputs of a.weight, got 48"):
+        write_packed({"a.weight": np.zeros((2, 48))}, 4)

@@ -1,4 +1,4 @@
-"""Reads weights in the layouts of compressed-tensors: packed integers of 4 or 8 bits, int8, and float8.
+"""Reads weights in the layouts of compressed-tensors: packed integers of 4 or 8 bits, int8, float8. Writes the first.
 
 Packed, `weight_packed` is `[out, in * bits / 32]`, `weight_shape` says how many numbers that are, `weight_scale` is
 `[out, groups]`, `weight_zero_point` `[out * bits / 32, groups]`, packed along the outputs, or int8 `[out, groups]`, and
@@ -9,10 +9,11 @@ Packed, `weight_packed` is `[out, in * bits / 32]`, `weight_shape` says how many
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, without_zeros
-from jaxspec.checkpoints.quantized.packing import center, unpack
+from jaxspec.checkpoints.quantized.packing import center, pack, unpack
 from jaxspec.checkpoints.quantized.scaled import FLOATS, Block, read_scaled
 from jaxspec.families.base import LazyTensor
 from jaxspec.families.grouped import Grouped
@@ -121,3 +122,56 @@ LAYOUTS = (
     Layout("weight_packed", _PACKED_PARTS, _read_packed),
     Layout("weight_scale", ("weight", "weight_zero_point"), _read_bytes),
 )
+
+_GROUP_SIZE = 32
+# Of the largest number's scale, those that are tried for a group: a smaller one may fit the others better.
+_TRIED = np.linspace(1, 0.75, 11, dtype=np.float32)
+
+
+def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Rounds matrices to 4 or 8 bits with a scale for each 32 inputs, of those tried the one of the least squares.
+
+    Args:
+      tensors: by name; a matrix is `[out, in]`, and its name ends in `.weight`.
+      bits: of each number.
+
+    Returns:
+      The tensors of the packed layout, the others as they are; and the `quantization_config` that says so.
+
+    Raises:
+      ValueError: `bits` is another number, or 32 does not divide the inputs of a matrix.
+    """
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
+    found: dict[str, np.ndarray] = {}
+    for name, x in tensors.items():
+        if x.ndim != 2:
+            found[name] = x
+            continue
+        if x.shape[1] % _GROUP_SIZE:
+            raise ValueError(f"groups of {_GROUP_SIZE} must divide the inputs of {name}, got {x.shape[1]}")
+        values, scale = _round(np.asarray(x, np.float32), bits)
+        module = name.removesuffix(".weight")
+        found[f"{module}.weight_packed"] = pack(values, bits)
+        found[f"{module}.weight_scale"] = scale
+        found[f"{module}.weight_shape"] = np.asarray(x.shape, np.int64)
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP_SIZE}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return found, {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+def _round(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `[out, in]` int8 and `[out, groups]` bfloat16: scales are rounded first, so that values fit them."""
+    groups, most = x.reshape(len(x), -1, _GROUP_SIZE), (1 << bits - 1) - 1
+    largest = np.abs(groups).max(axis=-1) / most
+    best = np.full(largest.shape, np.inf, np.float32)
+    values, kept = np.zeros(groups.shape, np.int8), np.zeros(largest.shape, ml_dtypes.bfloat16)
+    for part in _TRIED:
+        scale = (largest * part).astype(ml_dtypes.bfloat16)
+        wide = scale.astype(np.float32)[..., None]
+        near = np.clip(np.rint(groups / np.where(wide == 0, 1, wide)), -most - 1, most)
+        error = np.square(groups - near * wide).sum(axis=-1)
+        better = error < best
+        best = np.where(better, error, best)
+        values, kept = np.where(better[..., None], near.astype(np.int8), values), np.where(better, scale, kept)
+    return values.reshape(x.shape), kept

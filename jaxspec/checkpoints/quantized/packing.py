@@ -1,4 +1,4 @@
-"""Unpacks small numbers from words of 32 bits, in which all layouts put them from the lowest bits on."""
+"""Unpacks small numbers from words of 32 bits, in which all layouts put them from the lowest bits on; packs them."""
 
 import numpy as np
 
@@ -17,3 +17,16 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 def center(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Returns how far numbers from 0 to `2**bits - 1` lie above the middle, `2**(bits - 1)`, as int8."""
     return (numbers - np.uint8(1 << bits - 1)).view(np.int8)
+
+
+def pack(values: np.ndarray, bits: int) -> np.ndarray:
+    """Returns rows of words, int32, that hold numbers from `-2**(bits - 1)` on, as `center` and `unpack` read them.
+
+    Args:
+      values: `[n, m]`, int8; a word holds `32 // bits` of them, which must divide `m`.
+      bits: of each: 4 or 8.
+    """
+    octets = values.view(np.uint8) + np.uint8(1 << bits - 1)
+    if bits == 4:
+        octets = octets[:, ::2] | octets[:, 1::2] << 4
+    return np.ascontiguousarray(octets).view("<i4")

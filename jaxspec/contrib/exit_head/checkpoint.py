@@ -58,7 +58,7 @@ def read_early_exit(
             "was trained for"
         )
     module = ExitNetwork(sizes, dtype)
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     ids = None if tensors.pop(_IDS, None) is None else read_integers(folder, [_IDS])[_IDS]
     params = build_params(list(_tensors(module)), tensors, str(folder), dtype, placement)
     if ids is not None:

@@ -112,7 +112,7 @@ def read_dflash(
     """
     settings.check_settings(config, _SETTINGS)
     config = dict(config) | (config.get("dflash_config") or {})
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if tensors.pop(_VOCABULARY, None) is not None:
         ids = read_vocabulary(folder, _VOCABULARY, target.vocab_size)

@@ -42,6 +42,7 @@ from jax import Array
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
+from jaxspec.checkpoints.quantized.compressed import write_packed
 from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import LazyTensor, ParamMapping, Shape
 from jaxspec.families.common import map_attention, map_mlp, map_norm, map_tensor, write_llama_config
@@ -82,7 +83,7 @@ def read_eagle(
         is not supported.
     """
     check_settings(config, _SETTINGS)
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     third = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in tensors)
     for name in _UNSUPPORTED:
         if config.get(name):
@@ -139,15 +140,19 @@ def _first(
     return EagleHead(module, params, None, embedding, target.vocab_size, capture, normalized=True)
 
 
-def write_eagle(head: EagleHead, folder: str | os.PathLike[str], *, with_head: bool = True) -> None:
+def write_eagle(
+    head: EagleHead, folder: str | os.PathLike[str], *, with_head: bool = True, bits: int | None = None
+) -> None:
     """Writes an EAGLE-3 head in the public layout, in bfloat16; the folder appears complete or not at all.
 
     Args:
       head: of an `EagleLayer`.
       folder: the folder to make; it must not exist.
       with_head: whether its output head is written; if not, it must be the target's rows.
+      bits: 4 or 8 rounds matrices to as many, with a scale for each 32 inputs (compressed-tensors' packed layout).
 
     Raises:
+      ValueError: `bits` is another number, or 32 does not divide the inputs of a matrix.
       TypeError: the head is not of EAGLE-3.
       FileExistsError: the folder exists.
     """
@@ -169,6 +174,8 @@ def write_eagle(head: EagleHead, folder: str | os.PathLike[str], *, with_head: b
         _LAYERS: list(head.capture),
         "eagle_config": {_LAYERS: [layer - 1 for layer in head.capture]},
     }
+    if bits is not None:
+        tensors, config["quantization_config"] = write_packed(tensors, bits)
     write_folder(folder, config, tensors)
 
 

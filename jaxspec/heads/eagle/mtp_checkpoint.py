@@ -83,7 +83,7 @@ def read_mtp(
 
 def _module(folder: Path, config: dict[str, Any], target: LanguageModel) -> tuple[int, dict[str, LazyTensor]]:
     """Returns the number of the module's layer, and its tensors by their names after that."""
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     numbers = sorted(int(found[1]) for name in tensors if (found := _MODULE.match(name)))
     if len(numbers) > 1:
         raise ValueError(

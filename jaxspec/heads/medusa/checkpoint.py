@@ -82,7 +82,7 @@ def read_medusa(
         that the target has not.
     """
     check_settings(config, _SETTINGS)
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     ids = _draft_vocabulary(folder, tensors, target)
     read = _conditioned if {_SIZES["mlp_width"], _SIZES["shared_blocks"]} & set(config) else _papers
     module, mappings = read(config, tensors, target, dtype, ids)

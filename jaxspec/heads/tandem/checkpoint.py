@@ -79,7 +79,7 @@ def read_tandem(
       ValueError: a setting is missing; a tensor is missing, left over, of another shape or not finite; or it was
         trained for another target.
     """
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, config)
     _check(config, target)
     if tensors.pop(_VOCABULARY, None) is None:
         problem = f"the tensor {_VOCABULARY} is missing"

@@ -9,16 +9,15 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import random
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import conversation
 import kinds
 import sources
+from selection import Exclusion, distinct, write_lines
 
 KINDS = {
     "conversation": (conversation.conversation, 0.35),
@@ -28,51 +27,12 @@ KINDS = {
     "rag": (kinds.rag, 0.12),
     "translation": (kinds.translation, 0.12),
 }
-RUN = 13
 _SEED = 20
-
-
-def normalized(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
-    return re.findall(r"\w+", text.lower())
-
-
-class Exclusion:
-    """Turns that must not be trained on, whole or in part."""
-
-    def __init__(self, turns: Iterable[str]):
-        self._turns, self._runs = set(), set()
-        for turn in turns:
-            words = normalized(turn)
-            self._turns.add(tuple(words))
-            self._runs.update(_runs(words))
-
-    def covers(self, turns: Sequence[str]) -> bool:
-        """Whether any turn is one of the excluded, or shares 13 words in a row with one."""
-        for turn in turns:
-            words = normalized(turn)
-            if tuple(words) in self._turns or any(run in self._runs for run in _runs(words)):
-                return True
-        return False
-
-
-def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))
 
 
 def allowed(record: dict, *, exclusion: Exclusion, left_out: tuple[str, ...]) -> bool:
     """Whether a record's source does not start with one that is left out, and no turn of it is excluded."""
     return not record["source"].startswith(left_out) and not exclusion.covers(record["turns"])
-
-
-def distinct(records: Iterable[dict], keep: Callable[[dict], bool]) -> Iterator[dict]:
-    """The records to keep whose turns did not occur before."""
-    seen = set()
-    for record in records:
-        key = tuple(tuple(normalized(turn)) for turn in record["turns"])
-        if key not in seen and keep(record):
-            seen.add(key)
-            yield record
 
 
 def mixed(pools: dict[str, Sequence[dict]], shares: dict[str, float], total: int) -> list[dict]:
@@ -91,15 +51,6 @@ def mixed(pools: dict[str, Sequence[dict]], shares: dict[str, float], total: int
         count = min(len(pools[kind]), round(total * share))
         slots += [((place + 0.5) / count, kind, place) for place in range(count)]
     return [pools[kind][place] for _, kind, place in sorted(slots)]
-
-
-def write_lines(path: Path, records: Iterable[dict]) -> None:
-    """Writes JSON lines under another name first, so that the file is whole or absent."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(partial, path)
 
 
 def _arguments() -> argparse.Namespace:

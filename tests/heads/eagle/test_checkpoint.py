@@ -1,5 +1,6 @@
 """EAGLE heads in the public layouts, against the layer written out in NumPy from the stored tensors."""
 
+import dataclasses
 import json
 
 import jax
@@ -128,6 +129,26 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
     assert written["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
     with pytest.raises(FileExistsError, match="again exists"):
         write_eagle(head, tmp_path / "again")
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_matrices_of_four_bits(tmp_path, with_head):
+    """The folder holds numbers of four bits, and is read as the head of what they stand for."""
+    sizes = {"width": 32, "head_dim": 16, "mlp_width": 64}
+    target = tiny.random_model(dataclasses.replace(tiny.config(layers=3), **sizes), 4, 0.16)
+    head = jaxspec.heads.eagle.init(target, jax.random.key(0), draft_vocabulary=5)
+    write_eagle(head, tmp_path / "head", with_head=with_head, bits=4)
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    assert {str(x.dtype) for name, x in stored.items() if name.endswith("packed")} == {"int32"}
+    assert ("lm_head.weight_packed" in stored) == with_head and "fc.weight" not in stored
+    found = jaxspec.load_head(tmp_path / "head", target)
+    assert jax.tree.structure(found) == jax.tree.structure(head)
+    for path, x in jax.tree.leaves_with_path(head.params):
+        near = dict(jax.tree.leaves_with_path(found.params))[path]
+        assert np.linalg.norm(near - x) <= 0.12 * np.linalg.norm(x), path
+    assert not np.array_equal(found.params["fuse"]["kernel"], head.params["fuse"]["kernel"])
+    if not with_head:
+        np.testing.assert_array_equal(found.params["head"], head.params["head"])
 
 
 @pytest.mark.slow
