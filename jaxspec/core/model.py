@@ -15,6 +15,10 @@ from jaxspec.core.pytree import register_dataclass
 _Tree = TypeVar("_Tree")
 
 
+# Of a prompt, for a pass: accelerators read their weights in the time of as many products at least.
+CHUNK = 128
+
+
 @runtime_checkable
 class Entries(Protocol):
     """Specifies what a forward pass leaves for the cache, such as keys and values, by fed token. A pytree of arrays.
@@ -128,7 +132,8 @@ class Model(Protocol):
     forward pass may stand inside a `lax.cond` or `lax.switch` without copying the cache, and
     rejected tokens need never be stored.
 
-    A model on a mesh may have an attribute `placement` (`Layout`); its caches and logits are laid out by it.
+    A model on a mesh may have an attribute `placement` (`Layout`); its caches and logits are laid out by it. One whose
+    passes take as long for each token from few tokens on may have `prompt_chunk`: how many of a prompt a pass is fed.
 
     Example:
         >>> isinstance(target, jaxspec.Model)
@@ -266,3 +271,13 @@ def placement_of(model: object) -> Layout:
         Unsharded()
     """
     return getattr(model, "placement", Unsharded())
+
+
+def chunk_of(model: object) -> int:
+    """Returns how many tokens of a prompt a pass of the model is fed: its `prompt_chunk`; 128 where it has none.
+
+    Example:
+        >>> jaxspec.core.model.chunk_of(target)
+        128
+    """
+    return getattr(model, "prompt_chunk", CHUNK)

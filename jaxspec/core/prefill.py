@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Cache, Model
+from jaxspec.core.model import Cache, Model, chunk_of
 from jaxspec.core.pytree import register_dataclass
 
-CHUNK = 128
 # A drafter misses few tokens, and many processors take a few in the time of one.
 CATCH_UP_CHUNK = 16
 
@@ -54,7 +53,7 @@ def prefill(
       capture: the hidden states to return, as of `Model.__call__`.
     """
     slots = tokens.shape[1]
-    chunk = min(CHUNK, slots)
+    chunk = min(chunk_of(model), slots)
     fed = length - 1
 
     def feed(index, carry):

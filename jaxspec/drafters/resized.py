@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.model import Cache, Layout, Model, ModelOutput, placement_of
+from jaxspec.core.model import Cache, Layout, Model, ModelOutput, chunk_of, placement_of
 from jaxspec.core.pytree import register_dataclass
 
 
@@ -55,6 +55,11 @@ class ResizedModel:
     def placement(self) -> Layout:
         """The layout of the model's caches and logits on devices."""
         return placement_of(self.model)
+
+    @property
+    def prompt_chunk(self) -> int:
+        """How many tokens of a prompt a pass is fed."""
+        return chunk_of(self.model)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return self.model.init_cache(batch, capacity)

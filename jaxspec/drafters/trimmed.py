@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, Layout, Model, ModelOutput, placement_of
+from jaxspec.core.model import Cache, Layout, Model, ModelOutput, chunk_of, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_model import Draft, ModelDraft
 from jaxspec.drafters.draft_vocabulary import chosen, expand
@@ -88,6 +88,11 @@ class TrimmedModel:
     def placement(self) -> Layout:
         """The layout of the model's caches and logits on devices."""
         return placement_of(self.model)
+
+    @property
+    def prompt_chunk(self) -> int:
+        """How many tokens of a prompt a pass is fed."""
+        return chunk_of(self.model)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return self.model.init_cache(batch, capacity)

@@ -8,14 +8,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Layout, ModelOutput, Unsharded
+from jaxspec.core.model import CHUNK, Layout, ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.network import Network
+from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.partial import Partial
 from jaxspec.nn.transformer import Norm, Transformer, embed
 from jaxspec.ops.packed import PackedWeight
+
+# Passes of native kernels over stored weights take as long for each token from here on.
+_STORED_CHUNK = 32
 
 
 @register_dataclass
@@ -58,6 +62,13 @@ class LanguageModel(Network):
     def dtype(self) -> jnp.dtype:
         """The dtype of weights and activations."""
         return jnp.dtype(self.module.dtype)
+
+    @property
+    def prompt_chunk(self) -> int:
+        """How many tokens of a prompt a pass is fed: fewer where stored weights are multiplied by native kernels."""
+        native = self.cache_type is NativeKVCache
+        stored = native and any(weight.kernels.startswith("stored") for weight in packed_weights(self))
+        return _STORED_CHUNK if stored else CHUNK
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         return self.empty_cache(self.module.config.num_layers, batch, capacity)

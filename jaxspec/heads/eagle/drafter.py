@@ -17,8 +17,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
-from jaxspec.core.model import Cache, Model, ModelOutput
-from jaxspec.core.prefill import CHUNK, Prefilled
+from jaxspec.core.model import Cache, Model, ModelOutput, chunk_of
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Policy
@@ -104,7 +104,7 @@ class EagleDraft(Draft):
         features = head.features(context.target, prefilled.hidden)
         # All pairs but the last, which waits: the first round is then like every other.
         fed, width = jnp.maximum(length - 2, 0), features.shape[1]
-        chunk = min(CHUNK, width)
+        chunk = min(chunk_of(context.target), width)
 
         def feed(index, cache):
             start = jnp.minimum(index * chunk, width - chunk)
