@@ -21,7 +21,7 @@ from jaxspec.checkpoints.params import Checkpoint, Hold, assemble
 from jaxspec.checkpoints.quantized.table import is_read
 from jaxspec.checkpoints.stored import has_blocks, hold
 from jaxspec.checkpoints.stored_groups import hold_groups
-from jaxspec.nn.cache_native import NativeBfloat16KVCache
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register
@@ -89,7 +89,7 @@ def load(
     if held is None:
         return assemble(checkpoint, dtype, placement)
     model = assemble(checkpoint, dtype, placement, hold=held)
-    return dataclasses.replace(model, cache_type=NativeBfloat16KVCache) if held is hold else model
+    return dataclasses.replace(model, cache_type=NativeKVCache) if held is hold else model
 
 
 def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> Hold | None:

@@ -1,16 +1,15 @@
-"""Holds keys and values as the native attention kernel reads them in place: in float32, or in bfloat16."""
+"""Holds keys and values as the native attention kernel reads them in place."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import KVCache
@@ -42,30 +41,6 @@ class NativeKVCache(KVCache):
         return jax.lax.platform_dependent(queries, fresh, self, cpu=native, default=default)
 
 
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class NativeBfloat16KVCache(NativeKVCache):
-    """Holds keys and values in bfloat16, of a float32 model: half of what attention reads.
-
-    They are rounded before anything attends to them, as in `Int8KVCache`.
-    """
-
-    @classmethod
-    def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
-        """Returns an empty cache, as `KVCache.empty`; `dtype` is the model's, and not that of what is held."""
-        sizes = {"layers": layers, "batch": batch, "heads": heads, "capacity": capacity, "head_dim": head_dim}
-        return super().empty(**sizes, dtype=jnp.bfloat16)
-
-    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
-        """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as float32."""
-        keys, values = super().block(layer, start, count)
-        return keys.astype(jnp.float32), values.astype(jnp.float32)
-
-    def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
-        """Rounds fresh keys or values as they will be read back."""
-        return x.astype(jnp.bfloat16).astype(x.dtype)
-
-
 def _native(
     queries: Float[Array, "b t g r d"],
     fresh: Any,
@@ -76,12 +51,11 @@ def _native(
     window: int | None,
 ) -> Float[Array, "b t g r d"]:
     positions = jnp.zeros((0, 0), jnp.int32) if cache.positions is None else cache.positions
-    kind = cache.keys.dtype
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32), vmap_method="sequential")
     return call(
         queries,
-        fresh.keys.astype(kind),
-        fresh.values.astype(kind),
+        fresh.keys,
+        fresh.values,
         fresh.positions,
         fresh.mask,
         cache.keys,

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxspec.core.model import Unsharded
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
-from jaxspec.nn.cache_native import NativeBfloat16KVCache, NativeKVCache
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
@@ -213,10 +213,8 @@ def native_like(target: Any, draft: _Network) -> _Network:
 
 
 def _with_native_cache(model: _Network) -> _Network:
-    """Returns the model with a cache for native attention: where weights are blocks of few bits it is in bfloat16."""
     has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
-    kind = NativeBfloat16KVCache if kernels_of(model).startswith("stored") else NativeKVCache
-    return dataclasses.replace(model, cache_type=kind) if has_cache else model
+    return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
 
 
 # By name, for commands.

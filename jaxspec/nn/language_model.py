@@ -34,7 +34,7 @@ class LanguageModel(Network):
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
       placement: the layout of its caches and logits on devices (`jaxspec.core.Layout`); `jaxspec.shard` sets it.
       cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
-        `NativeKVCache` or `NativeBfloat16KVCache` (`jaxspec.native_kernels`).
+        `NativeKVCache` (`jaxspec.native_kernels`).
 
     Example:
         >>> model = jaxspec.LanguageModel(target.module, target.params)
@@ -66,7 +66,7 @@ class LanguageModel(Network):
     @property
     def prompt_chunk(self) -> int:
         """How many tokens of a prompt a pass is fed: fewer where stored weights are multiplied by native kernels."""
-        native = issubclass(self.cache_type, NativeKVCache)
+        native = self.cache_type is NativeKVCache
         stored = native and any(weight.kernels.startswith("stored") for weight in packed_weights(self))
         return _STORED_CHUNK if stored else CHUNK
 

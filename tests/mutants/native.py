@@ -11,27 +11,6 @@ _PREBUILT, _TEST_PREBUILT = "ops/native/prebuilt.py", "tests/ops/test_native_pre
 
 MUTANTS = (
     Mutant(
-        "entries of bfloat16 are widened into the wrong half",
-        _SEEN,
-        "const uint32_t wide = static_cast<uint32_t>(from[i]) << 16;",
-        "const uint32_t wide = from[i];",
-        (_ATTENTION,),
-    ),
-    Mutant(
-        "values of bfloat16 are widened over their keys",
-        _SEEN,
-        "return Widen(from, 2 * token + 1);",
-        "return Widen(from, 2 * token);",
-        (_ATTENTION,),
-    ),
-    Mutant(
-        "fresh keys and values of a bfloat16 cache are not rounded as it rounds them",
-        "nn/cache_native.py",
-        "return x.astype(jnp.bfloat16).astype(x.dtype)",
-        "return x",
-        ("tests/ops/test_native.py::test_a_bfloat16_cache_reads_back_what_was_attended_to",),
-    ),
-    Mutant(
         "prompts are fed to native kernels of stored weights in chunks for accelerators",
         "nn/language_model.py",
         "return _STORED_CHUNK if stored else CHUNK",

@@ -9,6 +9,34 @@ _Q = "checkpoints/quantized"
 
 MUTANTS = (
     Mutant(
+        "numbers of four bits are packed without their middle",
+        f"{_Q}/packing.py",
+        "values.view(np.uint8) + np.uint8(1 << bits - 1)",
+        "values.view(np.uint8) & np.uint8((1 << bits) - 1)",
+        (f"{_TESTS}::test_what_is_packed_is_read_again[4]",),
+    ),
+    Mutant(
+        "packed weights are rounded with another scale than the one that is written",
+        f"{_Q}/compressed.py",
+        "wide = scale.astype(np.float32)[..., None]",
+        "wide = (largest * part)[..., None] * 1.1",
+        (f"{_TESTS}::test_what_is_packed_is_read_again",),
+    ),
+    Mutant(
+        "the first scale that is tried is taken",
+        f"{_Q}/compressed.py",
+        "better = error < best",
+        "better = np.isinf(best)",
+        (f"{_TESTS}::test_what_is_packed_is_read_again[4]",),
+    ),
+    Mutant(
+        "heads are read as if none were quantized",
+        "checkpoints/huggingface.py",
+        "return read_quantized(folder, config, read_stored_tensors(folder))",
+        "return dict(read_stored_tensors(folder))",
+        ("tests/heads/eagle/test_checkpoint.py::test_matrices_of_four_bits",),
+    ),
+    Mutant(
         "GPTQ's zeros are one too low",
         f"{_Q}/gptq.py",
         "center(unpack(words + ones, bits), bits)",

@@ -9,8 +9,8 @@ import pytest
 
 import jaxspec
 from jaxspec.nn.attention import Fresh, History, attend
-from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.cache_native import NativeBfloat16KVCache, NativeKVCache
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.matmul import project
 from jaxspec.ops.native.build import NoCompilerError, register
@@ -110,25 +110,6 @@ def test_attention_is_that_of_the_cache(batch, time, heads, group, width, window
     found, expected = (run(kind(**parts, length=length, positions=positions)) for kind in (NativeKVCache, KVCache))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert jnp.isfinite(expected).all()
-
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (parts, fresh.keys, fresh.values))
-    parts, keys, values = jax.tree.map(lambda x: x.astype(jnp.float32), half)
-    rounded = Fresh(keys, values, places, mask)
-    run = jax.jit(lambda cache: attend(queries, rounded, History(cache, 1), scale=0.3, window=window))
-    found = run(NativeBfloat16KVCache(**half[0], length=length, positions=positions))
-    np.testing.assert_allclose(found, run(KVCache(**parts, length=length, positions=positions)), atol=1e-5)
-
-
-def test_a_bfloat16_cache_reads_back_what_was_attended_to():
-    rng = np.random.default_rng(0)
-    keys, values = (jnp.asarray(rng.normal(size=(1, 2, 3, 4, 8)), jnp.float32) for _ in range(2))
-    cache = NativeBfloat16KVCache.empty(layers=1, batch=2, heads=3, capacity=8, head_dim=8, dtype=jnp.float32)
-    assert cache.keys.dtype == jnp.bfloat16
-    for found, fresh in zip(
-        cache.append(KVEntries(keys, values)).block(0, jnp.int32(0), 4), (keys, values), strict=True
-    ):
-        assert found.dtype == jnp.float32
-        np.testing.assert_array_equal(found, cache.fake_quant(fresh[0]))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])

@@ -46,8 +46,7 @@ struct Asked {
   std::vector<State> states;
 };
 
-template <typename Entry>
-Query QueryOf(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, int64_t number) {
+Query QueryOf(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number) {
   const int64_t row = head / sizes.heads, time = number / sizes.group, member = number % sizes.group;
   const int64_t place = ((row * sizes.time + time) * sizes.heads + head % sizes.heads) * sizes.group + member;
   const int64_t position = in.positions[row * sizes.fresh + sizes.fresh - sizes.time + time];
@@ -55,8 +54,8 @@ Query QueryOf(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, int64_t
 }
 
 // Shows some of the queries, from `number` on, the same tokens.
-template <int kQueries, typename Entry>
-void ShowSome(const Sizes& sizes, const Inputs<Entry>& in, Asked& asked, const Tokens& tokens, int64_t number) {
+template <int kQueries>
+void ShowSome(const Sizes& sizes, const Inputs& in, Asked& asked, const Tokens& tokens, int64_t number) {
   Query some[kQueries];
   for (int query = 0; query < kQueries; ++query) {
     some[query] = QueryOf(sizes, in, asked.head, asked.first + number + query);
@@ -80,23 +79,21 @@ Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const
 }
 
 // Few queries: threads share the parts of the cache that are full.
-template <typename Entry>
-void Part(const Sizes& sizes, const Inputs<Entry>& in, const Parts& parts, int64_t head, int64_t part) {
+void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head, int64_t part) {
   const int64_t queries = sizes.Queries(), length = sizes.Length(in, head), last = (part + 1) * kPart;
   if (last > length) return;
   auto place = [&](int64_t number) { return parts.Of(head, part, number, queries); };
   Asked asked = Begin(sizes, head, 0, queries, place);
-  Floats<Entry> floats(sizes.width);
   for (int64_t slot = part * kPart; slot < last; slot += kBlock) {
-    const Tokens tokens = Cached(sizes, in, head, slot, kBlock, floats);
+    const Tokens tokens = Cached(sizes, in, head, slot, kBlock);
     const int64_t next = std::min<int64_t>(kBlock, last - slot - kBlock);
     int64_t number = 0;
     for (; number + kTogether <= queries; number += kTogether) {
-      Prefetch(sizes, in, head, slot + kBlock, next, number, number + kTogether, queries);
+      Prefetch(tokens, next * sizes.width, number, number + kTogether, queries);
       ShowSome<kTogether>(sizes, in, asked, tokens, number);
     }
     for (; number < queries; ++number) {
-      Prefetch(sizes, in, head, slot + kBlock, next, number, number + 1, queries);
+      Prefetch(tokens, next * sizes.width, number, number + 1, queries);
       ShowSome<1>(sizes, in, asked, tokens, number);
     }
   }
@@ -117,25 +114,20 @@ void Join(const State& from, int64_t width, State& state) {
 }
 
 // Shows the queries what stands at `slot` and behind it, of the cache and of the tokens fed with them.
-template <typename Entry>
-void ShowBlock(const Sizes& sizes, const Inputs<Entry>& in, Asked& asked, const std::vector<Seen>& seen, int64_t slot,
-               Floats<Entry>& floats) {
+void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::vector<Seen>& seen, int64_t slot) {
   const int64_t length = sizes.Length(in, asked.head), queries = asked.states.size();
   const int64_t next = std::clamp<int64_t>(length - slot - kBlock, 0, kBlock);
   const auto of = [&](int64_t number) -> const Seen& {
     return seen[(asked.first + number) / sizes.group - asked.first / sizes.group];
   };
-  const int64_t count = std::clamp<int64_t>(length - slot, 0, kBlock);
-  const Tokens cached = Cached(sizes, in, asked.head, slot, count, floats);
   for (int64_t number = 0, together; number < queries; number += together) {
     const int64_t most = std::min<int64_t>(kTogether, queries - number);
     for (together = 1; together < most; ++together) {
       if (!Alike(of(number), of(number + together), slot + kBlock - length)) break;
     }
-    Tokens tokens = cached;
-    AddFresh(sizes, in, asked.head, of(number), slot, floats, tokens);
+    const Tokens tokens = Both(sizes, in, asked.head, of(number), slot);
     if (tokens.count == 0) continue;
-    Prefetch(sizes, in, asked.head, slot + kBlock, next, number, number + together, queries);
+    Prefetch(tokens, next * sizes.width, number, number + together, queries);
     switch (together) {
       case 1: ShowSome<1>(sizes, in, asked, tokens, number); break;
       case 2: ShowSome<2>(sizes, in, asked, tokens, number); break;
@@ -145,8 +137,7 @@ void ShowBlock(const Sizes& sizes, const Inputs<Entry>& in, Asked& asked, const 
 }
 
 // Queries from `first` to `last`: their full parts are joined, or looked at here without parts; then the rest.
-template <typename Entry>
-void Finish(const Sizes& sizes, const Inputs<Entry>& in, const Parts& parts, float* out, int64_t head, int64_t first,
+void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out, int64_t head, int64_t first,
             int64_t last) {
   const int64_t length = sizes.Length(in, head), count = last - first;
   auto place = [&](int64_t number) { return out + (QueryOf(sizes, in, head, number).values - in.queries); };
@@ -166,9 +157,8 @@ void Finish(const Sizes& sizes, const Inputs<Entry>& in, const Parts& parts, flo
   for (const Seen& one : seen) end = std::max(end, length + one.count);
   std::vector<float> memory(count * sizes.width);
   Asked asked = Begin(sizes, head, first, last, [&](int64_t number) { return &memory[(number - first) * sizes.width]; });
-  Floats<Entry> floats(sizes.width);
   for (; slot < end; slot += kBlock) {
-    ShowBlock(sizes, in, asked, seen, slot, floats);
+    ShowBlock(sizes, in, asked, seen, slot);
     if ((slot + kBlock) % kPart != 0 && slot + kBlock < end) continue;
     for (int64_t i = 0; i < count; ++i) {
       Join(asked.states[i], sizes.width, total.states[i]);
@@ -180,32 +170,12 @@ void Finish(const Sizes& sizes, const Inputs<Entry>& in, const Parts& parts, flo
   }
 }
 
-// Attends with entries of one kind; the result has the shape of the queries.
-template <typename Entry>
-void Attend(ffi::ThreadPool& pool, const Sizes& sizes, const Inputs<Entry>& in, float* out) {
-  const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
-  const int64_t heads = sizes.batch * sizes.heads;
-  // Many queries are shared among threads themselves.
-  const bool many = sizes.Queries() > kMany;
-  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
-  parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
-  Share(pool, heads * parts.count, [=](int64_t one) { Part(sizes, in, parts, one / parts.count, one % parts.count); });
-  const int64_t groups = (sizes.Queries() + kSome - 1) / kSome;
-  Share(pool, heads * groups, [=](int64_t one) {
-    const int64_t group = one % groups, queries = sizes.Queries();
-    Finish(sizes, in, parts, out, one / groups, queries * group / groups, queries * (group + 1) / groups);
-  });
-}
-
-ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::AnyBuffer fresh_keys,
-                ffi::AnyBuffer fresh_values, ffi::BufferR2<ffi::S32> positions, ffi::BufferR3<ffi::PRED> mask,
-                ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::BufferR1<ffi::S32> lengths,
-                ffi::BufferR2<ffi::S32> cache_positions, ResultBufferR5<ffi::F32> out, int64_t layer, int64_t window,
-                float scale) {
+ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<ffi::F32> fresh_keys,
+                ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
+                ffi::BufferR3<ffi::PRED> mask, BufferR5<ffi::F32> keys, BufferR5<ffi::F32> values,
+                ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
+                ResultBufferR5<ffi::F32> out, int64_t layer, int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
-  if (cache.size() != 5 || fresh_keys.dimensions().size() != 4) {
-    return ffi::Error::InvalidArgument("expected a cache of five axes, and fresh keys and values of four");
-  }
   const int64_t fresh = fresh_keys.dimensions()[1];
   const Sizes sizes = {shape[0], shape[1], shape[2], shape[3], shape[4], cache[3], fresh, window, layer, scale};
   if (!HasShape(keys, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
@@ -229,25 +199,23 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::AnyBuffer
   if (!HasShape(*out, {shape[0], shape[1], shape[2], shape[3], shape[4]})) {
     return ffi::Error::InvalidArgument("expected a result of the queries' shape");
   }
-  const auto kind = keys.element_type();
-  if ((kind != ffi::F32 && kind != ffi::BF16) || values.element_type() != kind || fresh_keys.element_type() != kind ||
-      fresh_values.element_type() != kind) {
-    return ffi::Error::InvalidArgument("expected keys and values of one type, float32 or bfloat16");
-  }
   if (out->element_count() == 0) return ffi::Error::Success();
-  const auto attend = [&](auto entry) {
-    using Entry = decltype(entry);
-    const auto of = [](const ffi::AnyBuffer& buffer) { return static_cast<const Entry*>(buffer.untyped_data()); };
-    const Inputs<Entry> in = {queries.typed_data(), of(fresh_keys), of(fresh_values), of(keys), of(values),
-                              positions.typed_data(), lengths.typed_data(),
-                              numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
-    Attend(pool, sizes, in, out->typed_data());
-  };
-  if (kind == ffi::F32) {
-    attend(float{});
-  } else {
-    attend(uint16_t{});
-  }
+  const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), keys.typed_data(),
+                     values.typed_data(), positions.typed_data(), lengths.typed_data(),
+                     numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
+  const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
+  const int64_t heads = sizes.batch * sizes.heads;
+  // Many queries are shared among threads themselves.
+  const bool many = sizes.Queries() > kMany;
+  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
+  parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
+  float* to = out->typed_data();
+  Share(pool, heads * parts.count, [=](int64_t one) { Part(sizes, in, parts, one / parts.count, one % parts.count); });
+  const int64_t groups = (sizes.Queries() + kSome - 1) / kSome;
+  Share(pool, heads * groups, [=](int64_t one) {
+    const int64_t group = one % groups, queries = sizes.Queries();
+    Finish(sizes, in, parts, to, one / groups, queries * group / groups, queries * (group + 1) / groups);
+  });
   return ffi::Error::Success();
 }
 
@@ -257,12 +225,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<BufferR5<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<BufferR5<ffi::F32>>()
+                                  .Arg<BufferR5<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Ret<BufferR5<ffi::F32>>()

@@ -12,11 +12,8 @@
 
 namespace jaxspec {
 
-// Keys and values are float32, or bfloat16 by its bits.
-template <typename Entry>
 struct Inputs {
-  const float* queries;
-  const Entry *fresh_keys, *fresh_values, *keys, *values;
+  const float *queries, *fresh_keys, *fresh_values, *keys, *values;
   const int32_t *positions, *lengths, *cache_positions;
   const bool* mask;
 };
@@ -28,8 +25,7 @@ struct Sizes {
   int64_t Queries() const { return time * group; }
 
   // The slots of the cache that a head's row has filled.
-  template <typename Entry>
-  int64_t Length(const Inputs<Entry>& in, int64_t head) const {
+  int64_t Length(const Inputs& in, int64_t head) const {
     return std::clamp<int64_t>(in.lengths[head / heads], 0, capacity);
   }
 };
@@ -42,8 +38,7 @@ struct Seen {
   int64_t Which(int64_t rank) const { return listed.empty() ? rank : listed[rank]; }
 };
 
-template <typename Entry>
-Seen SeenAt(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, int64_t time) {
+inline Seen SeenAt(const Sizes& sizes, const Inputs& in, int64_t head, int64_t time) {
   const bool* mask = in.mask + (head / sizes.heads * sizes.time + time) * sizes.fresh;
   const void* hidden = std::memchr(mask, 0, sizes.fresh);
   const int64_t first = hidden ? static_cast<const bool*>(hidden) - mask : sizes.fresh;
@@ -68,83 +63,43 @@ inline bool Alike(const Seen& a, const Seen& b, int64_t rank) {
   return true;
 }
 
-// A block's keys and values as products take them: float32 where they lie, bfloat16 widened once for all queries.
-template <typename Entry>
-class Floats;
-
-template <>
-class Floats<float> {
- public:
-  explicit Floats(int64_t) {}
-  const float* Keys(int, const float* from) { return from; }
-  const float* Values(int, const float* from) { return from; }
-};
-
-template <>
-class Floats<uint16_t> {
- public:
-  explicit Floats(int64_t width) : width_(width), memory_(2 * kBlock * width) {}
-  const float* Keys(int token, const uint16_t* from) { return Widen(from, 2 * token); }
-  const float* Values(int token, const uint16_t* from) { return Widen(from, 2 * token + 1); }
-
- private:
-  const float* Widen(const uint16_t* from, int64_t place) {
-    float* to = &memory_[place * width_];
-    int64_t i = 0;
-    for (; i + kLanes <= width_; i += kLanes) Write(to + i, Read(from + i));
-    for (; i < width_; ++i) {
-      const uint32_t wide = static_cast<uint32_t>(from[i]) << 16;
-      std::memcpy(to + i, &wide, sizeof wide);
-    }
-    return to;
-  }
-
-  int64_t width_;
-  std::vector<float> memory_;
-};
-
-// `count` tokens of the cache from `slot` on; `floats` is theirs while they are used.
-template <typename Entry>
-Tokens Cached(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, int64_t slot, int64_t count,
-              Floats<Entry>& floats) {
+// `count` tokens of the cache from `slot` on.
+inline Tokens Cached(const Sizes& sizes, const Inputs& in, int64_t head, int64_t slot, int64_t count) {
   Tokens tokens;
   const int64_t lane = (sizes.layer * sizes.batch * sizes.heads + head) * sizes.capacity;
   const int32_t* positions = in.cache_positions ? in.cache_positions + head / sizes.heads * sizes.capacity : nullptr;
-  for (int j = 0; j < count; ++j) {
-    tokens.keys[j] = floats.Keys(j, in.keys + (lane + slot + j) * sizes.width);
-    tokens.values[j] = floats.Values(j, in.values + (lane + slot + j) * sizes.width);
+  for (int64_t j = 0; j < count; ++j) {
+    tokens.keys[j] = in.keys + (lane + slot + j) * sizes.width;
+    tokens.values[j] = in.values + (lane + slot + j) * sizes.width;
     tokens.positions[j] = positions ? positions[slot + j] : slot + j;
   }
   tokens.count = static_cast<int>(count);
   return tokens;
 }
 
-// Adds fresh tokens to those of the cache from `slot` on, up to kBlock in all.
-template <typename Entry>
-void AddFresh(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, const Seen& seen, int64_t slot,
-              Floats<Entry>& floats, Tokens& tokens) {
-  const int64_t length = sizes.Length(in, head), row = head / sizes.heads, first = slot + tokens.count - length;
+// Up to kBlock tokens from `slot` on: of the cache, then fresh ones.
+inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const Seen& seen, int64_t slot) {
+  const int64_t length = sizes.Length(in, head), cached = std::clamp<int64_t>(length - slot, 0, kBlock);
+  Tokens tokens = Cached(sizes, in, head, slot, cached);
+  const int64_t row = head / sizes.heads, first = slot + cached - length;
   for (int64_t rank = first; rank < std::min(seen.count, slot + kBlock - length); ++rank) {
     const int64_t place = row * sizes.fresh + seen.Which(rank);
     const int64_t at = (place * sizes.heads + head % sizes.heads) * sizes.width;
-    tokens.keys[tokens.count] = floats.Keys(tokens.count, in.fresh_keys + at);
-    tokens.values[tokens.count] = floats.Values(tokens.count, in.fresh_values + at);
+    tokens.keys[tokens.count] = in.fresh_keys + at;
+    tokens.values[tokens.count] = in.fresh_values + at;
     tokens.positions[tokens.count++] = in.positions[place];
   }
+  return tokens;
 }
 
-// Asks for pieces `first` to `last` of `pieces` of `count` tokens of the cache from `slot` on, so that they are there
-// when their turn comes. GCC takes a call that does nothing else for one that does nothing.
-template <typename Entry>
-inline __attribute__((always_inline)) void Prefetch(const Sizes& sizes, const Inputs<Entry>& in, int64_t head, int64_t slot, int64_t count, int64_t first,
-              int64_t last, int64_t pieces) {
-  constexpr int64_t line = 64 / sizeof(Entry);
+// Asks for pieces `first` to `last` of `pieces` of the `count` numbers behind these tokens of a cache, so that they are
+// there when their turn comes.
+inline void Prefetch(const Tokens& tokens, int64_t count, int64_t first, int64_t last, int64_t pieces) {
+  constexpr int64_t line = 64 / sizeof(float);
   if (count <= 0) return;
-  const int64_t lane = (sizes.layer * sizes.batch * sizes.heads + head) * sizes.capacity;
-  const int64_t at = (lane + slot) * sizes.width, lines = (count * sizes.width + line - 1) / line;
-  const Entry *keys = in.keys + at, *values = in.values + at;
-  const int64_t end = lines * last / pieces;
-  for (int64_t i = lines * first / pieces; i < end; ++i) {
+  const int64_t lines = (count + line - 1) / line, beyond = tokens.keys[1] - tokens.keys[0];
+  const float *keys = tokens.keys[kBlock - 1] + beyond, *values = tokens.values[kBlock - 1] + beyond;
+  for (int64_t i = lines * first / pieces; i < lines * last / pieces; ++i) {
     __builtin_prefetch(keys + i * line, 0, 2);
     __builtin_prefetch(values + i * line, 0, 2);
   }
