@@ -5,6 +5,7 @@ import difflib
 import functools
 import json
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def find_drafter(name: str) -> Path | None:
     folder = _drafters().get(name)
     if folder is None and name in _trained():
         raise FileNotFoundError(
-            f"the drafter {name!r} is not in this installation: wheels carry only what 'auto' drafts with. Clone "
+            f"the drafter {name!r} is not in this installation: wheels carry the default model's head alone. Clone "
             f"jaxspec's repository and pass the folder models/{name} in it, or pass one of: "
             f"{', '.join(drafter_names()) or 'none'}"
         )
@@ -158,8 +159,8 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
     """Returns a drafter's name in full.
 
     Args:
-      name: "auto" is what the model's manifest names, and "eagle" the model's drafter of that name; others stay as they
-        are.
+      name: "auto" is what the model's manifest names, without a head that this installation lacks, with a warning;
+        "eagle" is the model's drafter of that name; others stay as they are.
       model: the name of a model of the zoo.
 
     Raises:
@@ -175,12 +176,28 @@ def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.Path
         entry = None if model is None else find(model)
         if entry is None or entry.drafter is None:
             return "ngram"
-        return draft_name(entry.drafter, entry.name)
+        return _present(entry.drafter, entry)
     first, plus, other = name.partition("+")
     if plus and not Path(name).exists():
         return f"{first}+{draft_name(other, model)}"
     own = f"{model}/{name}"
     return own if own in _drafters() or own in _trained() else name
+
+
+def _present(name: str, entry: ZooEntry) -> str | os.PathLike[str]:
+    """Returns a manifest's drafter in full, or what it copies with alone where its head is missing."""
+    first, plus, other = name.partition("+")
+    missing = other or first
+    if missing not in entry.missing_drafters:
+        return draft_name(name, entry.name)
+    alone = first if plus else "ngram"
+    warnings.warn(
+        f"drafting by {alone} alone: the head {entry.name}/{missing} is not in this installation, as wheels carry the "
+        f"default model's alone. For its drafts clone jaxspec's repository and pass '{alone}+PATH', of "
+        f"models/{entry.name}/{missing} in it",
+        stacklevel=3,
+    )
+    return alone
 
 
 def drafter_names() -> list[str]:

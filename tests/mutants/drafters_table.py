@@ -7,6 +7,13 @@ _TESTS = "tests/benchmarks/test_drafters.py"
 
 MUTANTS = (
     Mutant(
+        "a model whose head is missing drafts with it",
+        "checkpoints/zoo.py",
+        "if missing not in entry.missing_drafters:",
+        "if missing:",
+        ("tests/checkpoints/test_shipped.py::test_without_its_head_a_model_drafts_by_copying",),
+    ),
+    Mutant(
         "turns of one prompt alone are compared",
         f"{_BENCHMARKS}/drafter_costs.py",
         "[sum(turn) for turn in",
