@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.params import Checkpoint
-from jaxspec.checkpoints.quantized.table import read_quantized
+from jaxspec.checkpoints.quantized.table import hold_quantized, read_quantized
 from jaxspec.checkpoints.safetensors_header import read_header
 from jaxspec.checkpoints.stored_tensor import StoredTensor, read_stored
 from jaxspec.checkpoints.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def read_huggingface_checkpoint(folder: Path) -> Checkpoint:
     """
     config = read_json(folder / "config.json")
     with settings_of(folder / "config.json"):
-        tensors = read_tensors(folder, config)
+        tensors = read_quantized(folder, config, read_stored_tensors(folder))
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
     return Checkpoint(str(folder), config, tensors, tokenizer, str(folder / "config.json"))
@@ -74,12 +74,16 @@ def read_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, LazyTenso
 
     Args:
       folder: where they lie.
-      config: the contents of its `config.json`, which says whether weights are quantized, and how.
+      config: the contents of its `config.json`, which says how weights are quantized, if any are.
 
     Raises:
       ValueError: a file is missing, truncated or corrupted; or weights are quantized in a way that is not supported.
     """
-    return read_quantized(folder, config, read_stored_tensors(folder))
+    tensors = read_stored_tensors(folder)
+    if not hold_quantized(tensors):  # a head's configuration may repeat what its target's says
+        return dict(tensors)
+    with settings_of(folder / "config.json"):
+        return read_quantized(folder, config, tensors)
 
 
 def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:

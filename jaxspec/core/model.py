@@ -276,8 +276,14 @@ def placement_of(model: object) -> Layout:
 def chunk_of(model: object) -> int:
     """Returns how many tokens of a prompt a pass of the model is fed: its `prompt_chunk`; 128 where it has none.
 
+    Raises:
+      ValueError: it is no positive integer.
+
     Example:
         >>> jaxspec.core.model.chunk_of(target)
         128
     """
-    return getattr(model, "prompt_chunk", CHUNK)
+    chunk = getattr(model, "prompt_chunk", CHUNK)
+    if type(chunk) is not int or chunk < 1:
+        raise ValueError(f"prompt_chunk of {type(model).__name__} must be a positive integer, got {chunk!r}")
+    return chunk

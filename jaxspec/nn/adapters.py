@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, ModelOutput
+from jaxspec.core.model import Cache, ModelOutput, chunk_of
 from jaxspec.core.pytree import register_dataclass
 
 
@@ -102,6 +102,11 @@ class NNXModel:
     state: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})
     context_length: int | None = dataclasses.field(metadata={"static": True})
+
+    @property
+    def prompt_chunk(self) -> int:
+        """How many tokens of a prompt a pass is fed."""
+        return chunk_of(nnx.merge(self.graph, self.state))
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return nnx.merge(self.graph, self.state).init_cache(batch, capacity)

@@ -12,7 +12,6 @@ from jaxspec.core.model import CHUNK, Layout, ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.partial import Partial
 from jaxspec.nn.transformer import Norm, Transformer, embed
@@ -66,8 +65,7 @@ class LanguageModel(Network):
     @property
     def prompt_chunk(self) -> int:
         """How many tokens of a prompt a pass is fed: fewer where stored weights are multiplied by native kernels."""
-        native = self.cache_type is NativeKVCache
-        stored = native and any(weight.kernels.startswith("stored") for weight in packed_weights(self))
+        stored = any(weight.kernels.startswith("stored") for weight in packed_weights(self))
         return _STORED_CHUNK if stored else CHUNK
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:

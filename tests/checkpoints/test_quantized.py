@@ -295,3 +295,8 @@ def test_what_cannot_be_packed_is_said():
         write_packed({}, 3)
     with pytest.raises(ValueError, match=r"groups of 32 must divide the inputs of a.weight, got 48"):
         write_packed({"a.weight": np.zeros((2, 48))}, 4)
+    for number in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"b.weight holds NaN or infinite values"):
+            write_packed({"b.weight": np.full((2, 32), number)}, 4)
+    rest = {"a.weight": np.zeros((0, 32)), "b.weight": np.zeros((2, 0)), "c": np.ones((2, 32))}
+    assert write_packed(rest, 8)[0].keys() == rest.keys()

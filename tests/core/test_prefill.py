@@ -53,6 +53,8 @@ def test_chunks_are_as_the_model_asks(chunk):
 def test_stored_weights_ask_for_fewer():
     """Where native kernels multiply by them; a model around it passes on what it asks for."""
     assert chunk_of(TARGET) == chunk_of(object()) == CHUNK
+    with pytest.raises(ValueError, match="prompt_chunk of Chunked must be a positive integer, got 0"):
+        chunk_of(Chunked(TARGET.module, TARGET.params, prompt_chunk=0))
     wide = tiny.random_model(dataclasses.replace(tiny.config(), width=32, head_dim=16, mlp_width=64), 0, 0.1)
     assert chunk_of(jaxspec.quantize_weights(wide)) == CHUNK
     try:
@@ -60,6 +62,6 @@ def test_stored_weights_ask_for_fewer():
         stored = jaxspec.native_kernels(wide, weights="int8")
     except NoCompilerError as error:
         pytest.skip(str(error))
-    assert chunk_of(stored) == 32
+    assert chunk_of(stored) == chunk_of(jaxspec.quantize_cache(stored)) == 32
     assert chunk_of(jaxspec.drafters.ResizedModel(stored, 20)) == 32
     assert chunk_of(jaxspec.drafters.TrimmedModel.of(stored, 5)) == 32

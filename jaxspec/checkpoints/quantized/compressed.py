@@ -132,24 +132,26 @@ def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str
     """Rounds matrices to 4 or 8 bits with a scale for each 32 inputs, of those tried the one of the least squares.
 
     Args:
-      tensors: by name; a matrix is `[out, in]`, and its name ends in `.weight`.
+      tensors: by name; those that are `[out, in]` and whose names end in `.weight` are rounded.
       bits: of each number.
 
     Returns:
       The tensors of the packed layout, the others as they are; and the `quantization_config` that says so.
 
     Raises:
-      ValueError: `bits` is another number, or 32 does not divide the inputs of a matrix.
+      ValueError: `bits` is another number, 32 does not divide the inputs of a matrix, or it is not finite.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits!r}")
     found: dict[str, np.ndarray] = {}
     for name, x in tensors.items():
-        if x.ndim != 2:
+        if x.ndim != 2 or not x.size or not name.endswith(".weight"):
             found[name] = x
             continue
         if x.shape[1] % _GROUP_SIZE:
             raise ValueError(f"groups of {_GROUP_SIZE} must divide the inputs of {name}, got {x.shape[1]}")
+        if not np.isfinite(np.asarray(x, np.float32)).all():
+            raise ValueError(f"{name} holds NaN or infinite values, which integers cannot")
         values, scale = _round(np.asarray(x, np.float32), bits)
         module = name.removesuffix(".weight")
         found[f"{module}.weight_packed"] = pack(values, bits)
@@ -170,7 +172,7 @@ def _round(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
         scale = (largest * part).astype(ml_dtypes.bfloat16)
         wide = scale.astype(np.float32)[..., None]
         near = np.clip(np.rint(groups / np.where(wide == 0, 1, wide)), -most - 1, most)
-        error = np.square(groups - near * wide).sum(axis=-1)
+        error = np.square(groups / most - near * (wide / most)).sum(axis=-1, dtype=np.float64)
         better = error < best
         best = np.where(better, error, best)
         values, kept = np.where(better[..., None], near.astype(np.int8), values), np.where(better, scale, kept)

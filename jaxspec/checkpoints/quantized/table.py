@@ -1,7 +1,7 @@
 """Lists the methods of quantization by the names that `config.json` has for them, and reads what they wrote."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,12 @@ def read_quantized(
                 raise module.error("weight", f"expected the weight once, got it beside {layout.first} too")
             found[f"{module.name}.weight"] = weight
     return found
+
+
+def hold_quantized(names: Iterable[str]) -> bool:
+    """Returns whether tensors of these names hold a quantized weight in one of the layouts."""
+    ends = tuple(f".{layout.first}" for method in METHODS.values() for layout in method.layouts)
+    return any(name.endswith(ends) for name in names)
 
 
 def is_read(config: Mapping[str, Any]) -> bool:

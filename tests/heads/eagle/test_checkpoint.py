@@ -151,6 +151,16 @@ def test_matrices_of_four_bits(tmp_path, with_head):
         np.testing.assert_array_equal(found.params["head"], head.params["head"])
 
 
+def test_a_configuration_of_the_target_is_no_matter_for_plain_tensors(tmp_path):
+    """It may say how the target is quantized; a head that is says which setting is wrong, and in which file."""
+    config = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 2}}
+    head = jaxspec.load_head(write(tmp_path / "plain", tensors(), config), TARGET)
+    assert head.params["fuse"]["kernel"].shape == (WIDTH, 3 * WIDTH)
+    stored = tensors() | {"fc.qweight": np.zeros((6, 16), np.int32)}
+    with pytest.raises(ValueError, match=r"packed/config.json: quantization_config.bits.*got 2"):
+        jaxspec.load_head(write(tmp_path / "packed", stored, config), TARGET)
+
+
 @pytest.mark.slow
 def test_it_drafts(tmp_path):
     head = jaxspec.load_head(write(tmp_path / "head", tensors()), TARGET)
