@@ -277,16 +277,17 @@ def test_what_is_packed_is_read_again(tmp_path, bits):
     whole = rng.integers(-most, most, size=(6, 96), endpoint=True)
     whole[:, ::32] = most  # so that the step of each group is its scale
     exact = (whole * np.repeat(2.0 ** rng.integers(-8, 3, size=(6, 3)), 32, axis=1)).astype(np.float32)
-    rough = rng.normal(size=(5, 64)).astype(np.float32)
+    rough = rng.normal(size=(64, 64)).astype(np.float32)
     stored, settings = write_packed({"a.weight": exact, "b.weight": rough, "norm.weight": rough[0]}, bits)
     save_file({name: np.ascontiguousarray(x) for name, x in stored.items()}, tmp_path / "model.safetensors")
     found = read_quantized(tmp_path, {"quantization_config": settings}, read_stored_tensors(tmp_path))
     assert found.keys() == {"a.weight", "b.weight", "norm.weight"}
     np.testing.assert_array_equal(found["a.weight"].read(), exact)
     np.testing.assert_array_equal(found["norm.weight"].read(), rough[0])
-    steps = np.repeat(np.abs(rough.reshape(5, 2, 32)).max(axis=-1) / most, 32, axis=1)
+    steps = np.repeat(np.abs(rough.reshape(64, 2, 32)).max(axis=-1) / most, 32, axis=1)
     error = found["b.weight"].read() - rough
-    assert np.sqrt(np.mean(np.square(error / steps))) < 12**-0.5 * 1.02  # of numbers spread evenly over a step
+    # Of numbers spread evenly over a step it is 12**-0.5; a smaller step than the largest number asks for does better.
+    assert np.sqrt(12 * np.mean(np.square(error / steps))) < (0.9 if bits == 4 else 1.02)
     assert stored["b.weight_packed"].nbytes == rough.size * bits // 8 and stored["b.weight_scale"].itemsize == 2
 
 
