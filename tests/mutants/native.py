@@ -25,6 +25,13 @@ MUTANTS = (
         ("tests/core/test_prefill.py::test_chunks_are_as_the_model_asks",),
     ),
     Mutant(
+        "an NNX module is fed a prompt in chunks for accelerators, whatever it asks for",
+        "nn/adapters.py",
+        "return chunk_of(nnx.merge(self.graph, self.state))",
+        "return chunk_of(self.graph)",
+        ("tests/nn/test_adapters.py::test_an_nnx_module_says_how_much_of_a_prompt_a_pass_is_fed",),
+    ),
+    Mutant(
         "a library that another machine can load is removed",
         _LIBRARY,
         'unloadable.append(f"jaxspec: {path} cannot be loaded here: {error}; compiling another")',

@@ -37,6 +37,20 @@ MUTANTS = (
         ("tests/heads/eagle/test_checkpoint.py::test_matrices_of_four_bits",),
     ),
     Mutant(
+        "heads of floats are read by what their target's configuration says",
+        "checkpoints/huggingface.py",
+        "if not hold_quantized(tensors):",
+        "if False:",
+        ("tests/heads/eagle/test_checkpoint.py::test_a_configuration_of_the_target_is_no_matter_for_plain_tensors",),
+    ),
+    Mutant(
+        "what is not finite is packed",
+        f"{_Q}/compressed.py",
+        "if not np.isfinite(floats).all():",
+        "if False:",
+        (f"{_TESTS}::test_what_cannot_be_packed_is_said",),
+    ),
+    Mutant(
         "GPTQ's zeros are one too low",
         f"{_Q}/gptq.py",
         "center(unpack(words + ones, bits), bits)",

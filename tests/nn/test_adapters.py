@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec.core.model import CHUNK, chunk_of
 from tests._fixtures import tiny
 from tests.contracts import ModelContract
 
@@ -50,6 +51,14 @@ class TestFunction(ModelContract):
 
 class TestNNX(ModelContract):
     model = jaxspec.from_nnx(WithCache(ORIGINAL))
+
+
+def test_an_nnx_module_says_how_much_of_a_prompt_a_pass_is_fed():
+    class Small(WithCache):
+        prompt_chunk = 16
+
+    assert chunk_of(jaxspec.from_nnx(Small(ORIGINAL))) == 16
+    assert chunk_of(jaxspec.from_nnx(WithCache(ORIGINAL))) == CHUNK
 
 
 class TestNNXWithoutCache(ModelContract):

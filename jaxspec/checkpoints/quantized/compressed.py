@@ -150,9 +150,10 @@ def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str
             continue
         if x.shape[1] % _GROUP_SIZE:
             raise ValueError(f"groups of {_GROUP_SIZE} must divide the inputs of {name}, got {x.shape[1]}")
-        if not np.isfinite(np.asarray(x, np.float32)).all():
+        floats = np.asarray(x, np.float32)
+        if not np.isfinite(floats).all():
             raise ValueError(f"{name} holds NaN or infinite values, which integers cannot")
-        values, scale = _round(np.asarray(x, np.float32), bits)
+        values, scale = _round(floats, bits)
         module = name.removesuffix(".weight")
         found[f"{module}.weight_packed"] = pack(values, bits)
         found[f"{module}.weight_scale"] = scale
