@@ -8,6 +8,7 @@ from jaxspec._lazy import lazy
 from jaxspec.heads.base import HeadKind
 
 if TYPE_CHECKING:
+    from jaxspec.heads.eagle.checkpoint import write_eagle as write_eagle
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
     from jaxspec.heads.eagle.head import EagleHead as EagleHead
     from jaxspec.heads.eagle.head import init as init
@@ -53,6 +54,7 @@ MTP = HeadKind(
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "checkpoint": ("write_eagle",),
         "drafter": ("EagleDrafter",),
         "head": ("EagleHead", "init"),
         "mtp": ("init_mtp",),

@@ -155,6 +155,12 @@ def write_eagle(
       ValueError: `bits` is another number, or 32 does not divide the inputs of a matrix.
       TypeError: the head is not of EAGLE-3.
       FileExistsError: the folder exists.
+
+    Example:
+      >>> head = jaxspec.heads.eagle.init(target, key)
+      >>> jaxspec.heads.eagle.write_eagle(head, folder / "head", with_head=False)
+      >>> jaxspec.load_head(folder / "head", target).capture == head.capture
+      True
     """
     if not isinstance(head.module, EagleLayer):
         raise TypeError(f"write_eagle writes EAGLE-3 heads, got a layer of type {type(head.module).__name__}")
