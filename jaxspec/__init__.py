@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxspec.core.status import StopReason as StopReason
     from jaxspec.core.tree import Tree as Tree
     from jaxspec.decoding.generate import generate as generate
+    from jaxspec.decoding.score import score as score
     from jaxspec.decoding.steps import finish as finish
     from jaxspec.decoding.steps import init as init
     from jaxspec.decoding.steps import jit_step as jit_step
@@ -125,6 +126,7 @@ __getattr__, __dir__ = lazy(
         "heads.medusa.drafter": ("MedusaDrafter",),
         "heads.tandem.drafter": ("TandemDrafter",),
         "decoding.generate": ("generate",),
+        "decoding.score": ("score",),
         "decoding.steps": ("finish", "init", "jit_step", "step", "stream"),
         "named": ("load_drafter", "load_head"),
         "text.decoder": ("SpeculativeDecoder",),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxspec.core.sampling import Policy as Policy
     from jaxspec.core.sampling import Sampling as Sampling
     from jaxspec.core.sampling import one_hot_log as one_hot_log
+    from jaxspec.core.scores import Scores as Scores
     from jaxspec.core.state import Context as Context
     from jaxspec.core.state import Generation as Generation
     from jaxspec.core.state import GenerationState as GenerationState
@@ -51,6 +52,7 @@ __getattr__, __dir__ = lazy(
         "random": ("PositionNoise", "Rng", "RoundKeys", "row_keys"),
         "rows": ("count_leading", "first_true", "take_row"),
         "sampling": ("Greedy", "Policy", "Sampling", "one_hot_log"),
+        "scores": ("Scores",),
         "state": ("Context", "Generation", "GenerationState", "Proposal", "RoundInfo", "Verdict"),
         "stats": ("Stats",),
         "status": ("Status", "StopReason"),

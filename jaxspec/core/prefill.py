@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.bit_exact import rows_of
 from jaxspec.core.model import Cache, Model, chunk_of
 from jaxspec.core.pytree import register_dataclass
 
@@ -52,8 +53,9 @@ def prefill(
       cache: an empty cache of the model, with room for `s` tokens.
       capture: the hidden states to return, as of `Model.__call__`.
     """
+    width = tokens.shape[1]
+    tokens, chunk = in_chunks(model, tokens)
     slots = tokens.shape[1]
-    chunk = min(chunk_of(model), slots)
     fed = length - 1
 
     def feed(index, carry):
@@ -74,7 +76,15 @@ def prefill(
     hidden = _hidden_buffers(model, tokens, cache, capture)
     with jax.named_scope("prefill"):
         cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
-    return Prefilled(cache.truncate(fed), hidden)
+    return Prefilled(cache.truncate(fed), tuple(x[:, :width] for x in hidden))
+
+
+def in_chunks(model: Model, tokens: Int[Array, "b s"]) -> tuple[Int[Array, "b s_padded"], int]:
+    """Returns tokens and how many of them a pass takes: of one number, where passes must agree to the bit."""
+    chunk = chunk_of(model)
+    if rows_of(model) is None:
+        return tokens, min(chunk, tokens.shape[1])
+    return jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % chunk))), chunk
 
 
 def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Array, "b"]) -> Cache:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sums import row_sum
 from jaxspec.core.values import to_int32
 
 
@@ -99,7 +100,7 @@ class Sampling:
         scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
         scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
         scaled = _keep(scaled, self._threshold(scaled))
-        next_log_probs = scaled - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
+        next_log_probs = scaled - jnp.log(row_sum(jnp.exp(scaled)))[..., None]
         certain = one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
         drawn = temperature > 0
         if self.top_k is not None:
@@ -116,8 +117,8 @@ class Sampling:
         if self.top_p is not None:
             top_p = _per_row(self.top_p, scaled.dtype)
             weights = jnp.exp(_keep(scaled, threshold))
-            goal = top_p * jnp.sum(weights, axis=-1, keepdims=True)
-            nucleus = _bisect(scaled, lambda keep: jnp.sum(jnp.where(keep, weights, 0.0), -1, keepdims=True) >= goal)
+            goal = top_p * row_sum(weights)[..., None]
+            nucleus = _bisect(scaled, lambda keep: row_sum(jnp.where(keep, weights, 0.0))[..., None] >= goal)
             threshold = jnp.maximum(threshold, jnp.where(top_p < 1, nucleus, -jnp.inf))
         if self.min_p is not None:
             threshold = jnp.maximum(threshold, jnp.log(_per_row(self.min_p, scaled.dtype)))

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
 from jaxspec.core import validate
+from jaxspec.core.bit_exact import as_bit_exact, check_rows
 from jaxspec.core.model import Layout, Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
@@ -109,6 +110,8 @@ class Arguments:
         capacity: int | None = None,
         lossy: bool = False,
         mesh: Mesh | None = None,
+        bit_exact: bool = False,
+        rows: int | None = None,
     ) -> tuple[Self, int]:
         """Checks everything and pads shapes to buckets, so that nearby calls share a program.
 
@@ -123,6 +126,8 @@ class Arguments:
         check_kinds(target, drafter, verifier, sampling)
         verifier = drafter.default_verifier if verifier is None else verifier
         verifier.check(drafter)
+        target = as_bit_exact(target, bit_exact, rows)
+        check_rows(target, drafter.lengths[-1])
         ids = _as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
         batch = ids.shape[0]
@@ -136,10 +141,10 @@ class Arguments:
             check_takes_trees(type(drafter).__name__, target)
         max_new_tokens, max_new = make_room(target, drafter, ids.shape, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
-        rows = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
+        by_row = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         policy = None if isinstance(sampling, Sampling) else sampling
         target, drafter, placement = _on_mesh(target, drafter, mesh)
-        asked = ((rows, policy), max_new)
+        asked = ((by_row, policy), max_new)
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy), _ASKED: asked}
         placement.check_same(said)
         checked = cls(
@@ -147,7 +152,7 @@ class Arguments:
             drafter=drafter,
             verifier=verifier,
             policy=policy,
-            rows=placement.rows(rows),
+            rows=placement.rows(by_row),
             max_new=max_new,
             placement=placement,
         )
@@ -165,7 +170,7 @@ def _rows(
         max_new_tokens=jnp.broadcast_to(to_int32(max_new_tokens), (batch,)),
         stop_tokens=stops,
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
-        sampling=_one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
+        sampling=one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
     )
 
 
@@ -190,6 +195,11 @@ def check_kinds(target: object, drafter: object, verifier: object, sampling: obj
             raise TypeError(f"{name} must be a jaxspec {kind.__name__}, got {_kind(value)}; pass {advice}")
     if isinstance(sampling, type) or not isinstance(sampling, Policy):
         raise TypeError(f"sampling must be a policy, got {_kind(sampling)}; pass Greedy() or Sampling(temperature=...)")
+
+
+def check_target(target: object, sampling: object) -> None:
+    """Raises `TypeError` unless these are a model and a policy."""
+    check_kinds(target, NoDrafter(), None, sampling)
 
 
 def _of_rule(value: object) -> str | None:
@@ -225,7 +235,7 @@ def _lengths(prompt_length: PerRow | None, batch: int, width: int) -> Int[Array,
     return jnp.broadcast_to(jnp.where(lengths <= width, lengths, 0), (batch,))
 
 
-def _one_a_row(policy: Sampling, batch: int) -> Sampling:
+def one_a_row(policy: Sampling, batch: int) -> Sampling:
     """Spreads sampling parameters to one value a row, so that a new value or mix is no new program."""
     as_float = lambda value: jnp.asarray(value, jnp.float32)  # noqa: E731
     spread = {

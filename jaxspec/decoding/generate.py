@@ -58,6 +58,8 @@ def generate(
     capacity: int | None = None,
     lossy: bool = False,
     mesh: Mesh | None = None,
+    bit_exact: bool = False,
+    rows: int | None = None,
 ) -> Generation:
     """Continues each prompt; the output follows the target's distribution whatever the drafter guesses.
 
@@ -85,6 +87,10 @@ def generate(
       mesh: splits models and rows over devices by `jaxspec.sharding.default_rules` (axes
         `data` and `model`, either may be absent). It moves the models at every call: to do that
         once, or by other rules, pass models that `jaxspec.shard` has placed. Needless then.
+      bit_exact: makes the target's passes agree to the bit, so that greedy and coupled tokens, and all
+        log-probabilities, are those of plain decoding with `bit_exact` (`jaxspec.nn.bit_exact`). They agree already
+        where native kernels compute them.
+      rows: with `bit_exact`, the tokens that each pass is filled up to, the same for what is compared; `None` is 16.
 
     Returns:
       A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
@@ -118,6 +124,8 @@ def generate(
         capacity=capacity,
         lossy=lossy,
         mesh=mesh,
+        bit_exact=bit_exact,
+        rows=rows,
     )
     return cut(run(arguments), width)
 

@@ -21,11 +21,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
+from jaxspec.core.bit_exact import by_position, rows_of
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
+from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.tree import ancestors, depths, verification_mask
 from jaxspec.decoding.commit import Verified, commit, widen
 from jaxspec.drafters import bounded
@@ -145,10 +147,11 @@ def _verify_drafts(
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
     output = _target_pass(drafter, proposal, context)
     check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
-    verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling)
+    fixed = rows_of(context.target)
+    verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling, fixed)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)
-    normalizer = jnp.take_along_axis(jax.nn.logsumexp(output.logits, axis=-1), rows, axis=1)
+    normalizer = jnp.take_along_axis(by_position(log_sum_exp, output.logits, fixed), rows, axis=1)
     log_probs = _at(output.logits, rows, tokens) - normalizer
     warped = jnp.zeros_like(log_probs) if next_log_probs is None else _at(next_log_probs, rows, tokens)
     drawn = _count_drawn(verifier, warped, verdict.accepted)
@@ -189,6 +192,11 @@ def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> Mode
     options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
     if proposal.partial is not None:
         assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
+        if rows_of(target) is not None:
+            raise ValueError(
+                "a target whose passes agree to the bit runs each of them whole, got a drafter that begins them; pass "
+                "another drafter, or bit_exact=False"
+            )
         return target.resume(proposal.partial, context.cache, **options)
     return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
 
@@ -215,13 +223,13 @@ def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
 
 
 def _verdict(
-    verifier: Verifier, rng: Rng, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy
+    verifier: Verifier, rng: Rng, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy, fixed: int | None
 ) -> tuple[Verdict, Float[Array, "b n v"] | None]:
     """Returns the verdict, and the log-probabilities it was drawn from (`None`: one-hot, for a greedy policy)."""
     if policy.greedy:
         tokens = argmax(logits)
         return verifier.verify_greedy(rng, proposal, tokens), None
-    next_log_probs = policy.log_probs(logits)
+    next_log_probs = by_position(policy.log_probs, logits, fixed)
     return verifier.verify(rng, proposal, next_log_probs), next_log_probs
 
 

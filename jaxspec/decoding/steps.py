@@ -9,6 +9,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxspec.core import validate
+from jaxspec.core.bit_exact import check_rows
 from jaxspec.core.model import Model, placement_of
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Generation, GenerationState, RoundInfo
@@ -36,8 +37,9 @@ def init(
 ) -> GenerationState:
     """Returns the state before the first round: the prompt is fed, nothing is emitted.
 
-    Takes the arguments of `generate`, which describes them, but no verifier, which `step` takes, and no mesh:
-    `jaxspec.shard` the models before, so that `step` is given the same ones.
+    Takes the arguments of `generate`, which describes them, but no verifier, which `step` takes, no mesh and
+    no `bit_exact`: `jaxspec.shard` the models before, or take `jaxspec.nn.bit_exact(target)`, so that `step` is given
+    the same ones.
 
     Raises:
       TypeError, ValueError: as `generate` does.
@@ -100,6 +102,7 @@ def step(
     verifier = drafter.default_verifier if verifier is None else verifier
     verifier.check(drafter)
     validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
+    check_rows(target, drafter.lengths[-1])
     validate.same_draft_length(drafter.max_drafts, state.stats.drafted_at.shape[1])
     state, info = run_round(target, drafter, verifier, state)
     placement = placement_of(target)
@@ -165,6 +168,8 @@ def stream(
     capacity: int | None = None,
     lossy: bool = False,
     mesh: Mesh | None = None,
+    bit_exact: bool = False,
+    rows: int | None = None,
 ) -> Generator[list[np.ndarray], None, Generation]:
     """Yields after each round the new token ids of each row, until every row has ended.
 
@@ -192,6 +197,8 @@ def stream(
         capacity=capacity,
         lossy=lossy,
         mesh=mesh,
+        bit_exact=bit_exact,
+        rows=rows,
     )
     return _stream(arguments, width)
 

@@ -7,6 +7,7 @@ from jaxspec._lazy import lazy
 if TYPE_CHECKING:
     from jaxspec.nn.adapters import from_function as from_function
     from jaxspec.nn.adapters import from_nnx as from_nnx
+    from jaxspec.nn.bit_exact import bit_exact as bit_exact
     from jaxspec.nn.cache import KVCache as KVCache
     from jaxspec.nn.cache import KVEntries as KVEntries
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy(
         "cache_int8": ("Int8KVCache",),
         "adapters": ("from_function", "from_nnx"),
         "qwix": ("from_qwix",),
+        "bit_exact": ("bit_exact",),
         "convert": ("native_kernels", "pack_weights", "quantize_cache", "quantize_weights"),
     },
 )

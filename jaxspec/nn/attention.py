@@ -39,13 +39,21 @@ class Fresh:
       keys: of the pending and the fed tokens.
       values: the same.
       positions: of all of them.
-      mask: which fed token sees which of them.
+      mask: which fed token sees which of them; `None` is a chain, none of it pending.
     """
 
     keys: Float[Array, "b u g d"]
     values: Float[Array, "b u g d"]
     positions: Int[Array, "b u"]
-    mask: Bool[Array, "b t u"]
+    mask: Bool[Array, "b t u"] | None
+
+    @property
+    def seen(self) -> Bool[Array, "b t u"]:
+        """The mask, of a chain too."""
+        if self.mask is not None:
+            return self.mask
+        batch, time = self.positions.shape
+        return jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_)), (batch, time, time))
 
 
 @register_dataclass
@@ -59,7 +67,7 @@ class History:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Partial:
+class Softmax:
     """Holds an unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
 
     weighted: Float[Array, "b g r t d"]
@@ -107,7 +115,7 @@ def _attend(
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
     if cache is None or cache.capacity == 0:
-        state = _Partial.empty(queries)
+        state = Softmax.empty(queries)
     else:
         block = _accelerator_block(positions.size)
         over = functools.partial(_over_history, layer=layer, scale=scale, window=window)
@@ -120,9 +128,9 @@ def _attend(
         )
     state = _accumulate(
         state,
-        _scores(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
+        scores_of(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
         jnp.einsum("btgd->bgtd", fresh.values),
-        fresh.mask & _within(positions, fresh.positions, window),
+        fresh.seen & within(positions, fresh.positions, window),
     )
     out = state.weighted / state.weight[..., None]
     return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
@@ -157,7 +165,7 @@ def _over_history(
     scale: float,
     window: int | None,
     block: int,
-) -> _Partial:
+) -> Softmax:
     capacity = cache.capacity
     block = min(block, capacity)
 
@@ -169,17 +177,17 @@ def _over_history(
         key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
         if cache.positions is not None:
             key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
-        seen = seen & _within(positions, key_positions, window)
+        seen = seen & within(positions, key_positions, window)
         keys, values = cache.block(layer, start, block)
-        return _accumulate(state, _scores(queries, keys, scale), values, seen)
+        return _accumulate(state, scores_of(queries, keys, scale), values, seen)
 
     blocks = (jnp.max(cache.length) + block - 1) // block
     # The name tells those who read the compiled program how often this runs.
     with jax.named_scope(f"history_by_{block}"):
-        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, _Partial.empty(queries))
+        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
 
 
-def _scores(
+def scores_of(
     queries: Float[Array, "b g r t d"], keys: Float[Array, "b g s d"], scale: float
 ) -> Float[Array, "b g r t s"]:
     """Scores each query against each key. Heads and tokens of a group are flattened: one plain product each."""
@@ -189,7 +197,7 @@ def _scores(
     return scores.reshape(batch, heads, group, time, -1) * scale
 
 
-def _mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) -> Float[Array, "b g r t d"]:
+def mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) -> Float[Array, "b g r t d"]:
     """Sums the weighted values over slots."""
     batch, heads, group, time, slots = weights.shape
     flat = weights.reshape(batch, heads, group * time, slots).astype(values.dtype)
@@ -197,7 +205,7 @@ def _mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) ->
     return mixed.reshape(batch, heads, group, time, -1)
 
 
-def _within(
+def within(
     query_positions: Int[Array, "b t"], key_positions: Int[Array, "b s"], window: int | None
 ) -> Bool[Array, "..."]:
     """Returns which keys are within each query's window, `[b, t, s]`, or one `True` for all."""
@@ -207,18 +215,18 @@ def _within(
 
 
 def _accumulate(
-    state: _Partial,
+    state: Softmax,
     scores: Float[Array, "b g r t s"],
     values: Float[Array, "b g s d"],
     seen: Bool[Array, "b #t s"],
-) -> _Partial:
+) -> Softmax:
     """Adds keys to an unfinished softmax."""
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)
     weights = jnp.exp(scores - maximum[..., None])
-    return _Partial(
-        state.weighted * shrink[..., None] + _mix(weights, values),
+    return Softmax(
+        state.weighted * shrink[..., None] + mix(weights, values),
         state.weight * shrink + jnp.sum(weights, axis=-1),
         maximum,
     )

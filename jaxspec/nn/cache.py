@@ -91,8 +91,11 @@ class KVCache:
         """The number of slots of each row."""
         return self.keys.shape[3]
 
-    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
-        """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each."""
+    def block(self, layer: int, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
+        """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each.
+
+        `start` is one for all rows, or one a row.
+        """
         return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
 
     def attend(
@@ -161,8 +164,10 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
     return jnp.pad(x, widths)
 
 
-def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, ""], count: int) -> Array:
+def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, "*b"], count: int) -> Array:
     """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
+    if start.ndim:
+        return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count, axis=1))(buffer[layer], start)
     _, batch, heads, _, width = buffer.shape
     zero = jnp.zeros((), start.dtype)
     index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)

@@ -49,7 +49,7 @@ class Int8KVCache(KVCache):
         scales = jnp.zeros((*blank.keys.shape[:-1], 1), jnp.float32)
         return cls(blank.keys, blank.values, blank.length, scales, scales, jnp.dtype(dtype))
 
-    def block(self, layer: int, start: Int[Array, ""], count: int) -> tuple[Array, Array]:
+    def block(self, layer: int, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
         """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
         read = lambda whole, scale: dequantize(  # noqa: E731
             slots(whole, layer, start, count), slots(scale, layer, start, count)[..., 0]

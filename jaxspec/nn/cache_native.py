@@ -57,7 +57,7 @@ def _native(
         fresh.keys,
         fresh.values,
         fresh.positions,
-        fresh.mask,
+        fresh.seen,
         cache.keys,
         cache.values,
         cache.length,

@@ -1,7 +1,7 @@
 """Defines `LanguageModel`: a Flax decoder and its parameters, as the loop's `Model`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.model import CHUNK, Layout, ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
+from jaxspec.nn.bit_exact import bit_exact
 from jaxspec.nn.cache import KVCache, KVEntries
+from jaxspec.nn.fixed_rows import fill, first
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.partial import Partial
 from jaxspec.nn.transformer import Norm, Transformer, embed
@@ -34,6 +36,7 @@ class LanguageModel(Network):
       placement: the layout of its caches and logits on devices (`jaxspec.core.Layout`); `jaxspec.shard` sets it.
       cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
         `NativeKVCache` (`jaxspec.native_kernels`).
+      rows: how many tokens a pass is filled up to, whose bits then do not depend on how many are fed (`bit_exact`).
 
     Example:
         >>> model = jaxspec.LanguageModel(target.module, target.params)
@@ -48,6 +51,7 @@ class LanguageModel(Network):
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
     placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
+    rows: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def vocab_size(self) -> int:
@@ -81,12 +85,22 @@ class LanguageModel(Network):
         capture: tuple[int, ...] = (),
         pending: KVEntries | None = None,
     ) -> ModelOutput:
-        options: dict[str, Any] = {"mask": mask, "positions": positions, "capture": capture}
+        count, rows = tokens.shape[1], self.rows
+        if rows is None or count >= rows or pending is not None:
+            return self._apply(tokens, cache, mask=mask, positions=positions, capture=capture, pending=pending)
+        tokens, mask, positions = fill(rows, tokens, mask, positions)
+        return first(count, self._apply(tokens, cache, mask=mask, positions=positions, capture=capture))
+
+    def _apply(self, tokens: Int[Array, "b t"], cache: KVCache, *, pending: Any = None, **options: Any) -> ModelOutput:
         if pending is not None:
             options["pending"] = pending
         output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
         logits, entries, hidden = output
         return ModelOutput(self.placement.logits(logits), entries, hidden)
+
+    def bit_exact(self, rows: int | None = None) -> Self:
+        """Returns the model with passes that give a token the same bits whatever is fed with it (`nn.bit_exact`)."""
+        return bit_exact(self, rows)
 
     def begin(
         self,

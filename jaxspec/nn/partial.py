@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import Block, Norm, Transformer, embed, mask_and_positions, stack_entries
+from jaxspec.nn.transformer import Block, Norm, Transformer, embed, positions_of, stack_entries
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import rope_tables
 
@@ -61,7 +61,7 @@ def begin(
     pending: KVEntries | None,
 ) -> tuple[Float[Array, "b t v"], Partial]:
     """Runs the first `layers`, and final norm and head for the logits there; other arguments as of `Transformer`."""
-    mask, positions = mask_and_positions(mask, positions, cache, tokens.shape)
+    positions = positions_of(positions, cache, tokens.shape)
     x = first_input(module.config, params, tokens, positions)
     x, entries = _run(module, params, range(layers), x, cache, pending, positions, mask)
     return exit_logits(module, params, x), Partial(x, entries)
@@ -77,7 +77,7 @@ def resume(
     positions: Int[Array, "b t"] | None,
 ) -> tuple[Float[Array, "b t v"], KVEntries]:
     """Runs the remaining layers over the cache that was begun with; returns logits, and the entries of all layers."""
-    mask, positions = mask_and_positions(mask, positions, cache, partial.hidden.shape[:2])
+    positions = positions_of(positions, cache, partial.hidden.shape[:2])
     others = range(partial.layers, module.config.num_layers)
     x, entries = _run(module, params, others, partial.hidden, cache, None, positions, mask)
     # The others' entries wait for every read of the cache, and so do those that are joined to them.
@@ -93,7 +93,7 @@ def _run(
     cache: KVCache,
     pending: KVEntries | None,
     positions: Int[Array, "b u"],
-    mask: Bool[Array, "b t u"],
+    mask: Bool[Array, "b t u"] | None,
 ) -> tuple[Float[Array, "b t d"], KVEntries]:
     """Runs some layers; returns the state after them and their entries."""
     config, entries = module.config, []

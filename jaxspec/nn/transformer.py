@@ -84,7 +84,7 @@ class Attention(nn.Module):
         cache: KVCache,
         pending: KVEntries | None,
         positions: Int[Array, "b u"],
-        mask: Bool[Array, "b t u"],
+        mask: Bool[Array, "b t u"] | None,
         table: RopeTable | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[Float[Array, "b g t h"], Float[Array, "b g t h"]]]:
         config, fed = self.config, positions[:, -x.shape[1] :]
@@ -157,7 +157,7 @@ class Block(nn.Module):
         cache: KVCache,
         pending: KVEntries | None,
         positions: Int[Array, "b u"],
-        mask: Bool[Array, "b t u"],
+        mask: Bool[Array, "b t u"] | None,
         table: RopeTable | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[Array, Array]]:
         x, entry = self._attend(x, cache, pending, positions, mask, table)
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t v"], KVEntries, tuple[Float[Array, "b t d"], ...]]:
         config, time = self.config, tokens.shape[1]
-        mask, positions = mask_and_positions(mask, positions, cache, tokens.shape)
+        positions = positions_of(positions, cache, tokens.shape)
         embedding = weight(self, "embedding", (config.vocab_size, config.width), self.dtype)
         x = embed(config, {"embedding": embedding}, tokens)
         if config.learned_positions:
@@ -250,18 +250,15 @@ def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t
     return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
 
 
-def mask_and_positions(
-    mask: Bool[Array, "b t u"] | None, positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]
-) -> tuple[Bool[Array, "b t u"], Int[Array, "b u"]]:
-    """Returns mask and positions of `[b, t]` tokens as given, or those of a chain that follows the cached tokens."""
-    batch, time = shape
+def positions_of(
+    positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]
+) -> Int[Array, "b u"]:
+    """Returns positions of `[b, t]` tokens as given, or those of a chain that follows the cached tokens."""
     if positions is None:
-        positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+        positions = cache.length[:, None] + jnp.arange(shape[1], dtype=jnp.int32)[None]
         if cache.positions is not None:
             positions = jnp.take_along_axis(cache.positions, positions, axis=1)
-    if mask is None:
-        mask = jnp.broadcast_to(jnp.tril(jnp.ones((time, time), jnp.bool_))[None], (batch, time, time))
-    return mask, positions
+    return positions
 
 
 def stack_entries(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> KVEntries:

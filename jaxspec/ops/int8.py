@@ -19,9 +19,12 @@ _LARGEST = 127.0
 
 
 def quantize(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array, "*n"]]:
-    """Rounds the vectors along the last axis to int8, one float32 scale each; zeros become zeros with scale 0."""
+    """Rounds the vectors along the last axis to int8, one float32 scale each; zeros become zeros with scale 0.
+
+    A scale has 17 bits, and an integer 7: their product is exact, and what was rounded once is rounded to itself.
+    """
     wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) / _LARGEST
+    scale = jax.lax.reduce_precision(jnp.max(jnp.abs(wide), axis=-1) / _LARGEST, exponent_bits=8, mantissa_bits=16)
     safe = jnp.where(scale > 0, scale, 1.0)
     return jnp.round(wide / safe[..., None]).astype(jnp.int8), scale
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.partial import first_input
-from jaxspec.nn.transformer import Block, Transformer, mask_and_positions
+from jaxspec.nn.transformer import Block, Transformer, positions_of
 
 
 def run_dropping(
@@ -32,7 +32,7 @@ def run_dropping(
       cache: an empty one.
     """
     config = module.config
-    mask, positions = mask_and_positions(None, None, cache, tokens.shape)
+    positions = positions_of(None, cache, tokens.shape)
     x, states = first_input(config, params, tokens, positions), []
     for layer in range(config.num_layers):
         block = Block(config, layer, module.dtype)

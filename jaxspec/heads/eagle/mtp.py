@@ -23,7 +23,7 @@ from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.transformer import Block, Dense, Norm, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 
@@ -62,7 +62,7 @@ class MtpLayer(nn.Module):
         positions: Int[Array, "b u"] | None = None,
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t d"], KVEntries]:
-        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
+        positions = positions_of(positions, cache, embedded.shape[:2])
         at = positions[:, -embedded.shape[1] :, None]
         embedded = jnp.where(at == 0, jnp.zeros((), embedded.dtype), embedded)
         x = self.mix(jnp.concatenate([self.token_norm(embedded), self.state_norm(states)], axis=-1))

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 
@@ -65,7 +65,7 @@ class EagleLayer(nn.Module):
         positions: Int[Array, "b u"] | None = None,
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t d"], KVEntries]:
-        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
+        positions = positions_of(positions, cache, embedded.shape[:2])
         attended, entry = self.attention(self.inputs(embedded, states), cache, pending, positions, mask)
         states = self.feed_forward(states + attended)
         return states, stack_entries([entry], states)
@@ -115,7 +115,7 @@ class FirstEagleLayer(nn.Module):
         positions: Int[Array, "b u"] | None = None,
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t d"], KVEntries]:
-        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
+        positions = positions_of(positions, cache, embedded.shape[:2])
         x = self.mix(jnp.concatenate([embedded, states], axis=-1))
         # Its attention has no norm before it.
         attended, entry = self.attention(x, cache, pending, positions, mask)

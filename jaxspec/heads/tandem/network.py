@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import Block, Dense, Norm, mask_and_positions, stack_entries
+from jaxspec.nn.transformer import Block, Dense, Norm, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import apply_rope
@@ -93,7 +93,7 @@ class TandemNetwork(nn.Module):
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t d"], KVEntries]:
         """Runs one pass over tokens that the target has not seen, given by their embeddings in the target."""
-        mask, positions = mask_and_positions(mask, positions, cache, embedded.shape[:2])
+        positions = positions_of(positions, cache, embedded.shape[:2])
         x, entries = self.lower(self.token_norm(embedded.astype(self.dtype))), []
         for layer in self.layer:
             x, entry = layer(x, cache, pending, positions, mask)

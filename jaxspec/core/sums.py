@@ -1,0 +1,73 @@
+"""Sums the last axis in an order that does not depend on how many rows there are."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+# Sums are written out: more of them take longer to compile.
+_LANES, _MOST_SUMS = 64, 32
+# Of more lanes each is computed once, and not by every sum that it is part of.
+_FUSED_LANES = 512
+
+
+def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """Sums each row; on a CPU its bits depend on the row alone, where its axis is not split over devices.
+
+    XLA's CPU compiler sums in another order from eight rows on, so that a token's norm would depend on how many tokens
+    are fed with it. Sums that are written out one by one are not reordered.
+
+    Example:
+        >>> jaxspec.core.sums.row_sum(jnp.arange(8.0).reshape(2, 4)).tolist()
+        [6.0, 22.0]
+    """
+    if x.shape[-1] == 0 or _is_split(x):
+        return jnp.sum(x, axis=-1)
+    return jax.lax.platform_dependent(x, cpu=_in_order, default=lambda x: jnp.sum(x, axis=-1))
+
+
+def log_sum_exp(logits: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """Returns the logarithm of each row's sum of exponentials, by `row_sum`.
+
+    Example:
+        >>> jaxspec.core.sums.log_sum_exp(jnp.zeros((2, 4))).round(3).tolist()
+        [1.386, 1.386]
+    """
+    most = jnp.max(logits, axis=-1, keepdims=True)
+    return most[..., 0] + jnp.log(row_sum(jnp.exp(logits - most)))
+
+
+def _in_order(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    while (width := x.shape[-1]) > _LANES:
+        lanes = _LANES
+        while lanes * _MOST_SUMS < width:
+            lanes *= 2
+        x = _fold(x, lanes)
+    lanes = 1
+    while lanes < x.shape[-1]:
+        lanes *= 2
+    x = _pad(x, lanes)
+    while lanes > 1:
+        lanes //= 2
+        x = x[..., :lanes] + x[..., lanes:]
+    return x[..., 0]
+
+
+def _fold(x: Float[Array, "*rows n"], lanes: int) -> Float[Array, "*rows lanes"]:
+    """Adds the pieces of `lanes` numbers, one after the other."""
+    sums = x[..., :lanes]
+    for start in range(lanes, x.shape[-1], lanes):
+        sums = sums + _pad(x[..., start : start + lanes], lanes)
+    return jax.lax.optimization_barrier(sums) if lanes > _FUSED_LANES else sums
+
+
+def _pad(x: Float[Array, "*rows n"], width: int) -> Float[Array, "*rows width"]:
+    """Appends zeros; an array that is wide enough is returned as it is."""
+    missing = width - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def _is_split(x: Float[Array, "*rows n"]) -> bool:
+    """Returns whether the last axis is split over a mesh with explicit axes."""
+    spec = jax.typeof(x).sharding.spec
+    return len(spec) == x.ndim and spec[-1] is not None

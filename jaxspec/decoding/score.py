@@ -1,0 +1,145 @@
+"""Scores texts that are there already: the log-probabilities that `generate` returned for the same tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int
+
+from jaxspec.core import validate
+from jaxspec.core.bit_exact import as_bit_exact, by_position, rows_of
+from jaxspec.core.model import Cache, Model, chunk_of
+from jaxspec.core.prefill import in_chunks
+from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.core.scores import Scores
+from jaxspec.core.sums import log_sum_exp
+from jaxspec.core.values import is_concrete, to_int32
+from jaxspec.decoding.arguments import TokenIds, check_target, one_a_row
+from jaxspec.decoding.room import PerRow
+
+
+def score(
+    model: Model,
+    tokens: TokenIds,
+    *,
+    length: PerRow | None = None,
+    prompt_length: PerRow = 1,
+    sampling: Policy = Greedy(),  # noqa: B008 (frozen and stateless)
+    bit_exact: bool = False,
+    rows: int | None = None,
+) -> Scores:
+    """Computes the log-probability of every token of given texts, by as few passes as there can be.
+
+    With `bit_exact`, and always where native kernels compute, the numbers of tokens behind the prompt are those that
+    `generate` returned for them, to the bit, if it ran on the same machine with as many rows in its batch, the same
+    prompts, `bit_exact` and `rows`. So a trainer's old log-probabilities are the sampler's own. Works in the caller's
+    `jax.jit`; no gradient flows through it.
+
+    Args:
+      model: the model, as `generate` takes it.
+      tokens: `[b, t]` texts, prompt and answer; shorter rows are padded on the right.
+      length: the tokens of each row that count, one integer or `[b]`; `None` is all.
+      prompt_length: the tokens of each row that were its prompt, one integer or `[b]`: they are fed as prompts are.
+      sampling: the policy of `warped_log_probs`; under `Greedy()` they are 0 for the likeliest token and -inf else.
+      bit_exact: as in `generate`.
+      rows: as in `generate`.
+
+    Returns:
+      `Scores`, `[b, t]` each, float32.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit each other. Of lengths that are traced those out of range
+        are moved into it.
+
+    Example:
+        >>> answer = jaxspec.generate(target, None, prompt, max_new_tokens=8, bit_exact=True)
+        >>> text = jnp.concatenate([prompt, answer.tokens], axis=1)
+        >>> scores = jaxspec.score(target, text, prompt_length=prompt.shape[1], bit_exact=True)
+        >>> bool((scores.log_probs[:, prompt.shape[1] :] == answer.log_probs).all())
+        True
+    """
+    check_target(model, sampling)
+    ids = np.asarray(tokens) if isinstance(tokens, list | tuple) else tokens
+    validate.prompt(ids, length, model.vocab_size)
+    batch, width = ids.shape
+    _check_prompt_length(prompt_length, width if length is None else length)
+    validate.sampling(sampling, batch)
+    validate.fits(width, 0, None, model.context_length)
+    policy = one_a_row(sampling, batch) if isinstance(sampling, Sampling) else sampling
+    spread = lambda value: jnp.broadcast_to(to_int32(value), (batch,))  # noqa: E731
+    model = as_bit_exact(model, bit_exact, rows)
+    return _score(model, to_int32(ids), spread(width if length is None else length), spread(prompt_length), policy)
+
+
+def _check_prompt_length(prompt_length: PerRow, length: PerRow) -> None:
+    """Raises `ValueError` unless each row's prompt has a token at least, and ends in its text."""
+    if is_concrete(prompt_length) and is_concrete(length):
+        prompts, lengths = np.broadcast_arrays(np.asarray(prompt_length), np.asarray(length))
+        if (prompts < 1).any() or (prompts > lengths).any():
+            raise ValueError(
+                f"prompt_length must be between 1 and the length of its row, got {prompts.tolist()} for rows of "
+                f"{lengths.tolist()}"
+            )
+
+
+@jax.jit
+def _score(
+    model: Model, tokens: Int[Array, "b t"], length: Int[Array, "b"], prompt_length: Int[Array, "b"], policy: Policy
+) -> Scores:
+    batch, width = tokens.shape
+    tokens, chunk = in_chunks(model, tokens)
+    slots = tokens.shape[1]
+    step = min(rows_of(model) or chunk_of(model), slots)
+    length = jnp.clip(length, 1, width)
+    prompt = jnp.clip(prompt_length, 1, length) - 1
+    cache = model.init_cache(batch, slots + step)
+    empty = jnp.zeros((batch, width), jnp.float32)
+    carry = cache, Scores(empty, empty)
+    feed = lambda carry, start, count: _feed(model, policy, tokens, length, carry, start, count)  # noqa: E731
+
+    def feed_prompt(index, carry):
+        # As in `prefill`: at these positions, or moved back where the model asks for no fixed ones.
+        start = jnp.minimum(index * chunk, slots - chunk)
+        return feed(carry, jnp.full((batch,), start, jnp.int32), chunk)
+
+    def feed_answer(carry):
+        cache, scores = carry
+        held = cache.length
+        cache, scores = feed(carry, held, step)
+        return cache.truncate(jnp.minimum(held + step, jnp.maximum(length - 1, held))), scores
+
+    chunks = (jnp.max(prompt) + chunk - 1) // chunk
+    with jax.named_scope("prompt"):
+        cache, scores = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed_prompt, carry)
+    with jax.named_scope("answer"):
+        carry = cache.truncate(prompt), scores
+        return jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < length - 1), feed_answer, carry)[1]
+
+
+def _feed(
+    model: Model,
+    policy: Policy,
+    tokens: Int[Array, "b s"],
+    length: Int[Array, "b"],
+    carry: tuple[Cache, Scores],
+    start: Int[Array, "b"],
+    count: int,
+) -> tuple[Cache, Scores]:
+    """Feeds `count` tokens of each row from its start on, and writes down how likely the tokens behind them were."""
+    cache, scores = carry
+    at = start[:, None] + jnp.arange(count, dtype=jnp.int32)
+    take = lambda places: jnp.take_along_axis(tokens, places, axis=1, mode="clip")  # noqa: E731
+    cache = cache.truncate(start)
+    output = model(take(at), cache)
+    following, fixed = take(at + 1), rows_of(model)
+    own = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
+    pick = lambda values: jnp.take_along_axis(values, following[..., None], axis=2)[..., 0]  # noqa: E731
+    places = jnp.where(at + 1 < length[:, None], at + 1, scores.log_probs.shape[1])
+
+    write = lambda buffer, values: buffer.at[own, places].set(values, mode="drop")  # noqa: E731
+    normalizer = by_position(log_sum_exp, output.logits, fixed)
+    scored = Scores(
+        write(scores.log_probs, pick(output.logits) - normalizer),
+        write(scores.warped_log_probs, pick(by_position(policy.log_probs, output.logits, fixed))),
+    )
+    return cache.append(output.entries), scored

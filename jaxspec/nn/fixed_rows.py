@@ -1,0 +1,31 @@
+"""Fills passes up to a fixed number of tokens, so that every product has one shape."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxspec.core.model import ModelOutput
+
+
+def fill(
+    rows: int, tokens: Int[Array, "b t"], mask: Bool[Array, "b t t"] | None, positions: Int[Array, "b t"] | None
+) -> tuple[Int[Array, "b rows"], Bool[Array, "b rows rows"] | None, Int[Array, "b rows"] | None]:
+    """Appends tokens that no other sees, `rows` in all; of a chain those behind are not seen anyway."""
+    count = tokens.shape[1]
+    after = ((0, 0), (0, rows - count))
+    if mask is not None:
+        # Each sees itself: a softmax over nothing is no number.
+        itself = jnp.arange(rows)[:, None] == jnp.arange(rows)
+        mask = jnp.pad(mask, (*after, after[1])) | (itself & (jnp.arange(rows) >= count))
+    if positions is not None:
+        positions = jnp.pad(positions, after, mode="edge")
+    return jnp.pad(tokens, after), mask, positions
+
+
+def first(count: int, output: ModelOutput) -> ModelOutput:
+    """Returns the output of the first tokens alone, which was computed with the others."""
+    # Without the barrier the compiler may leave out what is cut off, and with it the shape of the products.
+    logits, entries, hidden = jax.lax.optimization_barrier((output.logits, output.entries, output.hidden))
+    nodes = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (logits.shape[0], count))
+    return ModelOutput(logits[:, :count], entries.keep_path(nodes), tuple(x[:, :count] for x in hidden))
