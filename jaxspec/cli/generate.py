@@ -98,6 +98,17 @@ class Options:
             show_default=False,
         ),
     ] = None
+    bit_exact: Annotated[
+        bool,
+        typer.Option(
+            "--bit-exact",
+            help="Write what plain decoding with --bit-exact writes, to the bit, in bfloat16 and on accelerators too.",
+        ),
+    ] = False
+    rows: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --bit-exact: fill each pass of the target up to N tokens.  [default: 16]"),
+    ] = None
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to an assistant.")] = False
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
@@ -130,6 +141,8 @@ class Options:
     def __post_init__(self):
         if self.system is not None and not self.chat:
             raise ValueError("--system is a message of a conversation; pass --chat too")
+        if self.rows is not None and not self.bit_exact:
+            raise ValueError("--rows fills passes up so that they agree to the bit; pass --bit-exact too")
         if self.compare and self.draft == "none":
             raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
         if self.num_drafts != 1:
@@ -160,7 +173,13 @@ class Options:
             batch=batch,
             **({"dtype": self.dtype, "mesh": mesh} if has_weights(self.draft) else {}),
         )
-        return SpeculativeDecoder(target, draft, verifier=None if self.verifier is None else VERIFIERS[self.verifier]())
+        return SpeculativeDecoder(
+            target,
+            draft,
+            verifier=None if self.verifier is None else VERIFIERS[self.verifier](),
+            bit_exact=self.bit_exact,
+            rows=self.rows,
+        )
 
     def stream(self, decoder: "SpeculativeDecoder", texts: list[str], **changes: Any) -> "TextStream":
         """Streams what follows the prompts, as `(row, piece)`."""

@@ -35,7 +35,9 @@ def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None) -> _Model:
     """
     if not bit_exact:
         if rows is not None:
-            raise ValueError(f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True")
+            raise ValueError(
+                f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True"
+            )
         return target
     make: Any = getattr(target, "bit_exact", None)
     if make is None:

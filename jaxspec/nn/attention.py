@@ -206,7 +206,7 @@ def mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) -> 
 
 
 def within(
-    query_positions: Int[Array, "b t"], key_positions: Int[Array, "b s"], window: int | None
+    query_positions: Int[Array, "b t"], key_positions: Int[Array, "#b s"], window: int | None
 ) -> Bool[Array, "..."]:
     """Returns which keys are within each query's window, `[b, t, s]`, or one `True` for all."""
     if window is None:

@@ -1,7 +1,7 @@
 """Computes attention whose bits depend on a token's text alone, and not on what is fed with it.
 
-A query sees its keys at the slots where plain decoding would find them, in blocks that begin at fixed slots, whatever of
-a block is in the cache already and what is fed with the query. With blocks of 4, and a row that holds 6 tokens:
+A query sees its keys at the slots where plain decoding would find them, in blocks that begin at fixed slots, whatever
+of a block is in the cache already and what is fed with the query. With blocks of 4, and a row that holds 6 tokens:
 
                      cache          blocks with fed tokens
     chain x y        a b c d        e f x y | . . . .          one for all queries
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.sums import row_sum
+from jaxspec.core.sums import rounded, row_sum
 from jaxspec.nn.attention import Fresh, Softmax, mix, scores_of, within
 from jaxspec.nn.cache import KVCache
 
@@ -51,9 +51,11 @@ def attend_by_slot(
     with jax.named_scope(f"history_by_{_BLOCK}"):
         blocks = jnp.max(first)
         state = jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
-    add = functools.partial(_add_fed, queries=queries, fresh=fresh, cache=cache, layer=layer, scale=scale, window=window)
+    add = functools.partial(
+        _add_fed, queries=queries, fresh=fresh, cache=cache, layer=layer, scale=scale, window=window
+    )
     for behind in range(-(-(_BLOCK - 1 + fresh.keys.shape[1]) // _BLOCK)):
-        state = add(state, (first + behind)[:, None] * _BLOCK + slots)
+        state = add(state, (first + behind)[:, None] * _BLOCK + slots[None])
     out = state.weighted / state.weight[..., None]
     return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
 
@@ -91,11 +93,14 @@ def _add_fed(
 
 
 def _paths(fresh: Fresh, count: int) -> tuple[Int[Array, "b n u"], Int[Array, "b #t"]]:
-    """Returns the fed tokens that each query sees, in order and at the front, and their number; of a chain one for all."""
+    """Returns the fed tokens that each query sees, in order and at the front, and their number.
+
+    The order is one for all queries of a chain.
+    """
     if fresh.mask is None:
         batch, fed = fresh.positions.shape
-        order = jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32), (batch, 1, fed))
-        return order, jnp.broadcast_to(jnp.arange(fed - count, fed, dtype=jnp.int32) + 1, (batch, count))
+        order = jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32)[None, None], (batch, 1, fed))
+        return order, jnp.broadcast_to(jnp.arange(fed - count, fed, dtype=jnp.int32)[None] + 1, (batch, count))
     return jnp.argsort(~fresh.mask, axis=2, stable=True).astype(jnp.int32), jnp.sum(fresh.mask, axis=2, dtype=jnp.int32)
 
 
@@ -104,7 +109,7 @@ def _add(
     queries: Float[Array, "b g r t d"],
     keys: Float[Array, "b g s d"],
     values: Float[Array, "b g s d"],
-    seen: Bool[Array, "b t s"],
+    seen: Bool[Array, "b #t #s"],
     scale: float,
 ) -> Softmax:
     """Adds keys that all queries share."""
@@ -119,7 +124,7 @@ def _add_own(
     queries: Float[Array, "b g r t d"],
     keys: Float[Array, "b t g s d"],
     values: Float[Array, "b t g s d"],
-    seen: Bool[Array, "b t s"],
+    seen: Bool[Array, "b #t #s"],
     scale: float,
 ) -> Softmax:
     """Adds keys of which each query has its own."""
@@ -142,23 +147,15 @@ def _accumulate(
     state: Softmax,
     scores: Float[Array, "b g r t s"],
     mixed: Callable[[Array], Array],
-    seen: Bool[Array, "b t s"],
+    seen: Bool[Array, "b #t #s"],
 ) -> Softmax:
     """Adds scores, and values that `mixed` sums by their weights, to unfinished softmaxes."""
-    scores = jnp.where(seen[:, None, None], _rounded(scores), -jnp.inf)
+    scores = jnp.where(seen[:, None, None], rounded(scores), -jnp.inf)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)
     weights = jnp.exp(scores - maximum[..., None])
     return Softmax(
-        _rounded(state.weighted * shrink[..., None]) + mixed(weights),
-        _rounded(state.weight * shrink) + row_sum(weights),
+        rounded(state.weighted * shrink[..., None]) + mixed(weights),
+        rounded(state.weight * shrink) + row_sum(weights),
         maximum,
     )
-
-
-def _rounded(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns a product as it is, rounded before it is summed.
-
-    Else what is around it decides whether a compiler rounds a product and a sum at once.
-    """
-    return jnp.maximum(x, jnp.finfo(x.dtype).min)

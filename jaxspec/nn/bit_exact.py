@@ -1,8 +1,8 @@
 """Makes passes agree to the bit: a token's logits then depend on its text, and not on which tokens are fed with it.
 
 Rules (`docs/guides/lossless.md`): every pass of decoding has one number of rows, products are filled up to it; keys
-stand at their slots before they are summed, in blocks that begin at fixed slots; norms and sums over the vocabulary have
-one order; pieces of a prompt end at fixed positions. Native CPU kernels keep the first two by themselves.
+stand at their slots before they are summed, in blocks that begin at fixed slots; norms and sums over the vocabulary
+have one order; pieces of a prompt end at fixed positions. Native CPU kernels keep the first two by themselves.
 """
 
 import dataclasses
@@ -15,6 +15,8 @@ from jaxspec.nn.cache_by_slot import BY_SLOT
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.nn.weight import PRODUCTS
+from jaxspec.ops.native_float import NativeWeight
+from jaxspec.ops.packed import is_packed
 
 _Model = TypeVar("_Model", bound=Network)
 
@@ -30,7 +32,8 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`.
       rows: the number of tokens that each pass of decoding has, the last committed one and the drafts; the rest is
-        filled up. `None` is what the model has already, or 16. Native kernels fill nothing: theirs agree in passes of any width.
+        filled up. `None` is what the model has already, or 16. Native kernels fill nothing: theirs agree in passes of
+        any width.
 
     Raises:
       TypeError: the model is of another kind, or has caches or products that do not agree.
@@ -52,7 +55,15 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
     cache_type = BY_SLOT.get(model.cache_type, model.cache_type)
     if cache_type not in BY_SLOT.values():
         raise TypeError(f"a {cache_type.__name__} does not attend slot by slot; pass a model with one of {_names()}")
-    return dataclasses.replace(model, cache_type=cache_type, rows=None if _is_native(model) else rows or rows_of(model) or ROWS)
+    if _is_native(model):
+        params = jax.tree.map(_by_kernels, model.params, is_leaf=is_packed)
+        return dataclasses.replace(model, params=params, cache_type=cache_type, rows=None)
+    return dataclasses.replace(model, cache_type=cache_type, rows=rows or rows_of(model) or ROWS)
+
+
+def _by_kernels(weight: Any) -> Any:
+    """Returns a weight that native kernels multiply in passes of any width."""
+    return dataclasses.replace(weight, most_rows=None) if isinstance(weight, NativeWeight) else weight
 
 
 def _is_native(model: Network) -> bool:

@@ -16,8 +16,8 @@ def fill(
     after = ((0, 0), (0, rows - count))
     if mask is not None:
         # Each sees itself: a softmax over nothing is no number.
-        itself = jnp.arange(rows)[:, None] == jnp.arange(rows)
-        mask = jnp.pad(mask, (*after, after[1])) | (itself & (jnp.arange(rows) >= count))
+        behind = jnp.diag(jnp.arange(rows, dtype=jnp.int32) >= count)
+        mask = jnp.pad(mask, (*after, after[1])) | behind[None]
     if positions is not None:
         positions = jnp.pad(positions, after, mode="edge")
     return jnp.pad(tokens, after), mask, positions

@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
@@ -45,7 +46,7 @@ class Norm(nn.Module):
             wide = wide - row_mean(wide)[..., None]
         variance = row_mean(wide * wide)[..., None]
         wide = wide * jax.lax.rsqrt(variance + self.config.norm_eps)
-        wide = wide * _like(scale, wide)
+        wide = rounded(wide * _like(scale, wide))
         if self.config.norm == "layer":
             wide = wide + _like(self.param("bias", nn.initializers.zeros, (width,)), wide)
         return wide.astype(x.dtype)
@@ -236,7 +237,7 @@ class Transformer(nn.Module):
 def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
     """Looks up the embeddings of tokens, scaled as the family does."""
     table = params["embedding"]
-    return _rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype)
+    return rounded(_rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype))
 
 
 def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
@@ -250,9 +251,7 @@ def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t
     return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
 
 
-def positions_of(
-    positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]
-) -> Int[Array, "b u"]:
+def positions_of(positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]) -> Int[Array, "b u"]:
     """Returns positions of `[b, t]` tokens as given, or those of a chain that follows the cached tokens."""
     if positions is None:
         positions = cache.length[:, None] + jnp.arange(shape[1], dtype=jnp.int32)[None]

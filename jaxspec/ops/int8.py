@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int8
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sums import rounded
 from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, pad_rows
 from jaxspec.ops.packed import Axes, PackedWeight
 
@@ -70,7 +71,7 @@ class Int8Weight(PackedWeight):
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
         found = jax.lax.platform_dependent(x, self.values, cpu=_cpu, tpu=_tpu, default=_contract)
-        return (found * self.scale[None, None]).astype(x.dtype)
+        return rounded(found * self.scale[None, None]).astype(x.dtype)
 
 
 # Traced, so that the compiler makes no float copy, and follows how the parts of a weight lie on a mesh.

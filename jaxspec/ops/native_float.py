@@ -1,6 +1,7 @@
 """Multiplies by float weights with the native CPU kernel."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, Self
 
 import jax
@@ -28,6 +29,8 @@ class NativeWeight(PackedWeight):
     Attributes:
       values: float32 or bfloat16; sums are float32 either way.
       dtype: of the rows that are read from it.
+      most_rows: passes of more are XLA's, where the weights are float32, and a token's bits then depend on their
+        number; `None` is never.
     """
 
     name: ClassVar[str] = "native"
@@ -35,6 +38,7 @@ class NativeWeight(PackedWeight):
 
     values: Float[Array, "*out in"]
     dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
+    most_rows: int | None = dataclasses.field(default=_MOST_ROWS, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
@@ -53,18 +57,21 @@ class NativeWeight(PackedWeight):
         return self.values[rows].astype(self.dtype)
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
-        return jax.lax.platform_dependent(x, self.values, cpu=_cpu, default=_contract)
+        cpu = functools.partial(_cpu, most_rows=self.most_rows)
+        return jax.lax.platform_dependent(x, self.values, cpu=cpu, default=_contract)
 
 
 def _contract(x: Float[Array, "*b in"], values: Float[Array, "*out in"]) -> Float[Array, "..."]:
     return contract(x, values.astype(x.dtype))
 
 
-def _cpu(x: Float[Array, "b t in"], values: Float[Array, "*out in"]) -> Float[Array, "b t *out"]:
+def _cpu(
+    x: Float[Array, "b t in"], values: Float[Array, "*out in"], *, most_rows: int | None
+) -> Float[Array, "b t *out"]:
     batch, time, width = x.shape
     # Flat, because XLA copies weights of more axes in another order first.
     flat_x, flat = x.reshape(batch * time, width), values.reshape(-1, width)
-    if batch * time > _MOST_ROWS and flat.dtype == x.dtype:
+    if most_rows is not None and batch * time > most_rows and flat.dtype == x.dtype:
         found = _contract(flat_x, flat)
     else:
         shape = jax.ShapeDtypeStruct((batch * time, flat.shape[0]), jnp.float32)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.sums import rounded
+
 # The cosines and sines of the angles by which positions rotate the pairs of a head vector.
 RopeTable = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
 
@@ -50,7 +52,8 @@ def rotate(x: Float[Array, "b t *heads d"], table: RopeTable) -> Float[Array, "b
     """Rotates each head vector by a table from `rope_tables`, as `apply_rope` does."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = (part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1]) for part in table)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+    turned = rounded(first * cos) - rounded(second * sin), rounded(second * cos) + rounded(first * sin)
+    return jnp.concatenate(turned, -1).astype(x.dtype)
 
 
 def rope_tables(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[RopeTable | None]:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
+from jaxspec.core.bit_exact import as_bit_exact
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy
 from jaxspec.decoding.arguments import check_kinds
@@ -66,6 +67,8 @@ class SpeculativeDecoder:
         verifier: Verifier | None = None,
         tokenizer: Tokenizer | None = None,
         lossy: bool = False,
+        bit_exact: bool = False,
+        rows: int | None = None,
     ) -> None:
         """Combines a target, a drafter and a tokenizer; loads those that are given by name.
 
@@ -82,12 +85,14 @@ class SpeculativeDecoder:
             `CoupledVerifier()` a seed gives the same text with any draft, and without one.
           tokenizer: `None` is the target's own; a model that has none needs one.
           lossy: must be True for a verifier that does not keep the target's distribution.
+          bit_exact: makes texts those of plain decoding to the bit, as in `jaxspec.generate`.
+          rows: as there.
 
         Raises:
           TypeError, ValueError: for arguments that do not fit each other.
           OSError: if a model cannot be read or downloaded.
         """
-        self.target = _as_model(target, "target")
+        self.target = as_bit_exact(_as_model(target, "target"), bit_exact, rows)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise TypeError(
                 f"tokenizer must be a jaxspec.Tokenizer or None, got {type(tokenizer).__name__}; pass "

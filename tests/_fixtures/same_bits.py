@@ -9,6 +9,23 @@ import numpy as np
 
 import jaxspec
 from jaxspec.core.tree import verification_mask
+from jaxspec.ops.rope import Rope
+
+# What differs between families, for `tiny.transformer`.
+FAMILIES = {
+    "llama": {"layers": 2},
+    "qwen": {"qkv_bias": True, "tied_head": False},
+    "gemma": {"layers": 2, "windows": (5, None), "ropes": (Rope(1e4),) * 2, "query_key_norm": True, "post_norms": True},
+    "gpt2": {
+        "ropes": (None,),
+        "norm": "layer",
+        "activation": "gelu_tanh",
+        "gated_mlp": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+    },
+}
 
 # Takes fed tokens, the cache, a mask and positions (None for a chain); returns a `ModelOutput`.
 Pass = Callable[..., Any]

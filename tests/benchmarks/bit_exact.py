@@ -4,10 +4,10 @@
     python -m tests.benchmarks.bit_exact tokens --form "xla bfloat16" --new-tokens 160 --mesh 2x4
     python -m tests.benchmarks.bit_exact time --form "xla float32"
 
-`logits` feeds source text in chains of 1 to 16 tokens and in trees of 8, 16 and 32 nodes, and compares each row of logits
-with that of one token at a time. `tokens` continues 32 prompts of all kinds, plain and speculatively, at temperature 0
-and by coupled sampling at 0.8 with top-p 0.95, and scores the plain text. `time` compares plain steps and rounds of
-four drafts with those of the same model without `bit_exact`, in turns.
+`logits` feeds source text in chains of 1 to 16 tokens and in trees of 8, 16 and 32 nodes, and compares each row of
+logits with that of one token at a time. `tokens` continues 32 prompts of all kinds, plain and speculatively, at
+temperature 0 and by coupled sampling at 0.8 with top-p 0.95, and scores the plain text. `time` compares plain steps and
+rounds of four drafts with those of the same model without `bit_exact`, in turns.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
@@ -55,7 +54,9 @@ def logits(model, tokens: int, rows: int) -> None:
     text = np.asarray(ids[: width * BATCH], np.int32).reshape(BATCH, width)
     exact, empty = model.bit_exact(rows), lambda: exact.init_cache(BATCH, width + 64)
     alone = by_chains(passes(exact), empty(), text, [1] * width)
-    lists = {f"chains of {count}": [count] * (width // count) + [width % count] * bool(width % count) for count in CHAINS}
+    lists = {
+        f"chains of {count}": [count] * (width // count) + [width % count] * bool(width % count) for count in CHAINS
+    }
     for name, widths in lists.items():
         bad = differing(by_chains(passes(exact), empty(), text, widths), alone)
         print(f"{name}: {bad} of {BATCH * width} rows of logits differ", flush=True)
@@ -71,7 +72,13 @@ def drafters_for(model) -> dict[str, jaxspec.Drafter]:
     ngram = jaxspec.NGramDrafter(k=4, min_ngram=1)
     tree = jaxspec.TreeDrafter(head.head, jaxspec.Tree.of_size(12))
     draft = jaxspec.ModelDrafter(disturbed(_loaded(MODEL, dtype=model.dtype), 0.05), k=4)
-    return {"ngram": ngram, "model": draft, "eagle": head, "eagle tree": tree, "ngram+eagle": jaxspec.HybridDrafter(ngram, head)}
+    return {
+        "ngram": ngram,
+        "model": draft,
+        "eagle": head,
+        "eagle tree": tree,
+        "ngram+eagle": jaxspec.HybridDrafter(ngram, head),
+    }
 
 
 def prompts_for(model) -> tuple[np.ndarray, np.ndarray]:
@@ -88,48 +95,51 @@ def prompts_for(model) -> tuple[np.ndarray, np.ndarray]:
 
 def tokens(model, new: int, rows: int, mesh: str | None) -> None:
     """Prints how many rows part from plain decoding, and how many log-probabilities differ by a bit."""
-    prompt, lengths = prompts_for(model)
-    options = {"prompt_length": lengths, "max_new_tokens": new, "key": jax.random.key(0)}
-    stop = {"stop_tokens": model.tokenizer.eos_token_ids}
-    drafters = drafters_for(model)
-    exact = model.bit_exact(rows)
-    if mesh is not None:
-        sizes = tuple(map(int, mesh.split("x")))
-        on = jax.make_mesh(sizes, ("data", "model"))
-        options["mesh"] = on
-    policies = {"greedy": {}, "coupled": {"sampling": jaxspec.Sampling(temperature=0.8, top_p=0.95)}}
-    for name, policy in policies.items():
+    prompts, drafters, exact = prompts_for(model), drafters_for(model), model.bit_exact(rows)
+    on = {} if mesh is None else {"mesh": jax.make_mesh(tuple(map(int, mesh.split("x"))), ("data", "model"))}
+    for name, policy in {"greedy": {}, "coupled": {"sampling": jaxspec.Sampling(temperature=0.8, top_p=0.95)}}.items():
         verifier = {"verifier": jaxspec.CoupledVerifier()} if policy else {}
-        plain = jaxspec.generate(exact, None, prompt, **options, **policy, **stop)
+        options = {"max_new_tokens": new, "key": jax.random.key(0), **policy, **on}
+        batches = [
+            (prompts[0][at : at + BATCH], prompts[1][at : at + BATCH]) for at in range(0, len(prompts[0]), BATCH)
+        ]
+        run = lambda drafter, options=options, batches=batches, **more: [  # noqa: E731
+            jax.device_get(jaxspec.generate(exact, drafter, text, prompt_length=lengths, **options, **more))
+            for text, lengths in batches
+        ]
+        plain = run(None)
         for kind, drafter in drafters.items():
-            start = time.perf_counter()
-            other = jaxspec.generate(exact, drafter, prompt, **options, **policy, **verifier, **stop)
-            parted = int((other.tokens != plain.tokens).any(axis=1).sum())
-            bits = int((other.log_probs != plain.log_probs).sum() + (other.warped_log_probs != plain.warped_log_probs).sum())
+            found = run(drafter, **verifier)
+            pairs = list(zip(found, plain, strict=True))
             print(
-                f"{name}, {kind}: {parted} of {len(prompt)} rows part, {bits} log-probabilities differ, of "
-                f"{int(plain.length.sum())} tokens; {float(other.stats.mean_acceptance_length()):.2f} tokens a round "
-                f"({time.perf_counter() - start:.0f} s)",
+                f"{name}, {kind}: {sum(int((a.tokens != b.tokens).any(axis=1).sum()) for a, b in pairs)} of "
+                f"{len(prompts[0])} rows part, {sum(_differ(a, b) for a, b in pairs)} log-probabilities differ, of "
+                f"{sum(int(each.length.sum()) for each in plain)} tokens; "
+                f"{np.mean([each.stats.mean_acceptance_length() for each in found]):.2f} tokens a round",
                 flush=True,
             )
-        score(exact, prompt, lengths, plain, policy, mesh)
+        if mesh is None:
+            pairs = zip(
+                (scored(exact, *batch, each, policy) for batch, each in zip(batches, plain, strict=True)), plain
+            )
+            print(f"score: {sum(_differ(a, b) for a, b in pairs)} log-probabilities differ", flush=True)
 
 
-def score(exact, prompt, lengths, plain, policy, mesh) -> None:
-    """Prints how many log-probabilities of `jaxspec.score` differ from those of `generate`."""
-    width = prompt.shape[1] + plain.tokens.shape[1]
-    text, total = np.zeros((len(prompt), width), np.int32), lengths + np.asarray(plain.length)
-    for row, (count, end) in enumerate(zip(lengths, total, strict=True)):
+def _differ(mine, theirs) -> int:
+    """Counts the log-probabilities, before and after warping, that differ."""
+    names = ("log_probs", "warped_log_probs")
+    return sum(int((np.asarray(getattr(mine, name)) != np.asarray(getattr(theirs, name))).sum()) for name in names)
+
+
+def scored(exact, prompt, lengths, plain, policy) -> jaxspec.core.Scores:
+    """Returns the scores of generated tokens, where `plain` has them."""
+    ends = lengths + np.asarray(plain.length)
+    text = np.zeros((len(prompt), prompt.shape[1] + plain.tokens.shape[1]), np.int32)
+    for row, (count, end) in enumerate(zip(lengths, ends, strict=True)):
         text[row, :count], text[row, count:end] = prompt[row, :count], plain.tokens[row, : end - count]
-    if mesh is not None:
-        return
-    found = jaxspec.score(exact, text, length=total, prompt_length=lengths, **policy)
-    pairs = [
-        (np.asarray(mine[row, count:end]), np.asarray(theirs[row, : end - count]))
-        for mine, theirs in ((found.log_probs, plain.log_probs), (found.warped_log_probs, plain.warped_log_probs))
-        for row, (count, end) in enumerate(zip(lengths, total, strict=True))
-    ]
-    print(f"score: {sum(int((mine != theirs).sum()) for mine, theirs in pairs)} of {2 * int(plain.length.sum())} differ")
+    found = jax.device_get(jaxspec.score(exact, text, length=ends, prompt_length=lengths, **policy))
+    at = lengths[:, None] + np.arange(plain.tokens.shape[1])
+    return jax.tree.map(lambda x: np.take_along_axis(x, at, axis=1), found)
 
 
 def costs(model, rows: int, turns: int) -> None:
@@ -151,7 +161,9 @@ def costs(model, rows: int, turns: int) -> None:
     for kind in ("plain steps", "rounds of 4 drafts"):
         pairs = zip(taken["bit exact", kind], taken["as it is", kind], strict=True)
         ratio = statistics.median(mine / before for mine, before in pairs)
-        print(f"{kind}: {ratio:.3f} of what they take without ({statistics.median(taken['as it is', kind]) * 1e3:.2f} ms)")
+        print(
+            f"{kind}: {ratio:.3f} of what they take without ({statistics.median(taken['as it is', kind]) * 1e3:.2f} ms)"
+        )
 
 
 def main() -> None:

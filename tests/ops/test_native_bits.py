@@ -9,9 +9,9 @@ import jaxspec
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
-from tests._fixtures.same_bits import assert_same_bits
+from tests._fixtures.same_bits import FAMILIES as MODELS
+from tests._fixtures.same_bits import assert_same_bits, passes
 
 try:
     register()
@@ -78,20 +78,6 @@ def test_attention_is_the_softmax_over_what_any_mask_shows():
             np.testing.assert_allclose(found, expected / weights.sum(-1, keepdims=True), atol=1e-5)
 
 
-MODELS = {
-    "llama": {"layers": 2},
-    "qwen": {"qkv_bias": True, "tied_head": False},
-    "gemma": {"layers": 2, "windows": (5, None), "ropes": (Rope(1e4),) * 2, "query_key_norm": True, "post_norms": True},
-    "gpt2": {
-        "ropes": (None,),
-        "norm": "layer",
-        "activation": "gelu_tanh",
-        "gated_mlp": False,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-    },
-}
 QUICK = (("llama", "int8"), ("qwen", "int4"), ("gemma", jnp.float32), ("gpt2", jnp.bfloat16))
 PAIRS = [(family, weights) for family in MODELS for weights in ("int8", "int4", jnp.float32, jnp.bfloat16)]
 
@@ -100,11 +86,11 @@ PAIRS = [(family, weights) for family in MODELS for weights in ("int8", "int4", 
     ("family", "weights"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK)) for pair in PAIRS]
 )
 def test_passes_of_any_width_give_the_same_logits(family, weights):
-    model = jaxspec.native_kernels(tiny.transformer(**MODELS[family]), weights=weights)
-    # More than 96 rows of float32 are XLA's product.
-    last = 45 if weights == jnp.float32 else 120
-    text = np.random.default_rng(0).integers(0, tiny.VOCAB, last)
-    assert_same_bits(model, text, [[5] * (last // 5), [9] * 5 + [last - 45] * (last > 45), [last]])
+    model = jaxspec.native_kernels(tiny.transformer(**MODELS[family]), weights=weights).bit_exact()
+    assert model.rows is None
+    text = np.random.default_rng(0).integers(0, tiny.VOCAB, (1, 120))
+    chains = ([5] * 24, [9] * 5 + [75], [120])
+    assert_same_bits(passes(model), lambda: model.init_cache(1, 160), text, chains, [(8, 3), (33, 7)])
 
 
 @pytest.mark.parametrize("verifier", [None, jaxspec.CoupledVerifier()], ids=["greedy", "coupled"])

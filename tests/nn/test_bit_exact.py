@@ -1,0 +1,136 @@
+"""Passes of any shape give a token the same bits, where XLA computes them: `jaxspec.nn.bit_exact`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.sums import log_sum_exp, row_sum
+from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.bit_exact import bit_exact
+from jaxspec.nn.cache_by_slot import BY_SLOT
+from tests._fixtures import tiny
+from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree
+
+ROWS, LENGTH = 12, 150  # beyond the first block of 128 slots
+FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8")
+QUICK = (("llama", "float32"), ("gemma", "bfloat16"), ("qwen", "float32, int8 cache"), ("gpt2", "int8"))
+
+
+def model(family, form):
+    """A tiny model of a family, its weights and caches as `form` says."""
+    found = tiny.transformer(**FAMILIES[family])
+    if form == "int8":
+        return jaxspec.quantize_weights(found)
+    dtype = jnp.dtype(form.partition(",")[0])
+    params = jax.tree.map(lambda x: x.astype(dtype), found.params)
+    found = dataclasses.replace(found, module=found.module.clone(dtype=dtype), params=params)
+    return jaxspec.quantize_cache(found) if "cache" in form else found
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        pytest.param(family, form, marks=[pytest.mark.slow] * ((family, form) not in QUICK))
+        for family in FAMILIES
+        for form in FORMS
+    ],
+)
+def test_passes_of_any_shape_give_the_same_logits(family, form):
+    """Of two texts at once, in chains of 2 to 12 tokens and trees of 5 and 11 nodes."""
+    exact = model(family, form).bit_exact(ROWS)
+    text = np.random.default_rng(0).integers(0, tiny.VOCAB, (2, LENGTH))
+    chains = ([2] * 75, [ROWS] * 12 + [6], [5, 7, 3] * 10)
+    assert_same_bits(passes(exact), lambda: exact.init_cache(2, LENGTH), text, chains, [(5, 2), (11, 4)])
+
+
+def test_without_it_they_differ():
+    """Else the tests here would show nothing."""
+    plain = model("llama", "bfloat16")
+    text = np.random.default_rng(0).integers(0, tiny.VOCAB, (1, 60))
+    alone = by_chains(passes(plain), plain.init_cache(1, 60), text, [1] * 60)
+    assert differing(by_chains(passes(plain), plain.init_cache(1, 60), text, [5] * 12), alone) > 20
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_attention_by_slot_is_attention(window):
+    """Beside the other form, of rows of other lengths, of chains and of trees."""
+    rng = np.random.default_rng(1)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    length = jnp.asarray([130, 0, 127], jnp.int32)
+    keys, values = draw(1, 3, 2, 256, 8), draw(1, 3, 2, 256, 8)
+    for count, parents in ((5, None), (9, random_tree(rng, 8, 3)[0])):
+        fed = draw(3, count, 2, 8), draw(3, count, 2, 8)
+        depth, mask = jnp.arange(count, dtype=jnp.int32), None
+        if parents is not None:
+            each = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (3, 8))
+            mask = jaxspec.core.tree.verification_mask(each, depth=8)
+            depth = jnp.sum(mask[0], axis=1, dtype=jnp.int32) - 1
+        fresh = Fresh(*fed, length[:, None] + depth[None], mask)
+        queries = draw(3, count, 2, 2, 8)
+        found, expected = (
+            attend(queries, fresh, History(cache(keys, values, length), 0), scale=0.5, window=window)
+            for cache in (BY_SLOT[jaxspec.nn.KVCache], jaxspec.nn.KVCache)
+        )
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_a_row_does_not_depend_on_its_neighbors():
+    """At one batch shape: neighbors are permuted, and replaced by others of other lengths."""
+    exact = model("llama", "bfloat16").bit_exact(8)
+    rng = np.random.default_rng(2)
+    text = rng.integers(0, tiny.VOCAB, (4, 150))
+    empty = lambda: exact.init_cache(4, 160)  # noqa: E731
+    alone = by_chains(passes(exact), empty(), text, [3] * 50)
+    order = [2, 0, 3, 1]
+    np.testing.assert_array_equal(by_chains(passes(exact), empty(), text[order], [3] * 50), alone[order])
+    others = rng.integers(0, tiny.VOCAB, (4, 150))
+    others[2] = text[2]
+    cache = empty()
+    for at in range(0, 150, 3):
+        output = passes(exact)(jnp.asarray(others[:, at : at + 3], jnp.int32), cache)
+        np.testing.assert_array_equal(output.logits[2], alone[2, at : at + 3])
+        kept = jnp.asarray([at + 3, max(at - 40, 0), at + 3, at // 2], jnp.int32)
+        cache = cache.append(output.entries).truncate(kept)
+
+
+@pytest.mark.parametrize("width", [1, 11, 64, 310, 1000, 49152])
+def test_sums_over_a_vocabulary_are_of_their_row(width):
+    x = jnp.asarray(np.random.default_rng(width).normal(size=(9, 17, width)), jnp.float32)
+    total, log_total = jax.jit(row_sum), jax.jit(log_sum_exp)
+    np.testing.assert_allclose(total(x), np.sum(np.asarray(x, np.float64), axis=-1), atol=2e-3)
+    np.testing.assert_allclose(log_total(x), jax.nn.logsumexp(x, axis=-1), atol=1e-5)
+    for rows in ((1, 1), (1, 5), (3, 9), (8, 1)):
+        part = x[: rows[0], : rows[1]]
+        np.testing.assert_array_equal(total(part), total(x)[: rows[0], : rows[1]])
+        np.testing.assert_array_equal(log_total(part), log_total(x)[: rows[0], : rows[1]])
+
+
+def test_what_was_rounded_to_int8_once_is_rounded_to_itself():
+    """So that a token has the same keys where it is fed as where it is cached."""
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(20_000, 64)), jnp.float32)
+    once = jaxspec.ops.int8.dequantize(*jaxspec.ops.int8.quantize(x))
+    np.testing.assert_array_equal(jaxspec.ops.int8.dequantize(*jaxspec.ops.int8.quantize(once)), once)
+
+
+def test_rows_are_those_that_were_asked_for():
+    target = model("llama", "float32")
+    assert (bit_exact(target).rows, target.bit_exact(9).rows, target.bit_exact(9).bit_exact().rows) == (16, 9, 9)
+    for rows in (0, -1, True):
+        with pytest.raises(ValueError, match="rows must be a positive integer, or None for 16, got"):
+            target.bit_exact(rows)
+
+
+def test_what_cannot_agree_is_refused():
+    class OtherCache(jaxspec.nn.KVCache):
+        pass
+
+    target = dataclasses.replace(model("llama", "float32"), cache_type=OtherCache)
+    with pytest.raises(TypeError, match="a OtherCache does not attend slot by slot; pass a model with one of KVCache"):
+        target.bit_exact()
+    other = dataclasses.replace(target, module=tiny.HistoryModel)
+    with pytest.raises(TypeError, match="are not known to agree to the bit; pass a model that jaxspec.load returns"):
+        other.bit_exact()
