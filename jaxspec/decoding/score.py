@@ -127,7 +127,7 @@ def _feed(
 ) -> tuple[Cache, Scores]:
     """Feeds `count` tokens of each row from its start on, and writes down how likely the tokens behind them were."""
     cache, scores = carry
-    at = start[:, None] + jnp.arange(count, dtype=jnp.int32)
+    at = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
     take = lambda places: jnp.take_along_axis(tokens, places, axis=1, mode="clip")  # noqa: E731
     cache = cache.truncate(start)
     output = model(take(at), cache)

@@ -7,7 +7,6 @@ from jaxspec._lazy import lazy
 if TYPE_CHECKING:
     from jaxspec.nn.adapters import from_function as from_function
     from jaxspec.nn.adapters import from_nnx as from_nnx
-    from jaxspec.nn.bit_exact import bit_exact as bit_exact
     from jaxspec.nn.cache import KVCache as KVCache
     from jaxspec.nn.cache import KVEntries as KVEntries
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from jaxspec.nn.convert import pack_weights as pack_weights
     from jaxspec.nn.convert import quantize_cache as quantize_cache
     from jaxspec.nn.convert import quantize_weights as quantize_weights
+    from jaxspec.nn.exact_passes import bit_exact as bit_exact
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
     from jaxspec.nn.network import Network as Network
     from jaxspec.nn.qwix import from_qwix as from_qwix
@@ -32,7 +32,7 @@ __getattr__, __dir__ = lazy(
         "cache_int8": ("Int8KVCache",),
         "adapters": ("from_function", "from_nnx"),
         "qwix": ("from_qwix",),
-        "bit_exact": ("bit_exact",),
+        "exact_passes": ("bit_exact",),
         "convert": ("native_kernels", "pack_weights", "quantize_cache", "quantize_weights"),
     },
 )

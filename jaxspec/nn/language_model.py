@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.model import CHUNK, Layout, ModelOutput, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
-from jaxspec.nn.bit_exact import bit_exact
 from jaxspec.nn.cache import KVCache, KVEntries
+from jaxspec.nn.exact_passes import bit_exact
 from jaxspec.nn.fixed_rows import fill, first
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.partial import Partial
