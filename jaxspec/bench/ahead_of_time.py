@@ -99,6 +99,7 @@ class Case:
       context: slots of the cache a row, all of them live.
       devices: how many of the topology's devices; `None` is all.
       weights: of target and draft, a name in `WEIGHTS`.
+      rows: fills the target's passes up to so many tokens (`jaxspec.nn.bit_exact`); `None` does not.
     """
 
     model: str
@@ -109,6 +110,7 @@ class Case:
     context: int = 2048
     devices: int | None = None
     weights: str = "bfloat16"
+    rows: int | None = None
 
     def __post_init__(self):
         if self.weights not in WEIGHTS:
@@ -164,6 +166,8 @@ def compile_case(case: Case) -> Compiled:
             sampling=jaxspec.Sampling(temperature),
             max_new_tokens=case.context // 2 - k - 1,
             capacity=case.context - k - 1,
+            bit_exact=case.rows is not None,
+            rows=case.rows,
         )
 
     prompt = like((case.batch, case.context // 2), jnp.int32)

@@ -27,11 +27,15 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Gives the shape of one array of an instruction; `local` if it lies in on-chip memory."""
+    """Gives the shape of one array of an instruction; `local` if it lies in on-chip memory.
+
+    The layout has the order of its axes and the tiles, as the compiler writes them, without the memory.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     local: bool
+    layout: str = ""
 
     @property
     def size(self) -> int:
@@ -115,7 +119,7 @@ def _index_outside(letter: str, text: str) -> int:
 
 def _array(dtype: str, sizes: str, layout: str | None) -> Array:
     shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
-    return Array(dtype, shape, bool(layout and _SPACE.search(layout)))
+    return Array(dtype, shape, bool(layout and _SPACE.search(layout)), _SPACE.sub("", layout or ""))
 
 
 def _yielded(one: Instruction) -> tuple[Array, ...]:
@@ -170,15 +174,16 @@ class Program:
 
     def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
         """Yields the kinds of the collectives that an instruction is or contains, and their results."""
-        for one in (step.instruction, *self._called(step.instruction)):
+        for one in (step.instruction, *self.called(step.instruction)):
             kind = one.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 yield kind, _yielded(one)
 
-    def _called(self, one: Instruction) -> Iterator[Instruction]:
+    def called(self, one: Instruction) -> Iterator[Instruction]:
+        """Yields the instructions of the computations that one calls, and of those that they call."""
         for inner in self.computations.get(one.computation("calls"), {}).values():
             yield inner
-            yield from self._called(inner)
+            yield from self.called(inner)
 
     def _moved(self, one: Instruction, inside: Computation) -> int:
         if one.opcode.endswith("-done") or one.opcode.endswith("-update"):

@@ -38,6 +38,14 @@ class Options:
     weights: Annotated[
         str, OneOf(_weights), typer.Option(help="Of target and draft; int4 is in groups of 128 inputs.")
     ] = "bfloat16"
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Fill the target's passes up to N tokens, so that they agree to the bit.  [default: as they are]",
+            show_default=False,
+        ),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
@@ -61,7 +69,7 @@ def run(options: Options) -> None:
 
     k = 0 if options.draft == "none" else 4 if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
-    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights)
+    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
         found = report(case)
     if options.as_json:

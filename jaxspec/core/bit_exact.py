@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.core.sums import in_one_order
+
 _Model = TypeVar("_Model")
 
 
@@ -26,18 +28,25 @@ def rows_of(model: object) -> int | None:
     return rows
 
 
-def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None) -> _Model:
+def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None, *, nodes: int = 0) -> _Model:
     """Returns the target, with passes that agree to the bit if that is asked for.
+
+    Args:
+      target: the model.
+      bit_exact: whether it is.
+      rows: how many tokens to fill passes up to.
+      nodes: the most drafts that a pass must hold.
 
     Raises:
       TypeError: it cannot have them.
-      ValueError: `rows` is given where they are not asked for, or is no positive integer.
+      ValueError: `rows` is given where they are not asked for, is no positive integer, or does not hold the drafts.
     """
     if not bit_exact:
         if rows is not None:
             raise ValueError(
                 f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True"
             )
+        check_rows(target, nodes)
         return target
     make: Any = getattr(target, "bit_exact", None)
     if make is None:
@@ -45,7 +54,9 @@ def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None) -> _Model:
             f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no method "
             "bit_exact; pass what jaxspec.load returns, or bit_exact=False"
         )
-    return make(rows)
+    made: _Model = make(rows)
+    check_rows(made, nodes)
+    return made
 
 
 def check_rows(target: object, nodes: int) -> None:
@@ -61,11 +72,11 @@ def check_rows(target: object, nodes: int) -> None:
 def by_position(function: Callable[[Array], Array], logits: Float[Array, "b t v"], rows: int | None) -> Array:
     """Applies a function of each position's logits, `[b, t, ...]`.
 
-    On an accelerator the order of its sums follows from the shape, which is filled up to `rows`; on a CPU `row_sum` has
-    one order.
+    On an accelerator, and on a mesh, the order of its sums follows from the shape, which is filled up to `rows`; on a
+    CPU `row_sum` has one order.
     """
     count = logits.shape[1]
     if rows is None or count >= rows:
         return function(logits)
     filled = lambda x: function(jnp.pad(x, ((0, 0), (0, rows - count), (0, 0))))[:, :count]  # noqa: E731
-    return jax.lax.platform_dependent(logits, cpu=function, default=filled)
+    return jax.lax.platform_dependent(logits, cpu=function if in_one_order() else filled, default=filled)

@@ -1,5 +1,9 @@
 """Sums the last axis in an order that does not depend on how many rows there are."""
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -9,6 +13,30 @@ from jaxtyping import Float
 _LANES, _MOST_SUMS = 64, 32
 # Of more lanes each is computed once, and not by every sum that it is part of.
 _FUSED_LANES = 512
+_SPLIT = contextvars.ContextVar("split", default=False)
+
+
+@contextlib.contextmanager
+def over_devices(split: bool) -> Iterator[None]:
+    """Traces sums as those of arrays that may be split over devices: pieces of an axis would each be sent around.
+
+    With automatic axes an array does not say so.
+
+    Example:
+        >>> with jaxspec.core.sums.over_devices(True):
+        ...     jaxspec.core.sums.row_sum(jnp.ones((2, 4))).tolist()
+        [4.0, 4.0]
+    """
+    before = _SPLIT.set(split)
+    try:
+        yield
+    finally:
+        _SPLIT.reset(before)
+
+
+def in_one_order() -> bool:
+    """Returns whether sums that are traced now have one order on a CPU."""
+    return not _SPLIT.get()
 
 
 def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -21,7 +49,7 @@ def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         >>> jaxspec.core.sums.row_sum(jnp.arange(8.0).reshape(2, 4)).tolist()
         [6.0, 22.0]
     """
-    if x.shape[-1] == 0 or _is_split(x):
+    if x.shape[-1] == 0 or not in_one_order() or _is_split(x):
         return jnp.sum(x, axis=-1)
     return jax.lax.platform_dependent(x, cpu=_in_order, default=lambda x: jnp.sum(x, axis=-1))
 

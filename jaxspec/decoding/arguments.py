@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
 from jaxspec.core import validate
-from jaxspec.core.bit_exact import as_bit_exact, check_rows
+from jaxspec.core.bit_exact import as_bit_exact
 from jaxspec.core.model import Layout, Model, Unsharded, placement_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
@@ -126,9 +126,8 @@ class Arguments:
         check_kinds(target, drafter, verifier, sampling)
         verifier = drafter.default_verifier if verifier is None else verifier
         verifier.check(drafter)
-        target = as_bit_exact(target, bit_exact, rows)
-        check_rows(target, drafter.lengths[-1])
-        ids = _as_array(prompt)
+        target = as_bit_exact(target, bit_exact, rows, nodes=drafter.lengths[-1])
+        ids = as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
         batch = ids.shape[0]
         validate.sampling(sampling, batch)
@@ -142,16 +141,14 @@ class Arguments:
         max_new_tokens, max_new = make_room(target, drafter, ids.shape, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
         by_row = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
-        policy = None if isinstance(sampling, Sampling) else sampling
         target, drafter, placement = _on_mesh(target, drafter, mesh)
-        asked = ((by_row, policy), max_new)
-        said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy), _ASKED: asked}
-        placement.check_same(said)
+        said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
+        placement.check_same(said | {_ASKED: ((by_row, None if by_row.sampling else sampling), max_new)})
         checked = cls(
             target=target,
             drafter=drafter,
             verifier=verifier,
-            policy=policy,
+            policy=None if by_row.sampling else sampling,
             rows=placement.rows(by_row),
             max_new=max_new,
             placement=placement,
@@ -216,7 +213,7 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
-def _as_array(prompt: Any) -> Any:
+def as_array(prompt: Any) -> Any:
     """Makes an array of nested lists; returns anything else as it is, for `validate.prompt` to judge."""
     if not isinstance(prompt, list | tuple):
         return prompt

@@ -22,12 +22,12 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
 from jaxspec.core.bit_exact import by_position, rows_of
-from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
+from jaxspec.core.model import Model, ModelOutput, ResumableModel, Unsharded, check_entries, placement_of
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
-from jaxspec.core.sums import log_sum_exp
+from jaxspec.core.sums import log_sum_exp, over_devices
 from jaxspec.core.tree import ancestors, depths, verification_mask
 from jaxspec.decoding.commit import Verified, commit, widen
 from jaxspec.drafters import bounded
@@ -41,6 +41,13 @@ def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
+    with over_devices(placement_of(target) != Unsharded()):
+        return _run_round(target, drafter, verifier, state)
+
+
+def _run_round(
+    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
     rng = verifier.rng(state.keys, state.length)
     # If rounds may be shorter than k, most of the noise stored for k drafts would go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:

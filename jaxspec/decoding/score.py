@@ -8,13 +8,13 @@ from jaxtyping import Int
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position, rows_of
-from jaxspec.core.model import Cache, Model, chunk_of
+from jaxspec.core.model import Cache, Model, Unsharded, chunk_of, placement_of
 from jaxspec.core.prefill import in_chunks
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.core.scores import Scores
-from jaxspec.core.sums import log_sum_exp
+from jaxspec.core.sums import log_sum_exp, over_devices
 from jaxspec.core.values import is_concrete, to_int32
-from jaxspec.decoding.arguments import TokenIds, check_target, one_a_row
+from jaxspec.decoding.arguments import TokenIds, as_array, check_target, one_a_row
 from jaxspec.decoding.room import PerRow
 
 
@@ -40,7 +40,7 @@ def score(
       tokens: `[b, t]` texts, prompt and answer; shorter rows are padded on the right.
       length: the tokens of each row that count, one integer or `[b]`; `None` is all.
       prompt_length: the tokens of each row that were its prompt, one integer or `[b]`: they are fed as prompts are.
-      sampling: the policy of `warped_log_probs`; under `Greedy()` they are 0 for the likeliest token and -inf else.
+      sampling: the policy of `warped_log_probs`; under `Greedy()` they are 0 for the most likely token and -inf else.
       bit_exact: as in `generate`.
       rows: as in `generate`.
 
@@ -59,7 +59,7 @@ def score(
         True
     """
     check_target(model, sampling)
-    ids = np.asarray(tokens) if isinstance(tokens, list | tuple) else tokens
+    ids = as_array(tokens)
     validate.prompt(ids, length, model.vocab_size)
     batch, width = ids.shape
     _check_prompt_length(prompt_length, width if length is None else length)
@@ -109,9 +109,8 @@ def _score(
         return cache.truncate(jnp.minimum(held + step, jnp.maximum(length - 1, held))), scores
 
     chunks = (jnp.max(prompt) + chunk - 1) // chunk
-    with jax.named_scope("prompt"):
+    with over_devices(placement_of(model) != Unsharded()):
         cache, scores = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed_prompt, carry)
-    with jax.named_scope("answer"):
         carry = cache.truncate(prompt), scores
         return jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < length - 1), feed_answer, carry)[1]
 

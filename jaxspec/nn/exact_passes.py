@@ -15,7 +15,6 @@ from jaxspec.nn.cache_by_slot import BY_SLOT
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.nn.weight import PRODUCTS
-from jaxspec.ops.native_float import NativeWeight
 from jaxspec.ops.packed import is_packed
 
 _Model = TypeVar("_Model", bound=Network)
@@ -55,23 +54,17 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
     cache_type = BY_SLOT.get(model.cache_type, model.cache_type)
     if cache_type not in BY_SLOT.values():
         raise TypeError(f"a {cache_type.__name__} does not attend slot by slot; pass a model with one of {_names()}")
-    if _is_native(model):
-        params = jax.tree.map(_by_kernels, model.params, is_leaf=is_packed)
+    if _is_by_row(model):
+        params = jax.tree.map(lambda x: x.in_any_rows() if is_packed(x) else x, model.params, is_leaf=is_packed)
         return dataclasses.replace(model, params=params, cache_type=cache_type, rows=None)
     return dataclasses.replace(model, cache_type=cache_type, rows=rows or rows_of(model) or ROWS)
 
 
-def _by_kernels(weight: Any) -> Any:
-    """Returns a weight that native kernels multiply in passes of any width."""
-    return dataclasses.replace(weight, most_rows=None) if isinstance(weight, NativeWeight) else weight
-
-
-def _is_native(model: Network) -> bool:
-    """Returns whether native kernels compute all products."""
-    products = [path for path, _ in jax.tree.leaves_with_path(model.params) if getattr(path[-1], "key", "") in PRODUCTS]
-    kernels = [weight.kernels for weight in packed_weights(model)]
-    native = all(name.startswith(("native", "stored")) for name in kernels)
-    return jax.default_backend() == "cpu" and bool(kernels) and native and not products
+def _is_by_row(model: Network) -> bool:
+    """Returns whether native kernels compute all products, whose rows have bits of their own."""
+    plain = [path for path, _ in jax.tree.leaves_with_path(model.params) if getattr(path[-1], "key", "") in PRODUCTS]
+    packed = packed_weights(model)
+    return jax.default_backend() == "cpu" and not plain and bool(packed) and all(weight.by_row for weight in packed)
 
 
 def _names() -> str:

@@ -35,6 +35,7 @@ class NativeWeight(PackedWeight):
 
     name: ClassVar[str] = "native"
     shardable: ClassVar[bool] = False
+    by_row: ClassVar[bool] = True
 
     values: Float[Array, "*out in"]
     dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
@@ -52,6 +53,9 @@ class NativeWeight(PackedWeight):
     @property
     def kernels(self) -> str:
         return "native" if self.values.dtype == jnp.float32 else f"native-{self.values.dtype}"
+
+    def in_any_rows(self) -> Self:
+        return dataclasses.replace(self, most_rows=None)
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
         return self.values[rows].astype(self.dtype)

@@ -63,6 +63,7 @@ class StoredWeight(PackedWeight):
 
     name: ClassVar[str] = "stored"
     shardable: ClassVar[bool] = False
+    by_row: ClassVar[bool] = True
 
     tiles: UInt8[Array, "n"]
     weight_shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})

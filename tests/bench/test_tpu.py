@@ -1,5 +1,6 @@
 """The loop compiled by the TPU compiler: it fits, reads little more than it must, and copies nothing large."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ from jaxspec.named import DRAFTERS
 from jaxspec.ops.formats import FORMATS
 from jaxspec.ops.matmul import contract
 from tests._fixtures.widened import widened
+from tests.benchmarks.same_pass import compare, cut_otherwise, shortened
 from tests.benchmarks.tpu import CASES, markdown
 
 needs_compiler = pytest.mark.skipif(
@@ -48,6 +50,20 @@ def test_the_compiled_loop_wastes_nothing(case, bandwidth, most):
     heading, rule, row = markdown([found])
     assert heading.count("|") == rule.count("|") == row.count("|") and "2 all-reduce" in row
     assert dict(lines(found))["target, draft"].startswith("llama-3.2-1b")
+
+
+@needs_compiler
+@pytest.mark.optimized
+def test_a_round_has_the_pass_of_a_plain_step(tmp_path):
+    """With fixed rows each product and reduction of four layers is compiled alike; without, it is not."""
+    case = Case(shortened("llama-3.1-8b", 4, tmp_path), "ngram", "v5e:2x2", rows=16)
+    mine, theirs = compare(case)
+    assert mine.keys() == theirs.keys()
+    assert {f"layer_{layer}" for layer in range(4)} < {one.scope.partition("/")[0] for one in mine}
+    assert sum(one.scope.startswith("layer_0") for one in mine) > 10
+    assert len(cut_otherwise(mine, theirs)) < len(mine) / 10
+    as_it_is, plain = compare(dataclasses.replace(case, rows=None))
+    assert len(as_it_is.keys() ^ plain.keys()) > len(plain)
 
 
 # Of layers that do not fit a chip's own memory, and of no size that another array of a round has.

@@ -111,9 +111,7 @@ def test_neighbors_change_nothing():
     """Of the same number of rows: they are put in another order, and replaced."""
     plain, order = plain_decoding("coupled"), [3, 0, 4, 2, 1]
     moved = generate(NGRAM, "coupled", rows=order)
-    assert_equal(
-        moved, jax.tree.map(lambda x: x[jnp.asarray(order)], dataclasses.replace(plain, stats=None))
-    )
+    assert_equal(moved, jax.tree.map(lambda x: x[jnp.asarray(order)], dataclasses.replace(plain, stats=None)))
     replaced = generate(None, "coupled", rows=[0, 2, 2, 1, 0])
     for place, row in enumerate([0, 2, 2, 1, 0]):
         for name in BY_TOKEN:

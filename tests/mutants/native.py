@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "a prompt's chunks are of one size whatever the model asks for",
         "core/prefill.py",
-        "chunk = min(chunk_of(model), slots)",
-        "chunk = min(128, slots)",
+        "return tokens, min(chunk, tokens.shape[1])",
+        "return tokens, min(128, tokens.shape[1])",
         ("tests/core/test_prefill.py::test_chunks_are_as_the_model_asks",),
     ),
     Mutant(
@@ -137,25 +137,11 @@ MUTANTS = (
         ("tests/ops/test_huge_pages.py::test_what_is_large_goes_when_it_is_dropped",),
     ),
     Mutant(
-        "an axis that is split is summed in order",
-        "ops/mean.py",
-        "if x.shape[-1] == 0 or _is_split(x):",
-        "if x.shape[-1] == 0:",
-        ("tests/ops/test_mean.py::test_an_axis_that_is_split_stays_split",),
-    ),
-    Mutant(
         "halves are summed as halves",
         "ops/mean.py",
         "wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x",
         "wide = x",
         ("tests/ops/test_mean.py::test_halves_are_summed_in_float32",),
-    ),
-    Mutant(
-        "norms are summed as XLA does",
-        "ops/mean.py",
-        "cpu=_in_order",
-        "cpu=lambda x: jnp.mean(x, axis=-1)",
-        ("tests/ops/test_mean.py::test_a_mean_is_of_its_row",),
     ),
     Mutant(
         "what a mask hides is scaled",

@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "pending tokens stand where the fed ones do",
         "nn/attention.py",
-        "fresh.mask & _within(positions, fresh.positions, window)",
-        "fresh.mask & _within(positions, fresh.positions[:, -1:], window)",
+        "fresh.seen & within(positions, fresh.positions, window)",
+        "fresh.seen & within(positions, fresh.positions[:, -1:], window)",
         (f"{_DYNAMIC}::test_a_transformer_finds_them_too",),
         slow=True,
     ),

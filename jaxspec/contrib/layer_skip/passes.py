@@ -39,7 +39,7 @@ def run_dropping(
 
         @jax.checkpoint
         def run(own, x, block=block):
-            return block.apply({"params": own}, x, cache, None, positions, mask)[0]
+            return block.apply({"params": own}, x, cache, None, positions, None)[0]
 
         x = jnp.where(runs[layer][:, None, None], run(params[f"layer_{layer}"], x), x)
         states.append(x)

@@ -1,0 +1,109 @@
+"""Faults by which a pass depends on what is fed with a token."""
+
+from tests.mutants.mutant import Mutant
+
+_BY_SLOT, _SUMS = "nn/attention_by_slot.py", "core/sums.py"
+_NN, _LOOP = "tests/nn/test_bit_exact.py", "tests/decoding/test_bit_exact.py"
+_SHAPES = (f"{_NN}::test_passes_of_any_shape_give_the_same_logits",)
+
+MUTANTS = (
+    Mutant(
+        "blocks of attention are shorter for chains than for trees",
+        _BY_SLOT,
+        "    first = cache.length // _BLOCK",
+        "    _BLOCK = 64 if fresh.mask is None else 128\n    first = cache.length // _BLOCK",
+        _SHAPES,
+    ),
+    Mutant(
+        "fed tokens are summed apart from cached ones",
+        _BY_SLOT,
+        "return _add(state, queries, keys[:, 0], values[:, 0], seen, scale)",
+        "state = _add(state, queries, keys[:, 0], values[:, 0], seen & cached[:, None], scale)\n"
+        "        return _add(state, queries, keys[:, 0], values[:, 0], seen & ~cached[:, None], scale)",
+        _SHAPES,
+    ),
+    Mutant(
+        "tokens of a tree see those that fill its pass up",
+        "nn/fixed_rows.py",
+        "mask = jnp.pad(mask, (*after, after[1])) | behind[None]",
+        "mask = jnp.pad(mask, (*after, after[1]), constant_values=True) | behind[None]",
+        _SHAPES,
+    ),
+    Mutant(
+        "a tree's node sums its ancestors from the last to the first",
+        _BY_SLOT,
+        "jnp.argsort(~fresh.mask, axis=2, stable=True)",
+        "jnp.argsort(jnp.where(fresh.mask, -jnp.arange(fresh.mask.shape[2])[None, None], 1), axis=2)",
+        _SHAPES,
+    ),
+    Mutant(
+        "a fusion decides whether a product is rounded before it is summed",
+        _SUMS,
+        "return jnp.maximum(x, jnp.finfo(x.dtype).min)",
+        "return x",
+        _SHAPES,
+    ),
+    Mutant(
+        "an axis that is split is summed in order",
+        _SUMS,
+        "if x.shape[-1] == 0 or not in_one_order() or _is_split(x):",
+        "if x.shape[-1] == 0 or not in_one_order():",
+        ("tests/ops/test_mean.py::test_an_axis_that_is_split_stays_split",),
+    ),
+    Mutant(
+        "norms, and vocabularies, are summed as XLA does",
+        _SUMS,
+        "cpu=_in_order",
+        "cpu=lambda x: jnp.sum(x, axis=-1)",
+        ("tests/ops/test_mean.py::test_a_mean_is_of_its_row", f"{_NN}::test_sums_over_a_vocabulary_are_of_their_row"),
+    ),
+    Mutant(
+        "a prompt's pieces are as wide as the prompt",
+        "core/prefill.py",
+        "    if rows_of(model) is None:\n",
+        "    if True:\n",
+        (f"{_LOOP}::test_scores_are_those_of_generate",),
+    ),
+    Mutant(
+        "an int8 scale has more bits than a product with it has room for",
+        "ops/int8.py",
+        "exponent_bits=8, mantissa_bits=16",
+        "exponent_bits=8, mantissa_bits=23",
+        (f"{_NN}::test_what_was_rounded_to_int8_once_is_rounded_to_itself",),
+    ),
+    Mutant(
+        "a proposal may be as long as a pass, without the last token",
+        "core/bit_exact.py",
+        "if rows is not None and nodes + 1 > rows:",
+        "if rows is not None and nodes > rows + 4:",
+        (f"{_LOOP}::test_a_draft_that_fits_no_pass_is_refused",),
+    ),
+    Mutant(
+        "a model that has rows is given others",
+        "nn/exact_passes.py",
+        "rows=rows or rows_of(model) or ROWS",
+        "rows=rows or ROWS",
+        (f"{_NN}::test_rows_are_those_that_were_asked_for",),
+    ),
+    Mutant(
+        "a score is that of the token before",
+        "decoding/score.py",
+        "places = jnp.where(at + 1 < length[:, None], at + 1, ",
+        "places = jnp.where(at + 1 < length[:, None], at, ",
+        (f"{_LOOP}::test_scores_are_those_of_generate",),
+    ),
+    Mutant(
+        "an answer is scored beyond a row's end",
+        "decoding/score.py",
+        "places = jnp.where(at + 1 < length[:, None], at + 1, ",
+        "places = jnp.where(at + 1 < scores.log_probs.shape[1], at + 1, ",
+        (f"{_LOOP}::test_scores_are_those_of_generate",),
+    ),
+    Mutant(
+        "wide passes of float32 are XLA's, where agreement was asked for",
+        "nn/exact_passes.py",
+        "x.in_any_rows() if is_packed(x) else x",
+        "x",
+        ("tests/ops/test_native_bits.py::test_passes_of_any_width_give_the_same_logits",),
+    ),
+)

@@ -1,0 +1,39 @@
+"""`bit_exact` on a mesh: speculation equals plain decoding on the same mesh, to the bit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from tests._fixtures import tiny
+
+
+def in_bfloat16(model):
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
+    return dataclasses.replace(model, module=model.module.clone(dtype=jnp.bfloat16), params=params)
+
+
+TARGET, DRAFT = in_bfloat16(tiny.wide_transformer()), in_bfloat16(tiny.wide_transformer(seed=1))
+PROMPT = np.random.default_rng(0).integers(0, 64, (8, 9))
+LENGTH = np.asarray([9, 2, 5, 1, 9, 7, 3, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 4), (8, 1)])
+@pytest.mark.parametrize("policy", ["greedy", "coupled"])
+def test_speculation_is_plain_decoding(sizes, policy):
+    mesh = jax.make_mesh(sizes, ("data", "model"))
+    options = {"prompt_length": LENGTH, "max_new_tokens": 30, "bit_exact": True, "rows": 8, "key": jax.random.key(0)}
+    verifier = None
+    if policy == "coupled":
+        options["sampling"], verifier = jaxspec.Sampling(temperature=0.8, top_p=0.95), jaxspec.CoupledVerifier()
+    plain = jaxspec.generate(TARGET, None, PROMPT, mesh=mesh, **options)
+    tree = jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.chains(2, 3))
+    for drafter in (jaxspec.NGramDrafter(k=4, min_ngram=1), tree):
+        found = jaxspec.generate(TARGET, drafter, PROMPT, mesh=mesh, verifier=verifier, **options)
+        for name in ("tokens", "log_probs", "warped_log_probs"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(plain, name), err_msg=name)
+        assert found.stats.accepted.sum() > 0
