@@ -107,7 +107,10 @@ class Options:
     ] = False
     rows: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --bit-exact: fill each pass of the target up to N tokens.  [default: 16]"),
+        typer.Option(
+            metavar="N",
+            help="With --bit-exact: fill the target's passes up to N tokens, if not by native kernels.  [default: 16]",
+        ),
     ] = None
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to an assistant.")] = False

@@ -52,7 +52,8 @@ def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None, *, nodes: in
     if make is None:
         raise TypeError(
             f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no method "
-            "bit_exact; pass what jaxspec.load returns, or bit_exact=False"
+            "bit_exact, as no model of a function of the whole text has; pass what jaxspec.load returns, or "
+            "bit_exact=False"
         )
     made: _Model = make(rows)
     check_rows(made, nodes)
@@ -66,6 +67,15 @@ def check_rows(target: object, nodes: int) -> None:
         raise ValueError(
             f"passes of rows={rows} tokens hold {rows - 1} drafts, got a drafter that submits up to {nodes}; pass "
             f"rows={nodes + 1}, and the same to what it is compared with, or fewer drafts"
+        )
+
+
+def check_whole(target: object) -> None:
+    """Raises `ValueError` if the target's passes must be run whole, for drafters that begin them."""
+    if rows_of(target) is not None:
+        raise ValueError(
+            "a target whose passes agree to the bit runs each of them whole, got a drafter that begins them; pass "
+            "another drafter, or bit_exact=False"
         )
 
 

@@ -50,7 +50,7 @@ def prefill(
       model: the model to feed.
       tokens: committed text; row `b` is `tokens[b, :length[b]]`.
       length: committed tokens of each row, at least 1.
-      cache: an empty cache of the model, with room for `s` tokens.
+      cache: an empty cache of the model, with room for `room_for(model, s)` tokens.
       capture: the hidden states to return, as of `Model.__call__`.
     """
     width = tokens.shape[1]
@@ -77,6 +77,11 @@ def prefill(
     with jax.named_scope("prefill"):
         cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
     return Prefilled(cache.truncate(fed), tuple(x[:, :width] for x in hidden))
+
+
+def room_for(model: Model, width: int) -> int:
+    """Returns how many tokens a cache must hold while such a prompt is fed: whole pieces, if they are fixed."""
+    return width if rows_of(model) is None else width + -width % chunk_of(model)
 
 
 def in_chunks(model: Model, tokens: Int[Array, "b s"]) -> tuple[Int[Array, "b s_padded"], int]:

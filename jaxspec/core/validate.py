@@ -19,6 +19,7 @@ from jaxspec.core.values import LARGEST, is_concrete, to_int32
 
 # A round of drafts is a program of as many steps; more than 16 hardly pay.
 MOST_DRAFTS = 1024
+_PROMPT = ("prompt", "prompt_length")
 
 
 def draft_length(k: object, name: str = "k") -> None:
@@ -127,27 +128,27 @@ def same_vocabulary(*, draft: int, target: int) -> None:
         )
 
 
-def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
+def prompt(tokens: Any, prompt_length: Any, vocab_size: int, names: tuple[str, str] = _PROMPT) -> None:
     """Raises unless the prompt is `[b, t]` integers with ids in range and lengths in `[1, t]`."""
     if not hasattr(tokens, "ndim") or tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         shape, dtype = getattr(tokens, "shape", None), getattr(tokens, "dtype", type(tokens).__name__)
         raise ValueError(
-            f"prompt must be an integer array [batch, time], got shape {shape} and dtype {dtype}; "
-            "pass jnp.asarray([[1, 2, 3]]), shorter rows padded on the right and named in prompt_length"
+            f"{names[0]} must be an integer array [batch, time], got shape {shape} and dtype {dtype}; "
+            f"pass jnp.asarray([[1, 2, 3]]), shorter rows padded on the right and named in {names[1]}"
         )
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
-        raise ValueError(f"prompt is empty, got shape {tokens.shape}; pass at least one row of at least one token")
+        raise ValueError(f"{names[0]} is empty, got shape {tokens.shape}; pass at least one row of at least one token")
     if prompt_length is not None:
-        (shape, dtype), rows = _shape_and_dtype("prompt_length", prompt_length), tokens.shape[0]
+        (shape, dtype), rows = _shape_and_dtype(names[1], prompt_length), tokens.shape[0]
         if shape not in ((), (rows,)) or not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
-                f"prompt_length must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
+                f"{names[1]} must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
             )
         if is_concrete(prompt_length):
             lengths = np.asarray(prompt_length)
             if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
                 raise ValueError(
-                    f"prompt_length must be in [1, {tokens.shape[1]}] (the width of prompt), got {lengths.tolist()}; "
+                    f"{names[1]} must be in [1, {tokens.shape[1]}] (the width of {names[0]}), got {lengths.tolist()}; "
                     "an empty prompt has no distribution to sample from: pass at least a start token"
                 )
     if is_concrete(tokens, prompt_length):
@@ -157,7 +158,7 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int) -> None:
         bad = used[(used < 0) | (used >= vocab_size)]
         if bad.size:
             raise ValueError(
-                f"prompt has token id {bad[0]}, expected ids in [0, {vocab_size}); "
+                f"{names[0]} has token id {bad[0]}, expected ids in [0, {vocab_size}); "
                 "was it encoded with another model's tokenizer?"
             )
 

@@ -213,7 +213,7 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
-def as_array(prompt: Any) -> Any:
+def as_array(prompt: Any, names: tuple[str, str] = ("prompt", "prompt_length")) -> Any:
     """Makes an array of nested lists; returns anything else as it is, for `validate.prompt` to judge."""
     if not isinstance(prompt, list | tuple):
         return prompt
@@ -221,7 +221,7 @@ def as_array(prompt: Any) -> Any:
         return np.asarray(prompt)
     except ValueError as error:
         raise ValueError(
-            "prompt must be a rectangle, got rows of different lengths; pad them on the right and pass prompt_length"
+            f"{names[0]} must be a rectangle, got rows of different lengths; pad them on the right and pass {names[1]}"
         ) from error
 
 

@@ -26,7 +26,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxspec.core.model import Model, Unsharded, placement_of
-from jaxspec.core.prefill import prefill
+from jaxspec.core.prefill import prefill, room_for
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, Generation, GenerationState
 from jaxspec.core.stats import Stats
@@ -89,9 +89,10 @@ def generate(
         `data` and `model`, either may be absent). It moves the models at every call: to do that
         once, or by other rules, pass models that `jaxspec.shard` has placed. Needless then.
       bit_exact: makes the target's passes agree to the bit, so that greedy and coupled tokens, and all
-        log-probabilities, are those of plain decoding with `bit_exact` (`jaxspec.nn.bit_exact`). They agree already
-        where native kernels compute them.
+        log-probabilities, are those of plain decoding with `bit_exact` (`jaxspec.nn.bit_exact`). Native kernels agree
+        without it, but for passes of more than 96 rows in float32.
       rows: with `bit_exact`, the tokens that each pass is filled up to, the same for what is compared; `None` is 16.
+        Native kernels need no filling, and take any number.
 
     Returns:
       A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
@@ -160,8 +161,9 @@ def initial_state(arguments: Arguments) -> GenerationState:
     length = jnp.clip(rows.prompt_length, 1, width)
     budget = jnp.clip(rows.max_new_tokens, 0, max_new)
     slots = width + max_new + drafter.max_drafts + 1
+    cache = target.init_cache(batch, max(slots, room_for(target, width)))
     with over_devices(placement_of(target) != Unsharded()):
-        prefilled = prefill(target, prompt, length, target.init_cache(batch, slots), drafter.capture)
+        prefilled = prefill(target, prompt, length, cache, drafter.capture)
     done = (budget == 0) | (status != Status.OK)
     context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), sampling)
     failed = status != Status.OK

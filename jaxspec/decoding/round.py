@@ -21,7 +21,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
-from jaxspec.core.bit_exact import by_position, rows_of
+from jaxspec.core.bit_exact import by_position, check_whole, rows_of
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, Unsharded, check_entries, placement_of
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
@@ -199,11 +199,7 @@ def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> Mode
     options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
     if proposal.partial is not None:
         assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
-        if rows_of(target) is not None:
-            raise ValueError(
-                "a target whose passes agree to the bit runs each of them whole, got a drafter that begins them; pass "
-                "another drafter, or bit_exact=False"
-            )
+        check_whole(target)
         return target.resume(proposal.partial, context.cache, **options)
     return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
 

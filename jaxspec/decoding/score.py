@@ -17,6 +17,9 @@ from jaxspec.core.values import is_concrete, to_int32
 from jaxspec.decoding.arguments import TokenIds, as_array, check_target, one_a_row
 from jaxspec.decoding.room import PerRow
 
+# What the texts, and how many tokens of a row count, are called.
+_LENGTH, _PROMPT = ("tokens", "length"), ("tokens", "prompt_length")
+
 
 def score(
     model: Model,
@@ -30,10 +33,9 @@ def score(
 ) -> Scores:
     """Computes the log-probability of every token of given texts, by as few passes as there can be.
 
-    With `bit_exact`, and always where native kernels compute, the numbers of tokens behind the prompt are those that
-    `generate` returned for them, to the bit, if it ran on the same machine with as many rows in its batch, the same
-    prompts, `bit_exact` and `rows`. So a trainer's old log-probabilities are the sampler's own. Works in the caller's
-    `jax.jit`; no gradient flows through it.
+    With `bit_exact` the numbers of tokens behind the prompt are those that `generate` returned for them, to the bit, if
+    it ran with `bit_exact` and the same `rows` and prompts, on the same machine with as many rows in its batch. So a
+    trainer's old log-probabilities are the sampler's own. Works in the caller's `jax.jit`; has no gradient.
 
     Args:
       model: the model, as `generate` takes it.
@@ -52,15 +54,18 @@ def score(
         are moved into it.
 
     Example:
-        >>> answer = jaxspec.generate(target, None, prompt, max_new_tokens=8, bit_exact=True)
+        >>> answer = jaxspec.generate(target, None, prompt, max_new_tokens=8)
         >>> text = jnp.concatenate([prompt, answer.tokens], axis=1)
-        >>> scores = jaxspec.score(target, text, prompt_length=prompt.shape[1], bit_exact=True)
-        >>> bool((scores.log_probs[:, prompt.shape[1] :] == answer.log_probs).all())
+        >>> scores = jaxspec.score(target, text, prompt_length=prompt.shape[1])
+        >>> bool(jnp.allclose(scores.log_probs[:, prompt.shape[1] :], answer.log_probs, atol=1e-4))
         True
     """
     check_target(model, sampling)
-    ids = as_array(tokens)
-    validate.prompt(ids, length, model.vocab_size)
+    ids = as_array(tokens, _LENGTH)
+    validate.prompt(ids, length, model.vocab_size, _LENGTH)
+    if prompt_length is None:
+        raise ValueError("prompt_length must be one integer or one a row, got None; pass 1 where there was no prompt")
+    validate.prompt(ids, prompt_length, model.vocab_size, _PROMPT)
     batch, width = ids.shape
     _check_prompt_length(prompt_length, width if length is None else length)
     validate.sampling(sampling, batch)
@@ -72,12 +77,12 @@ def score(
 
 
 def _check_prompt_length(prompt_length: PerRow, length: PerRow) -> None:
-    """Raises `ValueError` unless each row's prompt has a token at least, and ends in its text."""
+    """Raises `ValueError` unless each row's prompt ends in its text."""
     if is_concrete(prompt_length) and is_concrete(length):
         prompts, lengths = np.broadcast_arrays(np.asarray(prompt_length), np.asarray(length))
-        if (prompts < 1).any() or (prompts > lengths).any():
+        if (prompts > lengths).any():
             raise ValueError(
-                f"prompt_length must be between 1 and the length of its row, got {prompts.tolist()} for rows of "
+                f"prompt_length must be at most the length of its row, got {prompts.tolist()} for rows of "
                 f"{lengths.tolist()}"
             )
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.bit_exact import check_whole
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
@@ -97,6 +98,7 @@ class EarlyExitDraft(SelfDraft):
                 f"{name} stops and resumes the passes of a LanguageModel over a jaxspec.nn.Transformer, got a target "
                 f"of type {type(target).__name__}; load the target with jaxspec.load, or pass another drafter"
             )
+        check_whole(target)
         most = target.module.config.num_layers - 1
         if not 1 <= self.layers <= most:
             raise ValueError(

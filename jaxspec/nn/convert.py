@@ -132,7 +132,8 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
         dtype('int8')
     """
     _check(model, "quantize_cache", heads=False)
-    return dataclasses.replace(model, cache_type=Int8KVCache)
+    found = dataclasses.replace(model, cache_type=Int8KVCache)
+    return found if model.rows is None else found.bit_exact()
 
 
 def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Network:

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from jaxspec.core.bit_exact import rows_of
 from jaxspec.nn.cache_by_slot import BY_SLOT
@@ -43,9 +44,10 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
         >>> exact.rows, type(exact.init_cache(batch=2, capacity=32)).__name__
         (8, 'BySlotKVCache')
     """
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1):
         raise ValueError(f"rows must be a positive integer, or None for {ROWS}, got {rows!r}")
-    module: Any = model.module
+    rows = None if rows is None else int(rows)
+    module: Any = getattr(model, "module", model)
     if not isinstance(module, Transformer):
         raise TypeError(
             f"passes of a {type(module).__name__} are not known to agree to the bit; pass a model that jaxspec.load "

@@ -41,6 +41,14 @@ class JoinedWeight(PackedWeight):
         return self._largest.stored
 
     @property
+    def by_row(self) -> bool:
+        """Whether all parts are."""
+        return all(part.by_row for part in self.parts)
+
+    def in_any_rows(self) -> Self:
+        return dataclasses.replace(self, parts=tuple(part.in_any_rows() for part in self.parts))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         shape = list(self.parts[0].shape)
         shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)

@@ -35,7 +35,6 @@ class NativeWeight(PackedWeight):
 
     name: ClassVar[str] = "native"
     shardable: ClassVar[bool] = False
-    by_row: ClassVar[bool] = True
 
     values: Float[Array, "*out in"]
     dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
@@ -49,6 +48,10 @@ class NativeWeight(PackedWeight):
     @property
     def stored(self) -> Any:
         return self.values
+
+    @property
+    def by_row(self) -> bool:
+        return True
 
     @property
     def kernels(self) -> str:

@@ -27,7 +27,6 @@ class PackedWeight(abc.ABC):
       name: the format's, such as "int8"; `kernels_of` and messages tell it.
       dtype: of the rows that are read from it, and of the activations.
       shardable: whether a mesh may split it.
-      by_row: whether on a CPU the bits of a product's row depend on that row alone.
 
     Example:
       >>> packed = jaxspec.ops.FORMATS["int8"].pack(jnp.ones((4, 8)))
@@ -37,7 +36,6 @@ class PackedWeight(abc.ABC):
 
     name: ClassVar[str]
     shardable: ClassVar[bool] = True
-    by_row: ClassVar[bool] = False
 
     dtype: DTypeLike
 
@@ -93,6 +91,11 @@ class PackedWeight(abc.ABC):
         """Returns the weight of these outputs alone, by the first axis; a format that cannot split rounds anew."""
         axes = ("rows", *(None,) * (self.ndim - 1))
         return self.map_axes(lambda x, own: jnp.take(x, rows, axis=own.index("rows")), axes)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether on a CPU the bits of a product's row depend on that row alone."""
+        return False
 
     def in_any_rows(self) -> Self:
         """Returns the weight, multiplied in one way however many rows there are, if the format has several."""

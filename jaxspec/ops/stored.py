@@ -63,7 +63,6 @@ class StoredWeight(PackedWeight):
 
     name: ClassVar[str] = "stored"
     shardable: ClassVar[bool] = False
-    by_row: ClassVar[bool] = True
 
     tiles: UInt8[Array, "n"]
     weight_shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -109,6 +108,10 @@ class StoredWeight(PackedWeight):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.weight_shape
+
+    @property
+    def by_row(self) -> bool:
+        return True
 
     @property
     def kernels(self) -> str:

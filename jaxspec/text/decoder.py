@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
-from jaxspec.core.bit_exact import as_bit_exact
+from jaxspec.core.bit_exact import as_bit_exact, check_rows
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy
 from jaxspec.decoding.arguments import check_kinds
@@ -100,6 +100,7 @@ class SpeculativeDecoder:
             )
         self.drafter = _as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
         self.drafter.check(self.target)
+        check_rows(self.target, self.drafter.lengths[-1])
         check_kinds(self.target, self.drafter, verifier, Greedy())
         self.verifier = self.drafter.default_verifier if verifier is None else verifier
         self.verifier.check(self.drafter)

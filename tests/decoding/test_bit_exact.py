@@ -158,3 +158,43 @@ def test_what_cannot_have_it_is_refused():
         ValueError, match="runs each of them whole, got a drafter that begins them; pass another drafter"
     ):
         generate(jaxspec.EarlyExitDrafter(layers=1, k=2), "greedy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": [[1, 2], [3]]}, "tokens must be a rectangle, .* pass length"),
+        ({"length": 9}, r"length must be in \[1, 3\] \(the width of tokens\), got 9"),
+        ({"tokens": [[1, 2, 99]]}, "tokens has token id 99"),
+        ({"prompt_length": True}, "prompt_length must be one integer or one a row"),
+        ({"prompt_length": [1, 2]}, "prompt_length must be one integer or one a row"),
+        (
+            {"prompt_length": 3, "length": 2},
+            r"prompt_length must be at most the length of its row, got 3 for rows of 2",
+        ),
+    ],
+)
+def test_a_score_says_what_is_wrong(changes, message):
+    arguments = {"tokens": [[1, 2, 3]]} | changes
+    with pytest.raises(ValueError, match=message):
+        jaxspec.score(TARGET, **arguments)
+
+
+def test_a_cache_has_room_for_whole_pieces_of_a_prompt():
+    """Of a model whose cache holds what was asked for, and not a slot more."""
+
+    class Exact(tiny.HistoryModel):
+        rows = 4
+
+        def bit_exact(self, rows=None):
+            return self
+
+        def init_cache(self, batch, capacity):
+            asked.append(capacity)
+            return super().init_cache(batch, capacity)
+
+    asked, base = [], tiny.history_model(0, vocab=5)
+    jax.tree_util.register_pytree_node(Exact, lambda x: ((x.a, x.b), None), lambda _, leaves: Exact(*leaves))
+    found = jaxspec.generate(Exact(base.a, base.b), None, [[1, 2]], max_new_tokens=4, bit_exact=True)
+    assert max(asked) >= 128
+    np.testing.assert_array_equal(found.tokens, jaxspec.generate(base, None, [[1, 2]], max_new_tokens=4).tokens)

@@ -12,6 +12,7 @@ from jaxspec.core.sums import log_sum_exp, row_sum
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache_by_slot import BY_SLOT
 from jaxspec.nn.exact_passes import bit_exact
+from jaxspec.ops.joined import JoinedWeight
 from tests._fixtures import tiny
 from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree
 
@@ -134,3 +135,20 @@ def test_what_cannot_agree_is_refused():
     other = dataclasses.replace(target, module=tiny.HistoryModel)
     with pytest.raises(TypeError, match="are not known to agree to the bit; pass a model that jaxspec.load returns"):
         other.bit_exact()
+
+
+def test_an_int8_cache_keeps_what_was_asked_for():
+    """In either order."""
+    target = model("llama", "bfloat16")
+    first, last = (jaxspec.quantize_cache(target.bit_exact(8)), jaxspec.quantize_cache(target).bit_exact(8))
+    assert first.cache_type is last.cache_type is BY_SLOT[jaxspec.nn.Int8KVCache]
+    assert first.rows == last.rows == 8
+
+
+def test_weights_side_by_side_are_native_if_their_parts_are():
+    kind = jaxspec.ops.FORMATS["stored"]
+    parts = tuple(kind.pack(jnp.ones((2, 32))) for _ in range(2))
+    assert JoinedWeight(parts, 0).by_row
+    assert not JoinedWeight((parts[0], jaxspec.ops.FORMATS["int8"].pack(jnp.ones((2, 32)))), 0).by_row
+    wide = JoinedWeight((jaxspec.ops.FORMATS["native"].pack(jnp.ones((2, 32))),), 0)
+    assert [part.most_rows for part in (*wide.parts, *wide.in_any_rows().parts)] == [96, None]
