@@ -42,6 +42,7 @@ MUTANTS = (
         "return jnp.maximum(x, jnp.finfo(x.dtype).min)",
         "return x",
         _SHAPES,
+        slow=True,
     ),
     Mutant(
         "an axis that is split is summed in order",
@@ -62,7 +63,7 @@ MUTANTS = (
         "core/prefill.py",
         "    if rows_of(model) is None:\n",
         "    if True:\n",
-        (f"{_LOOP}::test_scores_are_those_of_generate",),
+        (f"{_NN}::test_pieces_of_a_prompt_have_one_width",),
     ),
     Mutant(
         "an int8 scale has more bits than a product with it has room for",

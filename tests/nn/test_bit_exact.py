@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core.prefill import in_chunks, room_for
 from jaxspec.core.sums import log_sum_exp, row_sum
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache_by_slot import BY_SLOT
@@ -152,3 +153,12 @@ def test_weights_side_by_side_are_native_if_their_parts_are():
     assert not JoinedWeight((parts[0], jaxspec.ops.FORMATS["int8"].pack(jnp.ones((2, 32)))), 0).by_row
     wide = JoinedWeight((jaxspec.ops.FORMATS["native"].pack(jnp.ones((2, 32))),), 0)
     assert [part.most_rows for part in (*wide.parts, *wide.in_any_rows().parts)] == [96, None]
+
+
+def test_pieces_of_a_prompt_have_one_width():
+    """However wide the prompt is, so that they end at the same positions in every text."""
+    target, tokens = model("llama", "float32"), jnp.zeros((2, 20), jnp.int32)
+    padded, chunk = in_chunks(target.bit_exact(), tokens)
+    assert (padded.shape, chunk, room_for(target.bit_exact(), 20)) == ((2, 128), 128, 128)
+    padded, chunk = in_chunks(target, tokens)
+    assert (padded.shape, chunk, room_for(target, 20)) == ((2, 20), 20, 20)
