@@ -41,23 +41,21 @@ def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None, *, nodes: in
       TypeError: it cannot have them.
       ValueError: `rows` is given where they are not asked for, is no positive integer, or does not hold the drafts.
     """
-    if not bit_exact:
-        if rows is not None:
-            raise ValueError(
-                f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True"
+    if bit_exact:
+        make: Any = getattr(target, "bit_exact", None)
+        if make is None:
+            raise TypeError(
+                f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no "
+                "method bit_exact, as no model of a function of the whole text has; pass what jaxspec.load returns, or "
+                "bit_exact=False"
             )
-        check_rows(target, nodes)
-        return target
-    make: Any = getattr(target, "bit_exact", None)
-    if make is None:
-        raise TypeError(
-            f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no method "
-            "bit_exact, as no model of a function of the whole text has; pass what jaxspec.load returns, or "
-            "bit_exact=False"
+        target = make(rows)
+    elif rows is not None:
+        raise ValueError(
+            f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True"
         )
-    made: _Model = make(rows)
-    check_rows(made, nodes)
-    return made
+    check_rows(target, nodes)
+    return target
 
 
 def check_rows(target: object, nodes: int) -> None:

@@ -78,9 +78,9 @@ def _add_fed(
     order = jnp.take_along_axis(order, at, axis=2)
     cached = behind < 0
     own = jnp.arange(len(slots), dtype=jnp.int32)[:, None, None]
-    places = jnp.where(cached[:, None], slots[:, None], fresh.positions[own, order])
     seen = cached[:, None] | (behind[:, None] < count[..., None])
     if window is not None:
+        places = jnp.where(cached[:, None], slots[:, None], fresh.positions[own, order])
         seen = seen & (places > fresh.positions[:, -queries.shape[3] :, None] - window)
     held = cache.block(layer, slots[:, 0], slots.shape[1])
     keys, values = (

@@ -166,10 +166,16 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
 
 def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, "*b"], count: int) -> Array:
     """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
-    if start.ndim:
-        return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count, axis=1))(buffer[layer], start)
     _, batch, heads, _, width = buffer.shape
     zero = jnp.zeros((), start.dtype)
+    if start.ndim:
+        own = jnp.arange(batch, dtype=start.dtype)
+        take = lambda row, at: jax.lax.dynamic_slice(  # noqa: E731
+            buffer, (jnp.full((), layer, start.dtype), row, zero, at, zero), (1, 1, heads, count, width)
+        )[0, 0]
+        # A CPU copies what it gathers from: there rows are read one after the other.
+        one_by_one = lambda own, start: jax.lax.map(lambda each: take(*each), (own, start))  # noqa: E731
+        return jax.lax.platform_dependent(own, start, cpu=one_by_one, default=jax.vmap(take))
     index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
     return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
 

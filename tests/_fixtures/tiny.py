@@ -35,6 +35,12 @@ def transformer(seed=0, *, sharpness=8.0, **options) -> jaxspec.LanguageModel:
     return random_model(config(**options), seed, 0.02 * sharpness)
 
 
+def in_dtype(model: jaxspec.LanguageModel, dtype) -> jaxspec.LanguageModel:
+    """The model with weights and activations of another dtype."""
+    params = jax.tree.map(lambda x: x.astype(dtype), model.params)
+    return dataclasses.replace(model, module=model.module.clone(dtype=dtype), params=params)
+
+
 def random_model(config: TransformerConfig, seed: int, scale: float) -> jaxspec.LanguageModel:
     return jaxspec.LanguageModel(Transformer(config), random_params(_shapes(config), seed, scale))
 

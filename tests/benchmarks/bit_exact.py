@@ -6,8 +6,9 @@
 
 `logits` feeds source text in chains of 1 to 16 tokens and in trees of 8, 16 and 32 nodes, and compares each row of
 logits with that of one token at a time. `tokens` continues 32 prompts of all kinds, plain and speculatively, at
-temperature 0 and by coupled sampling at 0.8 with top-p 0.95, and scores the plain text. `time` compares plain steps and
-rounds of four drafts with those of the same model without `bit_exact`, in turns.
+temperature 0 and by coupled sampling at 0.8 with top-p 0.95, and scores the plain text; with `--as-it-is` it does so
+without `bit_exact`. `time` compares plain steps and rounds of four drafts with those of the same model without it, in
+turns.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from tests._fixtures.same_bits import by_chains, by_trees, differing, passes
 from tests.benchmarks.workload import disturbed, show_machine
 
 MODEL = "smollm2-135m-instruct"
-BATCH, PROMPTS, LONGEST = 8, 32, 320
+BATCH, PROMPTS = 8, 32
 CHAINS, TREES = (16, 5, 3, 2, 9), ((8, 3), (16, 5), (32, 6))
 
 
@@ -93,9 +94,10 @@ def prompts_for(model) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def tokens(model, new: int, rows: int, mesh: str | None) -> None:
+def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None) -> None:
     """Prints how many rows part from plain decoding, and how many log-probabilities differ by a bit."""
-    prompts, drafters, exact = prompts_for(model), drafters_for(model), model.bit_exact(rows)
+    prompts, drafters = prompts_for(model), drafters_for(model)
+    drafters = {name: drafter for name, drafter in drafters.items() if names is None or name in names}
     on = {} if mesh is None else {"mesh": jax.make_mesh(tuple(map(int, mesh.split("x"))), ("data", "model"))}
     for name, policy in {"greedy": {}, "coupled": {"sampling": jaxspec.Sampling(temperature=0.8, top_p=0.95)}}.items():
         verifier = {"verifier": jaxspec.CoupledVerifier()} if policy else {}
@@ -118,7 +120,7 @@ def tokens(model, new: int, rows: int, mesh: str | None) -> None:
                 f"{np.mean([each.stats.mean_acceptance_length() for each in found]):.2f} tokens a round",
                 flush=True,
             )
-        if mesh is None:
+        if mesh is None and exact.rows is not None:
             pairs = zip(
                 (scored(exact, *batch, each, policy) for batch, each in zip(batches, plain, strict=True)), plain
             )
@@ -174,6 +176,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--draft", nargs="*", help="of the drafters of `tokens`, these alone")
+    parser.add_argument("--as-it-is", action="store_true", help="without bit_exact")
     parser.add_argument("--mesh", help="DATAxMODEL simulated devices")
     parser.add_argument("--turns", type=int, default=7)
     arguments = parser.parse_args()
@@ -185,7 +189,8 @@ def main() -> None:
     if arguments.what == "logits":
         logits(model, arguments.tokens, arguments.rows)
     elif arguments.what == "tokens":
-        tokens(model, arguments.new_tokens, arguments.rows, arguments.mesh)
+        exact = model if arguments.as_it_is else model.bit_exact(arguments.rows)
+        tokens(model, exact, arguments.new_tokens, arguments.mesh, arguments.draft)
     else:
         costs(model, arguments.rows, arguments.turns)
 

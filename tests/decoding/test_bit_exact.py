@@ -11,14 +11,8 @@ import pytest
 import jaxspec
 from tests._fixtures import tiny
 
-
-def in_bfloat16(model):
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
-    return dataclasses.replace(model, module=model.module.clone(dtype=jnp.bfloat16), params=params)
-
-
-TARGET = in_bfloat16(tiny.transformer(layers=2))
-DRAFT = in_bfloat16(tiny.transformer(layers=2, sharpness=7.0))
+TARGET = tiny.in_dtype(tiny.transformer(layers=2), jnp.bfloat16)
+DRAFT = tiny.in_dtype(tiny.transformer(layers=2, sharpness=7.0), jnp.bfloat16)
 PROMPT = np.random.default_rng(0).integers(0, tiny.VOCAB, (5, 20))
 LENGTH = np.asarray([20, 3, 7, 1, 12])
 NEW, KEY = 40, jax.random.key(5)

@@ -1,6 +1,8 @@
 """Passes of any shape give a token the same bits, where XLA computes them: `jaxspec.nn.bit_exact`."""
 
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jaxspec.nn.cache_by_slot import BY_SLOT
 from jaxspec.nn.exact_passes import bit_exact
 from jaxspec.ops.joined import JoinedWeight
 from tests._fixtures import tiny
-from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree
+from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree, run
 
 ROWS, LENGTH = 12, 150  # beyond the first block of 128 slots
 FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8")
@@ -28,8 +30,7 @@ def model(family, form):
     if form == "int8":
         return jaxspec.quantize_weights(found)
     dtype = jnp.dtype(form.partition(",")[0])
-    params = jax.tree.map(lambda x: x.astype(dtype), found.params)
-    found = dataclasses.replace(found, module=found.module.clone(dtype=dtype), params=params)
+    found = tiny.in_dtype(found, dtype)
     return jaxspec.quantize_cache(found) if "cache" in form else found
 
 
@@ -162,3 +163,12 @@ def test_pieces_of_a_prompt_have_one_width():
     assert (padded.shape, chunk, room_for(target.bit_exact(), 20)) == ((2, 128), 128, 128)
     padded, chunk = in_chunks(target, tokens)
     assert (padded.shape, chunk, room_for(target, 20)) == ((2, 20), 20, 20)
+
+
+def test_a_pass_copies_no_layer_of_the_cache():
+    """So that its cost follows what is used of a cache, and not its size."""
+    exact = model("llama", "float32").bit_exact(8)
+    compiled = run.lower(exact, jnp.zeros((2, 1), jnp.int32), exact.init_cache(2, 4096)).compile().as_text()
+    made = re.findall(r"= \(?f32\[([\d,]+)\]\S* (?!parameter|get-tuple-element|bitcast)", compiled)
+    assert len(made) > 20
+    assert not [shape for shape in made if math.prod(map(int, shape.split(","))) >= 2 * 4096 * 8]

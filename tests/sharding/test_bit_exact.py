@@ -1,7 +1,5 @@
 """`bit_exact` on a mesh: speculation equals plain decoding on the same mesh, to the bit."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +8,10 @@ import pytest
 import jaxspec
 from tests._fixtures import tiny
 
-
-def in_bfloat16(model):
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
-    return dataclasses.replace(model, module=model.module.clone(dtype=jnp.bfloat16), params=params)
-
-
-TARGET, DRAFT = in_bfloat16(tiny.wide_transformer()), in_bfloat16(tiny.wide_transformer(seed=1))
+TARGET, DRAFT = (tiny.in_dtype(tiny.wide_transformer(seed), jnp.bfloat16) for seed in (0, 1))
+    tiny.in_dtype(tiny.wide_transformer(), jnp.bfloat16),
+    tiny.in_dtype(tiny.wide_transformer(seed=1), jnp.bfloat16),
+)
 PROMPT = np.random.default_rng(0).integers(0, 64, (8, 9))
 LENGTH = np.asarray([9, 2, 5, 1, 9, 7, 3, 4])
 
