@@ -21,7 +21,7 @@ from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, dif
 
 ROWS, LENGTH = 12, 150  # beyond the first block of 128 slots
 FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8")
-QUICK = (("gemma", "float32"), ("qwen", "bfloat16, int8 cache"))
+QUICK = (("gemma", "float32"),)
 
 
 def model(family, form):
@@ -81,6 +81,7 @@ def test_attention_by_slot_is_attention(window):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_neighbors():
     """At one batch shape: neighbors are permuted, and replaced by others of other lengths."""
     exact = model("llama", "bfloat16").bit_exact(8)
@@ -100,7 +101,7 @@ def test_a_row_does_not_depend_on_its_neighbors():
         cache = cache.append(output.entries).truncate(kept)
 
 
-@pytest.mark.parametrize("width", [1, 11, 64, 310, 1000, 49152])
+@pytest.mark.parametrize("width", [1, 310, 49152])
 def test_sums_over_a_vocabulary_are_of_their_row(width):
     x = jnp.asarray(np.random.default_rng(width).normal(size=(9, 17, width)), jnp.float32)
     total, log_total = jax.jit(row_sum), jax.jit(log_sum_exp)

@@ -9,9 +9,6 @@ import jaxspec
 from tests._fixtures import tiny
 
 TARGET, DRAFT = (tiny.in_dtype(tiny.wide_transformer(seed), jnp.bfloat16) for seed in (0, 1))
-    tiny.in_dtype(tiny.wide_transformer(), jnp.bfloat16),
-    tiny.in_dtype(tiny.wide_transformer(seed=1), jnp.bfloat16),
-)
 PROMPT = np.random.default_rng(0).integers(0, 64, (8, 9))
 LENGTH = np.asarray([9, 2, 5, 1, 9, 7, 3, 4])
 
