@@ -5,6 +5,7 @@ A model is a pytree: its arrays are leaves, everything else is static, so it goe
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from jax import Array
@@ -232,6 +233,24 @@ class Layout(Protocol):
         """Returns the same arrays, complete on every device."""
         ...
 
+    def on_each(
+        self,
+        function: Callable[..., Array],
+        arguments: tuple[Array, ...],
+        axes: tuple[tuple[Any, ...], ...],
+        *,
+        like: int,
+    ) -> Array:
+        """Calls a function on each device with its own parts of the arguments.
+
+        Args:
+          function: takes and returns arrays; it needs nothing of other devices.
+          arguments: complete arrays.
+          axes: the logical axes of each, as the model's rules name them.
+          like: which argument the result is laid out as.
+        """
+        ...
+
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
         """Raises `ValueError` unless all processes pass the same, and returns the first one's number."""
         ...
@@ -257,6 +276,17 @@ class Unsharded:
 
     def replicate(self, tree: _Tree) -> _Tree:
         return tree
+
+    def on_each(
+        self,
+        function: Callable[..., Array],
+        arguments: tuple[Array, ...],
+        axes: tuple[tuple[Any, ...], ...],
+        *,
+        like: int,
+    ) -> Array:
+        del axes, like  # there is one device
+        return function(*arguments)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
         del parts  # there is one process

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
+from jaxspec.core.model import Layout
 from jaxspec.core.pytree import register_dataclass
 
 # Attention reads the cache in blocks of this many slots, so that cost follows use.
@@ -122,10 +123,21 @@ class KVCache:
         """
         return dataclasses.replace(
             self,
-            keys=write(self.keys, entries.keys, self.length),
-            values=write(self.values, entries.values, self.length),
+            keys=self.write(self.keys, entries.keys, self.length),
+            values=self.write(self.values, entries.values, self.length),
             length=self.length + entries.keys.shape[3],
         )
+
+    def write(
+        self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
+    ) -> Shaped[Array, "l b g s d"]:
+        """Writes each row's fresh slots into one of its buffers from `start` on."""
+        return write(buffer, fresh, start)
+
+    def on(self, layout: Layout) -> Self:
+        """Returns the cache with the layout of its arrays on devices, for kernels of its own: here as it is."""
+        del layout
+        return self
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
         """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""

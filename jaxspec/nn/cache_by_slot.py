@@ -1,8 +1,7 @@
 """Holds keys and values that are attended to slot by slot: the caches of models whose passes agree to the bit."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from jax import Array
@@ -12,7 +11,6 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.attention_by_slot import attend_by_slot
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
-from jaxspec.nn.cache_native import NativeKVCache
 
 
 class _BySlot(KVCache):
@@ -44,9 +42,3 @@ class BySlotKVCache(_BySlot):
 @dataclasses.dataclass(frozen=True)
 class BySlotInt8KVCache(_BySlot, Int8KVCache):
     """Holds an `Int8KVCache` that is attended to slot by slot."""
-
-
-# The native kernel attends so by itself.
-BY_SLOT: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
-    {KVCache: BySlotKVCache, Int8KVCache: BySlotInt8KVCache, NativeKVCache: NativeKVCache}
-)

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import KVCache, KVEntries, slots, write
+from jaxspec.nn.cache import KVCache, KVEntries, slots
 from jaxspec.ops.int8 import dequantize, quantize
 
 
@@ -66,9 +66,9 @@ class Int8KVCache(KVCache):
         values, value_scale = quantize(entries.values)
         return dataclasses.replace(
             self,
-            keys=write(self.keys, keys, self.length),
-            values=write(self.values, values, self.length),
+            keys=self.write(self.keys, keys, self.length),
+            values=self.write(self.values, values, self.length),
             length=self.length + entries.keys.shape[3],
-            key_scale=write(self.key_scale, key_scale[..., None], self.length),
-            value_scale=write(self.value_scale, value_scale[..., None], self.length),
+            key_scale=self.write(self.key_scale, key_scale[..., None], self.length),
+            value_scale=self.write(self.value_scale, value_scale[..., None], self.length),
         )

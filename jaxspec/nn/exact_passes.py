@@ -6,13 +6,19 @@ have one order; pieces of a prompt end at fixed positions. Native CPU kernels ke
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from jaxspec.core.bit_exact import rows_of
-from jaxspec.nn.cache_by_slot import BY_SLOT
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.cache_int8 import Int8KVCache
+from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.nn.weight import PRODUCTS
@@ -22,6 +28,16 @@ _Model = TypeVar("_Model", bound=Network)
 
 # Of a pass, unless the caller says: an accelerator reads the weights in the time of as many, and a draft of 15 fits.
 ROWS = 16
+# The native kernel attends so by itself.
+BY_SLOT: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
+    {
+        KVCache: BySlotKVCache,
+        Int8KVCache: BySlotInt8KVCache,
+        NativeKVCache: NativeKVCache,
+        PallasKVCache: BySlotPallasKVCache,
+        PallasInt8KVCache: BySlotPallasInt8KVCache,
+    }
+)
 
 
 def bit_exact(model: _Model, rows: int | None = None) -> _Model:

@@ -46,7 +46,7 @@ class Network:
             head_dim=config.head_dim,
             dtype=jnp.dtype(self.module.dtype),
         )
-        return self.placement.cache(empty)
+        return self.placement.cache(empty.on(self.placement))
 
 
 def packed_weights(model: Network) -> list[PackedWeight]:

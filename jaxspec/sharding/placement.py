@@ -1,6 +1,7 @@
 """Defines `Placement`: a mesh and rules, and the layouts of caches and activations that follow."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import jax
@@ -74,6 +75,29 @@ class Placement:
     def replicate(self, tree: _Tree) -> _Tree:
         """Puts complete arrays on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
+
+    def on_each(
+        self,
+        function: Callable[..., Array],
+        arguments: tuple[Array, ...],
+        axes: tuple[tuple[Any, ...], ...],
+        *,
+        like: int,
+    ) -> Array:
+        """Calls a function on each device with its own parts of the arguments; the result is laid out as one of them.
+
+        Args:
+          function: takes and returns arrays; it needs nothing of other devices.
+          arguments: complete arrays.
+          axes: the logical axes of each.
+          like: the index of that argument.
+        """
+        specs = tuple(
+            self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True)
+        )
+        # Axes that split nothing hold copies, which the function computes alike.
+        each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=specs[like], check_vma=False)
+        return each(*arguments)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
         """Raises `ValueError` unless every process of the mesh passes the same; see `multihost.check_same`."""

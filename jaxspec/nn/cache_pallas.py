@@ -1,0 +1,205 @@
+"""Holds keys and values as the Pallas kernels for TPUs read and write them; elsewhere as XLA does."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Shaped
+
+from jaxspec.core.model import Layout, Unsharded
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.nn import cache as xla
+from jaxspec.nn.attention import Fresh, within
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.cache_int8 import Int8KVCache
+from jaxspec.nn.network import Network
+from jaxspec.ops.int8 import quantize
+from jaxspec.ops.pallas import attention, write
+
+_Network = TypeVar("_Network", bound=Network)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Kernels(KVCache):
+    """Attends and writes by a TPU's kernels, on each device over its own rows and heads.
+
+    Attributes:
+      layout: of its arrays on devices.
+    """
+
+    layout: Layout = dataclasses.field(default=Unsharded(), kw_only=True, metadata={"static": True})
+
+    # Whether the nodes of a tree see their ancestors where plain decoding would find them.
+    by_path: ClassVar[bool] = False
+
+    def on(self, layout: Layout) -> Self:
+        return dataclasses.replace(self, layout=layout)
+
+    def attend(
+        self,
+        default: Callable[..., Array],
+        queries: Float[Array, "b t g r d"],
+        fresh: Any,
+        layer: int,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Array, "b t g r d"]:
+        """Computes `KVCache.attend` in one operation that reads the live slots."""
+        options = {"scale": scale, "window": window}
+        by_xla = lambda queries, fresh, cache: super(_Kernels, cache).attend(  # noqa: E731
+            default, queries, fresh, layer, **options
+        )
+        if self.positions is not None or self.capacity == 0:
+            return by_xla(queries, fresh, self)
+        return on_tpu(functools.partial(_attend, layer=layer, **options), by_xla, queries, fresh, self)
+
+    def write(
+        self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
+    ) -> Shaped[Array, "l b g s d"]:
+        if buffer.shape[-1] == 1 or self.capacity % write.TILE:
+            return xla.write(buffer, fresh, start)  # scales: a kernel would pad each to a whole tile
+        return on_tpu(functools.partial(_write, self.layout), xla.write, buffer, fresh, start)
+
+    def slots(self) -> attention.Slots:
+        """Returns the arrays that the kernel reads."""
+        return attention.Slots(self.keys, self.values)
+
+    def fed(self, fresh: Fresh) -> attention.Slots:
+        """Returns fed tokens as the cache holds them."""
+        return attention.Slots(jnp.swapaxes(fresh.keys, 1, 2), jnp.swapaxes(fresh.values, 1, 2))
+
+
+class _Int8Kernels(_Kernels, Int8KVCache):
+    """Attends to integers: a score, and a weight of a value, is multiplied by the scale of its slot."""
+
+    def slots(self) -> attention.Slots:
+        return attention.Slots(self.keys, self.values, self.key_scale[..., 0], self.value_scale[..., 0])
+
+    def fed(self, fresh: Fresh) -> attention.Slots:
+        both = (quantize(jnp.swapaxes(x, 1, 2)) for x in (fresh.keys, fresh.values))
+        (keys, key_scale), (values, value_scale) = both
+        return attention.Slots(keys, values, key_scale, value_scale)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PallasKVCache(_Kernels):
+    """Holds a `KVCache` that a TPU's kernels attend to and write."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PallasInt8KVCache(_Int8Kernels):
+    """Holds an `Int8KVCache` that a TPU's kernels attend to and write."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BySlotPallasKVCache(_Kernels, BySlotKVCache):
+    """Holds a `PallasKVCache` whose passes agree to the bit."""
+
+    by_path: ClassVar[bool] = True
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BySlotPallasInt8KVCache(_Int8Kernels, BySlotInt8KVCache):
+    """Holds a `PallasInt8KVCache` whose passes agree to the bit."""
+
+    by_path: ClassVar[bool] = True
+
+
+# By the type that XLA attends to.
+PALLAS: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
+    {
+        KVCache: PallasKVCache,
+        Int8KVCache: PallasInt8KVCache,
+        BySlotKVCache: BySlotPallasKVCache,
+        BySlotInt8KVCache: BySlotPallasInt8KVCache,
+    }
+)
+
+
+def pallas_kernels(model: _Network) -> _Network:
+    """Returns a model whose caches are attended to and written by Pallas kernels on TPUs; elsewhere nothing changes.
+
+    Compiled for v5e, v6e and TPU7x, and not run on any (`docs/benchmarks/tpu.md`).
+
+    Args:
+      model: a `LanguageModel` or a head with caches; sharded before or after this.
+
+    Raises:
+      TypeError: its caches are of another kind.
+
+    Example:
+        >>> model = jaxspec.nn.pallas_kernels(target)
+        >>> type(model.init_cache(batch=2, capacity=32)).__name__
+        'PallasKVCache'
+    """
+    if model.cache_type not in (*PALLAS, *PALLAS.values()):
+        names = ", ".join(each.__name__ for each in PALLAS)
+        raise TypeError(f"pallas_kernels takes a model with caches of {names}, got {model.cache_type.__name__}")
+    return dataclasses.replace(model, cache_type=PALLAS.get(model.cache_type, model.cache_type))
+
+
+def on_tpu(kernel: Callable[..., Array], default: Callable[..., Array], *arguments: Any) -> Array:
+    """Calls a kernel where the program is lowered for a TPU, else what computes the same."""
+    return jax.lax.platform_dependent(*arguments, tpu=kernel, default=default)
+
+
+def _attend(
+    queries: Float[Array, "b t g r d"],
+    fresh: Fresh,
+    cache: _Kernels,
+    *,
+    layer: int,
+    scale: float,
+    window: int | None,
+    interpret: bool = False,
+) -> Float[Array, "b t g r d"]:
+    seen, positions = fresh.seen, fresh.positions[:, -queries.shape[1] :]
+    by_path = cache.by_path and fresh.mask is not None
+    if by_path:
+        places = jnp.where(seen, jnp.cumsum(seen, axis=2, dtype=jnp.int32) - 1, -1)
+    else:
+        seen = seen & within(positions, fresh.positions, window)
+        places = jnp.where(seen, jnp.arange(seen.shape[2], dtype=jnp.int32), -1)
+    oldest = [] if window is None else [positions - (window - 1)]
+    held, fed = cache.slots(), cache.fed(fresh)
+
+    def on_device(queries, places, length, *rest):
+        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
+        half = len(parts) // 2
+        return attention.attend(
+            queries,
+            attention.Slots(*parts[:half]),
+            places,
+            own,
+            attention.Slots(*parts[half:]),
+            length,
+            layer=layer,
+            scale=scale,
+            by_path=by_path,
+            interpret=interpret,
+        )
+
+    vectors = lambda x: ("batch", "kv_heads", *(None,) * (x.ndim - 2))  # noqa: E731
+    arguments = (queries, places, cache.length, *oldest, *fed.parts(), *held.parts())
+    axes = [("batch", None, "kv_heads", "queries", None), ("batch", None, None), ("batch",)]
+    axes += [("batch", None)] * len(oldest) + [vectors(x) for x in fed.parts()]
+    axes += [(None, *vectors(x)[:-1]) for x in held.parts()]
+    return cache.layout.on_each(on_device, arguments, tuple(axes), like=0)
+
+
+def _write(layout: Layout, buffer: Array, fresh: Array, start: Array, *, interpret: bool = False) -> Array:
+    slots = (None, "batch", "kv_heads", None, None)
+    on_device = functools.partial(write.write, interpret=interpret)
+    return layout.on_each(on_device, (buffer, fresh, start), (slots, slots, ("batch",)), like=0)

@@ -1,0 +1,1 @@
+"""Kernels for TPUs, written in Pallas: attention over the cache, and the write into it."""
