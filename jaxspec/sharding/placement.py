@@ -92,9 +92,7 @@ class Placement:
           axes: the logical axes of each.
           like: the index of that argument.
         """
-        specs = tuple(
-            self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True)
-        )
+        specs = tuple(self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True))
         # Axes that split nothing hold copies, which the function computes alike.
         each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=specs[like], check_vma=False)
         return each(*arguments)

@@ -30,7 +30,7 @@ def write(
     interpret: bool = False,
 ) -> Shaped[Array, "l b g s d"]:
     """Writes each row's fresh slots into the buffer from `start` on, where `start + t` is within it."""
-    layers, batch, heads, capacity, width = buffer.shape
+    layers, batch, heads, _, width = buffer.shape
     count, fresh = fresh.shape[3], fresh.astype(buffer.dtype)
     tiles = (count + 2 * (TILE - 1)) // TILE
     together = _divisor(layers, _MOST_BYTES // (heads * max(TILE, count) * width * buffer.dtype.itemsize))

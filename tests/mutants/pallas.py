@@ -1,0 +1,59 @@
+"""Faults of the kernels for TPUs, which tests see where the kernels are interpreted."""
+
+from tests.mutants.mutant import Mutant
+
+_ATTENTION, _WRITE, _CACHE = "ops/pallas/attention.py", "ops/pallas/write.py", "nn/cache_pallas.py"
+_ATTENDS = ("tests/ops/pallas/test_attention.py::test_it_attends_to_what_xla_attends_to",)
+_WRITES = ("tests/ops/pallas/test_write.py::test_it_writes_the_fresh_slots_and_no_others",)
+
+MUTANTS = (
+    Mutant(
+        "the first stale slot is taken for a cached one",
+        "ops/pallas/place.py",
+        "return jnp.where(slots < 0, cached, placed.astype(cached.dtype))",
+        "return jnp.where(slots <= 0, cached, placed.astype(cached.dtype))",
+        _ATTENDS,
+    ),
+    Mutant(
+        "each query's own block counts for all queries",
+        _ATTENTION,
+        "part[head] = new if rows is None else jnp.where(rows, new, old)",
+        "part[head] = new",
+        _ATTENDS,
+    ),
+    Mutant(
+        "a window ends one slot too early",
+        _CACHE,
+        "[positions - (window - 1)]",
+        "[positions - (window - 2)]",
+        _ATTENDS,
+    ),
+    Mutant(
+        "a softmax is not rescaled when a block has a larger score",
+        _ATTENTION,
+        "found = weighted * shrink + mixed,",
+        "found = weighted + mixed,",
+        _ATTENDS,
+    ),
+    Mutant(
+        "fresh slots that begin at the end of a tile are cut off",
+        _WRITE,
+        "tiles = (count + 2 * (TILE - 1)) // TILE",
+        "tiles = (count + TILE - 1) // TILE",
+        _WRITES,
+    ),
+    Mutant(
+        "slots behind the fresh ones are cleared",
+        _WRITE,
+        "jnp.where(slots < fresh.shape[3], placed, cached)",
+        "placed",
+        _WRITES,
+    ),
+    Mutant(
+        "a cache forgets how it is split",
+        "nn/network.py",
+        "self.placement.cache(empty.on(self.placement))",
+        "self.placement.cache(empty)",
+        ("tests/nn/test_cache_pallas.py::test_a_cache_knows_how_it_is_split",),
+    ),
+)
