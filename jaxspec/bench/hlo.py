@@ -1,7 +1,7 @@
 """Reads what a compiled program does from its HLO: instructions, their loops, bytes and collectives.
 
-A while loop whose trip count is not known to the compiler runs as often as the caller says: by the
-name of the scope that it was traced in.
+A while loop whose trip count neither the compiler nor the loop's own condition says runs as often as the
+caller says: by the name of the scope that it was traced in.
 """
 
 import dataclasses
@@ -157,12 +157,26 @@ class Program:
         """Returns the while loops directly in a computation."""
         return [one for one in self.computations[computation].values() if one.opcode == "while"]
 
+    def trips(self, loop: Instruction) -> int | None:
+        """Returns how often a loop runs: as the compiler says, or up to the constant that its condition ends it at."""
+        if loop.trips is not None:
+            return loop.trips
+        condition = self.computations.get(loop.computation("condition"), {})
+        ends = next((one for one in condition.values() if one.root), None)
+        if ends is None or ends.opcode != "compare" or ends.find(r"direction=(\w+)") != "LT":
+            return None
+        counter, bound = (condition.get(name) for name in ends.operands)
+        if counter is None or counter.opcode != "get-tuple-element" or bound is None or bound.opcode != "constant":
+            return None
+        return int(bound.inside)  # JAX's loops count up from 0
+
     def steps(self, computation: str, trips: Callable[[Instruction], int], times: int = 1) -> Iterator[Step]:
         """Yields all instructions that run when a computation does; of branches, the one that moves the most."""
         inside = self.computations[computation]
         for one in inside.values():
             if one.opcode == "while":
-                count = one.trips if one.trips is not None else trips(one)
+                count = self.trips(one)
+                count = trips(one) if count is None else count
                 yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
                 every = [list(self.steps(name, trips, times)) for name in one.branches]
