@@ -231,7 +231,7 @@ class Program:
                     total += sum(array.size for array in user.arrays)
                 elif user.opcode == "dynamic-update-slice" and place == 0:
                     continue
-                elif self._passes_on(user):
+                elif self.is_view(user):
                     total += self._used(fused, user) if not user.root else whole
                 elif user.opcode == "fusion" and (inner := self.computations.get(user.computation("calls"))):
                     total += self._read(inner, place, tuple(dataclasses.replace(a, local=False) for a in value.arrays))
@@ -239,8 +239,8 @@ class Program:
                     return whole
         return total
 
-    def _passes_on(self, user: Instruction) -> bool:
-        """Returns whether it is only a view of its operand, as a fusion of nothing but a copy is."""
+    def is_view(self, user: Instruction) -> bool:
+        """Returns whether an instruction is but a view of its operand, or a fusion of nothing but a copy of it."""
         if user.opcode != "fusion":
             return user.opcode == "bitcast"
         inner = self.computations.get(user.computation("calls"), {})

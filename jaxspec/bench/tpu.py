@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.bench.compiled.copies import Copies, copies
 from jaxspec.bench.compiled.least import least_bytes
 from jaxspec.bench.compiled.loops import name_of, round_of, trips
 from jaxspec.bench.hlo import Instruction, Program
 
-# A copy, or a gathered array, below this is no weight and no cache.
+# A gathered array below this is no weight.
 _LARGE = 2**20
 
 
@@ -31,7 +32,7 @@ class Costs:
       layer_collective_bytes: how many bytes those of one layer yield.
       other_collectives: how many of each kind there are outside the target's layers.
       gathered_bytes: results of collectives that are as large as a weight.
-      copied_bytes: moved within the main memory by copies of arrays as large as a weight.
+      copies: bytes of arrays as large as a cache or a weight that are moved whole, wherever they lie.
       loops: the loops whose length depends on data, by their scopes, and how many trips of each are counted.
     """
 
@@ -43,8 +44,13 @@ class Costs:
     layer_collective_bytes: float
     other_collectives: dict[str, int]
     gathered_bytes: int
-    copied_bytes: int
+    copies: Copies
     loops: dict[str, int]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of main memory that copies of arrays as large as a cache or a weight read and write."""
+        return self.copies.main
 
 
 def costs(case: Case, compiled: Compiled) -> Costs:
@@ -64,7 +70,6 @@ def costs(case: Case, compiled: Compiled) -> Costs:
     steps = list(program.steps(round_of(program), counted))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
-    copies = (step for step in steps if step.instruction.opcode == "copy" and not step.instruction.arrays[0].local)
     layers = compiled.target.module.config.num_layers
     inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
     for step in steps:
@@ -85,7 +90,7 @@ def costs(case: Case, compiled: Compiled) -> Costs:
         layer_collective_bytes=sizes,
         other_collectives=dict(sorted(outside.items())),
         gathered_bytes=gathered,
-        copied_bytes=sum(step.bytes * step.times for step in copies if step.bytes >= 2 * _LARGE),
+        copies=copies(program, round_of(program), steps),
         loops=loops,
     )
 
@@ -160,7 +165,8 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "collectives a layer", f"{kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
     others = kinds(own.other_collectives, ", ")
     yield "elsewhere in a round", f"{others}; as large as a weight: {own.gathered_bytes:,} bytes"
-    yield "large copies a round", f"{own.copied_bytes:,} bytes"
+    yield "large copies a round", f"{own.copies.main:,} bytes in the main memory, {own.copies.chip:,} on the chip"
+    yield "moved as they are", f"caches {own.copies.carried:,} bytes; weights, ahead of use: {own.copies.fetched:,}"
     yield "loops counted", ", ".join(f"{name} {count} x" for name, count in own.loops.items()) or "none"
     for name, program in (("round", own), ("plain step", one.plain)):
         yield name, f"{program.seconds * 1e3:.2f} ms ({program.cycles:,} cycles)"
