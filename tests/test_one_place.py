@@ -35,6 +35,7 @@ ALSO = {
     "drafters/early_exit.py": "an exit is drafted with by EarlyExitDrafter",
     "checkpoints/stored_groups.py": "quantized safetensors are held as GroupedWeight",
     "checkpoints/load.py": "`path.suffix`",
+    "bench/compiled/heads.py": "the public sizes of heads that no checkpoint is at hand of",
     "bench/peers/table.py": "the name of llama.cpp's server",
     "bench/peers/llama_server.py": "the name and the options of llama.cpp's server",
     "drafters/ngram.py": "the suffix of a text",

@@ -22,14 +22,16 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
+from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.families.shapes import shape
 from jaxspec.named import DRAFTERS
 from jaxspec.nn.cache import BLOCK
-from jaxspec.nn.convert import quantize_weights
+from jaxspec.nn.convert import pack_weights, quantize_weights
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.formats import FORMATS
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.rules import Rules
 
@@ -76,12 +78,24 @@ CHIPS = {
 }
 
 
+_GROUP = 128
+# Drafted tokens a round, where nothing is said.
+_DRAFTS = 4
 # By name, for commands.
 WEIGHTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
     {
         "bfloat16": lambda model: model,
         "int8": quantize_weights,
-        "int4": functools.partial(quantize_weights, bits=4, group=128),
+        "int4": functools.partial(quantize_weights, bits=4, group=_GROUP),
+    }
+)
+# The same, of heads.
+_GROUPED: Any = FORMATS["grouped"]
+_HEAD_WEIGHTS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "bfloat16": lambda head: head,
+        "int8": lambda head: pack_weights(head, FORMATS["int8"].pack),
+        "int4": lambda head: pack_weights(head, functools.partial(_GROUPED.pack, dtype=jnp.int4, group=_GROUP)),
     }
 )
 
@@ -92,7 +106,8 @@ class Case:
 
     Attributes:
       model: the target, a name of `SHAPES` or a `config.json`.
-      draft: the same, the name of a drafter without weights, or `none` for plain decoding.
+      draft: the same, a drafter without weights, a head by its sizes (`jaxspec.bench.compiled.heads`), or `none` for
+        plain decoding.
       topology: as the TPU compiler names it, such as `v5e:2x2`.
       k: drafted tokens a round.
       batch: rows.
@@ -100,17 +115,21 @@ class Case:
       devices: how many of the topology's devices; `None` is all.
       weights: of target and draft, a name in `WEIGHTS`.
       rows: fills the target's passes up to so many tokens (`jaxspec.nn.bit_exact`); `None` does not.
+      top_k: keeps so many tokens, a traced value; `None` keeps all and costs nothing.
+      top_p: keeps so much of the mass, a traced value; `None` keeps all and costs nothing.
     """
 
     model: str
     draft: str = "none"
     topology: str = "v5e:2x2"
-    k: int = 4
+    k: int = _DRAFTS
     batch: int = 1
     context: int = 2048
     devices: int | None = None
     weights: str = "bfloat16"
     rows: int | None = None
+    top_k: int | None = None
+    top_p: float | None = None
 
     def __post_init__(self):
         if self.weights not in WEIGHTS:
@@ -119,6 +138,19 @@ class Case:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
+        parse(self.draft)
+
+
+def default_k(draft: str) -> int:
+    """Returns how many tokens a round drafts where nothing is said: all of a block or of heads, else 4."""
+    if draft == NoDrafter.name:
+        return 0
+    found = parse(draft)
+    return _DRAFTS if found is None else found[0].drafts(found[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +163,7 @@ class Compiled:
       chip: the device.
       devices: how many run it together.
       target: its shapes.
-      draft: the draft model's, if there is one.
+      drafter: those of what drafts, if anything does.
     """
 
     text: str
@@ -139,7 +171,7 @@ class Compiled:
     chip: Chip
     devices: int
     target: LanguageModel
-    draft: LanguageModel | None
+    drafter: Drafter | None
 
 
 def compile_case(case: Case) -> Compiled:
@@ -157,13 +189,13 @@ def compile_case(case: Case) -> Compiled:
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
     k = 0 if drafter is None else drafter.max_drafts
 
-    def generate(target, drafter, prompt, key, temperature):
+    def generate(target, drafter, prompt, key, sampling):
         return jaxspec.generate(
             target,
             drafter,
             prompt,
             key=key,
-            sampling=jaxspec.Sampling(temperature),
+            sampling=sampling,
             max_new_tokens=case.context // 2 - k - 1,
             capacity=case.context - k - 1,
             bit_exact=case.rows is not None,
@@ -171,19 +203,21 @@ def compile_case(case: Case) -> Compiled:
         )
 
     prompt = like((case.batch, case.context // 2), jnp.int32)
-    arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), like((), jnp.float32))
+    given = {"temperature": (1.0, jnp.float32), "top_k": (case.top_k, jnp.int32), "top_p": (case.top_p, jnp.float32)}
+    sampled: dict[str, Any] = {name: like((), kind) for name, (value, kind) in given.items() if value is not None}
+    sampling = jaxspec.Sampling(**sampled)
+    arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling)
     lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
-    draft = getattr(drafter, "model", None)
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if (used := _OUT_OF_MEMORY.search(str(error))) is None:
             raise
-        return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(devices), target, draft)
+        return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(devices), target, drafter)
     parts = ("argument", "output", "temp", "generated_code")
     sizes: Any = program.memory_analysis()
     memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
-    return Compiled(program.as_text() or "", memory, chip, len(devices), target, draft)
+    return Compiled(program.as_text() or "", memory, chip, len(devices), target, drafter)
 
 
 def _devices(case: Case) -> tuple[list, Chip]:
@@ -231,4 +265,7 @@ def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
     word, colon, argument = case.draft.partition(":")
     if word in DRAFTERS:
         return DRAFTERS[word].by_name(target, argument if colon else None, case.k)
+    if word in HEAD_DRAFTS:
+        plain = abstract_model(target.module.config, jnp.bfloat16)
+        return head_drafter(case.draft, target, plain, case.k, _HEAD_WEIGHTS[case.weights])
     return ModelDrafter(_placed(case.draft, mesh, case.weights), k=case.k)

@@ -1,7 +1,7 @@
 """Reads what a compiled program does from its HLO: instructions, their loops, bytes and collectives.
 
-A while loop whose trip count is not known to the compiler runs as often as the caller says: by the
-name of the scope that it was traced in.
+A while loop whose trip count neither the compiler nor the loop's own condition says runs as often as the
+caller says: by the name of the scope that it was traced in.
 """
 
 import dataclasses
@@ -157,12 +157,26 @@ class Program:
         """Returns the while loops directly in a computation."""
         return [one for one in self.computations[computation].values() if one.opcode == "while"]
 
+    def trips(self, loop: Instruction) -> int | None:
+        """Returns how often a loop runs: as the compiler says, or up to the constant that its condition ends it at."""
+        if loop.trips is not None:
+            return loop.trips
+        condition = self.computations.get(loop.computation("condition"), {})
+        ends = next((one for one in condition.values() if one.root), None)
+        if ends is None or ends.opcode != "compare" or ends.find(r"direction=(\w+)") != "LT":
+            return None
+        counter, bound = (condition.get(name) for name in ends.operands)
+        if counter is None or counter.opcode != "get-tuple-element" or bound is None or bound.opcode != "constant":
+            return None
+        return int(bound.inside)  # JAX's loops count up from 0
+
     def steps(self, computation: str, trips: Callable[[Instruction], int], times: int = 1) -> Iterator[Step]:
         """Yields all instructions that run when a computation does; of branches, the one that moves the most."""
         inside = self.computations[computation]
         for one in inside.values():
             if one.opcode == "while":
-                count = one.trips if one.trips is not None else trips(one)
+                count = self.trips(one)
+                count = trips(one) if count is None else count
                 yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
                 every = [list(self.steps(name, trips, times)) for name in one.branches]
@@ -217,7 +231,7 @@ class Program:
                     total += sum(array.size for array in user.arrays)
                 elif user.opcode == "dynamic-update-slice" and place == 0:
                     continue
-                elif self._passes_on(user):
+                elif self.is_view(user):
                     total += self._used(fused, user) if not user.root else whole
                 elif user.opcode == "fusion" and (inner := self.computations.get(user.computation("calls"))):
                     total += self._read(inner, place, tuple(dataclasses.replace(a, local=False) for a in value.arrays))
@@ -225,8 +239,8 @@ class Program:
                     return whole
         return total
 
-    def _passes_on(self, user: Instruction) -> bool:
-        """Returns whether it is only a view of its operand, as a fusion of nothing but a copy is."""
+    def is_view(self, user: Instruction) -> bool:
+        """Returns whether an instruction is but a view of its operand, or a fusion of nothing but a copy of it."""
         if user.opcode != "fusion":
             return user.opcode == "bitcast"
         inner = self.computations.get(user.computation("calls"), {})

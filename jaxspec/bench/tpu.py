@@ -6,15 +6,16 @@ from them; nothing is run. Times are the compiler's estimates, without the colle
 
 import dataclasses
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.bench.compiled.copies import Copies, copies
+from jaxspec.bench.compiled.least import least_bytes
+from jaxspec.bench.compiled.loops import name_of, round_of, trips
 from jaxspec.bench.hlo import Instruction, Program
-from jaxspec.bench.plan.roofline import pass_bytes
 
-# A copy, or a gathered array, below this is no weight and no cache.
+# A gathered array below this is no weight.
 _LARGE = 2**20
 
 
@@ -31,7 +32,8 @@ class Costs:
       layer_collective_bytes: how many bytes those of one layer yield.
       other_collectives: how many of each kind there are outside the target's layers.
       gathered_bytes: results of collectives that are as large as a weight.
-      copied_bytes: moved within the main memory by copies of arrays as large as a weight.
+      copies: bytes of arrays as large as a cache or a weight that are moved whole, wherever they lie.
+      loops: the loops whose length depends on data, by their scopes, and how many trips of each are counted.
     """
 
     bytes: int
@@ -42,7 +44,13 @@ class Costs:
     layer_collective_bytes: float
     other_collectives: dict[str, int]
     gathered_bytes: int
-    copied_bytes: int
+    copies: Copies
+    loops: dict[str, int]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of main memory that copies of arrays as large as a cache or a weight read and write."""
+        return self.copies.main
 
 
 def costs(case: Case, compiled: Compiled) -> Costs:
@@ -52,10 +60,16 @@ def costs(case: Case, compiled: Compiled) -> Costs:
       ValueError: the program has not exactly one loop over rounds.
     """
     program = Program(compiled.text)
-    steps = list(program.steps(round_of(program), lambda loop: trips(case, loop)))
+    loops: dict[str, int] = {}
+
+    def counted(loop: Instruction) -> int:
+        count, name = trips(case, loop), name_of(loop)
+        loops[name] = max(count, loops.get(name, 0))
+        return count
+
+    steps = list(program.steps(round_of(program), counted))
     moved = sum(step.bytes * step.times for step in steps)
     cycles = sum(step.instruction.cycles * step.times for step in steps)
-    copies = (step for step in steps if step.instruction.opcode == "copy" and not step.instruction.arrays[0].local)
     layers = compiled.target.module.config.num_layers
     inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
     for step in steps:
@@ -76,44 +90,9 @@ def costs(case: Case, compiled: Compiled) -> Costs:
         layer_collective_bytes=sizes,
         other_collectives=dict(sorted(outside.items())),
         gathered_bytes=gathered,
-        copied_bytes=sum(step.bytes * step.times for step in copies if step.bytes >= 2 * _LARGE),
+        copies=copies(program, round_of(program), steps),
+        loops=loops,
     )
-
-
-def round_of(program: Program) -> str:
-    """Returns the name of the computation of one round.
-
-    Raises:
-      ValueError: the program has not exactly one loop over rounds.
-    """
-    rounds = [loop for loop in program.loops(program.entry) if loop.scope.endswith("rounds/while")]
-    if len(rounds) != 1:
-        raise ValueError(f"the compiled program has {len(rounds)} loops over rounds, expected 1")
-    return rounds[0].computation("body")
-
-
-def trips(case: Case, loop: Instruction) -> int:
-    """Returns the trip count of a round's loop that the compiler does not know, by the scope it was traced in.
-
-    Raises:
-      ValueError: it is none of those that a round has.
-    """
-    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1, "with_drafts": 1, "without_drafts": 0}
-    name = loop.scope.removesuffix("/while").rsplit("/", 1)[-1]
-    if name.startswith("history_by_"):
-        return math.ceil(case.context / int(name.removeprefix("history_by_")))
-    if name not in known:
-        names = ", ".join([*known, "history_by_..."])
-        raise ValueError(f"a round has a loop of unknown length, traced in {loop.scope!r}; expected one of {names}")
-    return known[name]
-
-
-def least_bytes(case: Case, compiled: Compiled) -> float:
-    """Counts each weight once a pass and the live cache, split evenly over all devices."""
-    total = pass_bytes(compiled.target, case.batch, case.context)
-    if compiled.draft is not None:
-        total += case.k * pass_bytes(compiled.draft, case.batch, case.context)
-    return total / compiled.devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +165,9 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "collectives a layer", f"{kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
     others = kinds(own.other_collectives, ", ")
     yield "elsewhere in a round", f"{others}; as large as a weight: {own.gathered_bytes:,} bytes"
-    yield "large copies a round", f"{own.copied_bytes:,} bytes"
+    yield "large copies a round", f"{own.copies.main:,} bytes in the main memory, {own.copies.chip:,} on the chip"
+    yield "moved as they are", f"caches {own.copies.carried:,} bytes; weights, ahead of use: {own.copies.fetched:,}"
+    yield "loops counted", ", ".join(f"{name} {count} x" for name, count in own.loops.items()) or "none"
     for name, program in (("round", own), ("plain step", one.plain)):
         yield name, f"{program.seconds * 1e3:.2f} ms ({program.cycles:,} cycles)"
     for tokens, ratio in one.speed_up.items():

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxspec.cli.options import DRAFTERS, OneOf
+from jaxspec.cli.options import DRAFTERS, Listed, OneOf
 
 if TYPE_CHECKING:
     from jaxspec.bench.tpu import Report
+
+
+def _drafts() -> Iterable[str]:
+    from jaxspec.bench.compiled.heads import HEAD_DRAFTS
+
+    return (*DRAFTERS.names(), *(f"{name}[:{kind.argument}]" for name, kind in HEAD_DRAFTS.items()))
 
 
 def _weights() -> Iterable[str]:
@@ -24,12 +30,15 @@ class Options:
 
     model: Annotated[str, typer.Option("--model", "-m", help="A known shape, or a config.json.")] = "llama-3.1-8b"
     draft: Annotated[
-        str, DRAFTERS, typer.Option("--draft", "-d", help="The same, {names}, or 'none' for plain decoding.")
+        str, Listed(_drafts), typer.Option("--draft", "-d", help="The same, {names}, or 'none' for plain decoding.")
     ] = "llama-3.2-1b"
     topology: Annotated[str, typer.Option(help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...")] = "v5e:2x2"
-    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.  [default: 4]", show_default=False)] = (
-        None
-    )
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "-k", help="Drafted tokens a round.  [default: 4; of a block or of heads: all]", show_default=False
+        ),
+    ] = None
     batch: Annotated[int, typer.Option(help="Rows.")] = 1
     context: Annotated[int, typer.Option(help="Cached tokens a row.")] = 2048
     devices: Annotated[
@@ -45,6 +54,12 @@ class Options:
             help="Fill the target's passes up to N tokens, so that they agree to the bit.  [default: as they are]",
             show_default=False,
         ),
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Keep so many tokens.  [default: all]", show_default=False)
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
@@ -64,12 +79,13 @@ def run(options: Options) -> None:
     jax.config.update("jax_platforms", "cpu")
     from rich.console import Console
 
-    from jaxspec.bench.ahead_of_time import Case
+    from jaxspec.bench.ahead_of_time import Case, default_k
     from jaxspec.bench.tpu import as_json, report
 
-    k = 0 if options.draft == "none" else 4 if options.k is None else options.k
+    k = default_k(options.draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
-    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows)
+    sampling = {"top_k": options.top_k, "top_p": options.top_p}
+    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **sampling)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
         found = report(case)
     if options.as_json:

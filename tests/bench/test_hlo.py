@@ -90,6 +90,20 @@ def test_a_loop_runs_as_often_as_the_compiler_or_the_caller_says():
     assert [loop.name for loop in program.loops(program.entry)] == ["while.1", "while.2"]
 
 
+def test_a_loop_that_counts_to_a_constant_says_how_often_it_runs():
+    ended = """%condition (p: (s32[], f32[64])) -> pred[] {
+  %p = (s32[], f32[64]{0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %end = s32[]{:T(128)} constant(31)
+  ROOT %less = pred[]{:T(512)} compare(%i, %end), direction=LT
+}"""
+    start, end = TEXT.index("%condition ("), TEXT.index("ENTRY")
+    program = Program(TEXT[:start] + ended + "\n\n" + TEXT[end:])
+    assert [program.trips(loop) for loop in program.loops(program.entry)] == [31, 5]
+    unknown = Program(TEXT[:start] + ended.replace("LT", "NE") + "\n\n" + TEXT[end:])
+    assert [unknown.trips(loop) for loop in unknown.loops(unknown.entry)] == [None, 5]
+
+
 def test_of_branches_the_one_counts_that_moves_the_most():
     program = Program(TEXT)
     names = {step.instruction.name for step in program.steps(program.entry, lambda loop: 1)}

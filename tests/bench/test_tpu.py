@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import CHIPS, Case, compile_case
-from jaxspec.bench.hlo import Program
+from jaxspec.bench.compiled import loops
+from jaxspec.bench.hlo import Instruction, Program
 from jaxspec.bench.tpu import as_json, costs, least_bytes, lines, report, round_of
 from jaxspec.cli.app import app
+from jaxspec.core.memory import size_of
 from jaxspec.families.shapes import SHAPES, shape
 from jaxspec.named import DRAFTERS
+from jaxspec.nn.network import packed_weights
 from jaxspec.ops.formats import FORMATS
 from jaxspec.ops.matmul import contract
 from tests._fixtures.widened import widened
@@ -134,6 +137,53 @@ def test_any_drafter_without_weights_can_be_compiled(name, kind):
     assert drafter.name == name and drafter.max_drafts == 3
 
 
+@pytest.fixture
+def small(tmp_path):
+    return shortened("llama-3.2-1b", 2, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "drafts"), [("eagle:16000", 4), ("dflash:8", 7), ("medusa", 4)])
+def test_a_head_can_be_compiled_by_its_sizes_alone(kind, drafts, small):
+    mesh = jax.make_mesh((2,), ("model_0",))
+    target = ahead_of_time._placed(small, mesh, "int8")
+    case = Case(small, kind, k=ahead_of_time.default_k(kind), weights="int8")
+    drafter = ahead_of_time._drafter(case, target, mesh)
+    assert drafter.name == kind.partition(":")[0] and drafter.max_drafts == drafts
+    assert drafter.head.placement == target.placement
+    assert packed_weights(drafter.head)
+    assert all(x.sharding.mesh == target.placement.mesh for x in jax.tree.leaves(drafter.head))
+    compiled = ahead_of_time.Compiled("", 0, CHIPS["TPU v4"], 2, target, drafter)
+    alone = dataclasses.replace(compiled, drafter=None)
+    own = 2 * (least_bytes(case, compiled) - least_bytes(dataclasses.replace(case, draft="none", k=0), alone))
+    params, dense = drafter.head.params, 2048 * 2 * (2 * 8 * 64)
+    sizes = {name: size_of(x) for name, x in params.items()}
+    if kind == "eagle:16000":
+        assert own == sizes.pop("fuse") + 4 * (sum(sizes.values()) + dense)
+    else:
+        assert own == sum(sizes.values()) + (5 * dense if kind == "dflash:8" else 0)
+
+
+@pytest.mark.parametrize(
+    ("draft", "name", "trips"),
+    [("none", "history_by_1024", 2), ("eagle", "first_draft/while/body/take_in", 1), ("eagle", "take_in", 0)],
+)
+def test_loops_of_a_round_are_known_by_their_scopes(draft, name, trips):
+    case = Case("llama-3.2-1b", draft, k=ahead_of_time.default_k(draft))
+    loop = Instruction("while.1", "while", (), (), "", f'), metadata={{op_name="jit(f)/propose/{name}/while"}}', False)
+    assert loops.trips(case, loop) == trips
+
+
+@needs_compiler
+@pytest.mark.optimized
+def test_top_k_and_top_p_are_counted(small):
+    """Bisection runs as often as a float has bits, and each pass asks all devices."""
+    plain = Case(small, "ngram", k=2)
+    found = [costs(case, compile_case(case)) for case in (plain, dataclasses.replace(plain, top_k=40, top_p=0.9))]
+    more = found[1].other_collectives["all-reduce"] - found[0].other_collectives["all-reduce"]
+    assert more >= 2 * (32 // 4 - 1)
+    assert {"history_by_2048", "with_drafts"} <= set(found[1].loops)
+
+
 @needs_compiler
 @pytest.mark.optimized
 def test_what_does_not_fit_is_said():
@@ -151,6 +201,8 @@ def test_what_does_not_fit_is_said():
         ("smollm2-135m", 0.1345),
         ("llama-3.2-1b", 1.236),
         ("llama-3.1-8b", 8.03),
+        ("qwen3-4b", 4.022),
+        ("qwen3-8b", 8.191),
         pytest.param("llama-3.3-70b", 70.55, marks=pytest.mark.slow),
         pytest.param("llama-3.1-405b", 405.85, marks=pytest.mark.slow),
     ],
@@ -172,6 +224,9 @@ def test_shapes_have_as_many_weights_as_the_models(name, billions):
         (["--draft", "none", "-k", "3"], "-k 3 needs a draft"),
         (["--model", __file__], r"test_tpu.py: JSONDecodeError: Extra data"),
         (["-k", "0"], "k must be at least 1, got 0"),
+        (["--top-k", "0"], "top_k must be at least 1, got 0; None keeps all tokens"),
+        (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
+        (["--draft", "eagle:many"], "eagle takes a positive number as VOCAB, got 'eagle:many'; pass eagle:32000"),
         (["--context", "10"], "context must be at least 256, got 10"),
         (["--model", "smollm2-135m", "--draft", "none", "--weights", "int4"], "got 128 for the 576 of embedding"),
     ],
@@ -201,6 +256,6 @@ def test_topologies_that_do_not_exist_are_refused():
 
 
 def test_the_cases_cover_every_shape_and_generation():
-    assert {name for case in CASES["all"] for name in (case.model, case.draft)} == {*SHAPES, "ngram"}
+    assert {name for case in CASES["all"] for name in (case.model, case.draft)} == {*SHAPES, "ngram", "dflash", "eagle"}
     assert {case.topology.split(":")[0] for case in CASES["all"]} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
     assert set(CASES["small"]) <= set(CASES["all"])

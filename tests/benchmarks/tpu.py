@@ -10,6 +10,8 @@ from jaxspec.bench.tpu import Report, as_json, kinds, report
 _SMOL = Case("smollm2-135m", "ngram", devices=1)
 _8B, _70B = Case("llama-3.1-8b", "llama-3.2-1b"), Case("llama-3.3-70b", "llama-3.1-8b")
 _405B = Case("llama-3.1-405b", "llama-3.1-8b")
+_EAGLE = Case("llama-3.1-8b", "eagle")
+_DFLASH = tuple(Case(model, "dflash", k=15) for model in ("qwen3-4b", "qwen3-8b"))
 
 
 def _on(case: Case, *topologies: str) -> tuple[Case, ...]:
@@ -22,6 +24,8 @@ CASES = {
     "all": (
         *_on(_SMOL, "v5e:2x2"),
         *_on(_8B, "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"),
+        *_on(_EAGLE, "v5e:2x2", "tpu7x:2x2x1"),
+        *(each for case in _DFLASH for each in _on(case, "v5p:2x2x1")),
         *_on(_70B, "v5e:4x4"),
         *_on(_405B, "v5p:4x4x4", "v6e:16x16"),
     ),
