@@ -5,9 +5,28 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.parts import cut, exchange, highest, parts_of
+
 
 def argmax(scores: Float[Array, "*b v"]) -> Int[Array, "*b"]:
     """Returns the token with the highest score, int32: the first of equals, any token where a score is NaN."""
+    if parts_of(scores) == 1:
+        return _on_one_device(scores)
+    return highest(*exchange(*leaders(scores)))
+
+
+def leaders(scores: Float[Array, "*b v"]) -> tuple[Float[Array, "*b n"], Int[Array, "*b n"]]:
+    """Returns the highest score of each part of a vocabulary that is split, and its token, on the part's device."""
+    return leaders_of(cut(scores))
+
+
+def leaders_of(parts: Float[Array, "*b n w"]) -> tuple[Float[Array, "*b n"], Int[Array, "*b n"]]:
+    """Returns the same of scores that are cut into parts."""
+    first = jnp.arange(parts.shape[-2], dtype=jnp.int32) * parts.shape[-1]
+    return jnp.max(parts, axis=-1), _on_one_device(parts) + first.reshape(*(1,) * (parts.ndim - 2), -1)
+
+
+def _on_one_device(scores: Float[Array, "*b v"]) -> Int[Array, "*b"]:
     return jax.lax.platform_dependent(scores, cpu=_in_two_passes, default=_argmax)
 
 

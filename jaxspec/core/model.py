@@ -225,6 +225,10 @@ class Layout(Protocol):
         """Returns logits or log-probabilities, laid out as the output head is."""
         ...
 
+    def vocab_parts(self, size: int) -> int:
+        """Returns how many parts, of consecutive tokens, a vocabulary of this size is split into; 1 if it is not."""
+        ...
+
     def rows(self, tree: _Tree) -> _Tree:
         """Returns arrays that have the batch first, their rows laid out as those of the cache."""
         ...
@@ -270,6 +274,10 @@ class Unsharded:
 
     def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         return logits
+
+    def vocab_parts(self, size: int) -> int:
+        del size
+        return 1
 
     def rows(self, tree: _Tree) -> _Tree:
         return tree

@@ -18,6 +18,27 @@ from jaxspec.core.tree import depths
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
+class AtDrafts:
+    """Holds log-probabilities of a chain's drafts that a round on a mesh has looked up along with their normalizers.
+
+    Attributes:
+      target: the target's, of each draft given those before it.
+      draft: those that the drafts were drawn with; `None` where these are deterministic.
+      logits: the target's, to look the next token up as it is drawn.
+
+    Example:
+        >>> from jaxspec.core.state import AtDrafts
+        >>> AtDrafts(target=jnp.zeros((2, 3)), draft=None, logits=jnp.zeros((2, 4, 310))).target.shape
+        (2, 3)
+    """
+
+    target: Float[Array, "b n"]
+    draft: Float[Array, "b n"] | None
+    logits: Float[Array, "b n_plus_1 v"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Proposal:
     """Holds drafted tokens, a chain or a tree of them, and the distribution that each was drawn from.
 
@@ -40,6 +61,7 @@ class Proposal:
       partial: the target's pass over the last committed token and the drafts, where drafting began
         it; verification then runs the remaining layers alone (`ResumableModel.resume`). `None` is a pass from the
         start, and so is that of a round without drafts.
+      at_drafts: what the round has looked up of a chain's drafts; `None` where verifiers do so themselves.
 
     Example:
         >>> tokens = jnp.asarray([[7, 5, 6], [7, 9, 8]], jnp.int32)
@@ -54,6 +76,7 @@ class Proposal:
     parents: Int[Array, "b n"] | None = None
     depth: int = dataclasses.field(default=0, metadata={"static": True})
     partial: Any = None
+    at_drafts: AtDrafts | None = None
 
     def first(self, count: int) -> "Proposal":
         """Returns the proposal cut to its first `count` drafts; without any, it has no `partial` either."""
@@ -89,6 +112,8 @@ class Verdict:
         chain, whose path is its beginning.
       deviation: of a verifier that is not lossless: the total variation between what it emits
         and the target's distribution, at each emitted position; those not given, and `None`, are 0.
+      at_next: the target's logit and log-probability of `next_token`, where they were looked up as it was drawn
+        (`AtDrafts.logits`); `None` where the round does so.
 
     Example:
         >>> both = jnp.asarray([2, 0], jnp.int32)
@@ -100,6 +125,7 @@ class Verdict:
     next_token: Int[Array, "b"]
     path: Int[Array, "b n"] | None = None
     deviation: Float[Array, "b n_decided"] | None = None
+    at_next: tuple[Float[Array, "b"], Float[Array, "b"]] | None = None
 
 
 @register_dataclass

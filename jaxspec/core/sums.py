@@ -1,42 +1,21 @@
 """Sums the last axis in an order that does not depend on how many rows there are."""
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.core.parts import cut, exchange, on_one_device, parts_of
+
 # Sums are written out: more of them take longer to compile.
 _LANES, _MOST_SUMS = 64, 32
 # Of more lanes each is computed once, and not by every sum that it is part of.
 _FUSED_LANES = 512
-_SPLIT = contextvars.ContextVar("split", default=False)
-
-
-@contextlib.contextmanager
-def over_devices(split: bool) -> Iterator[None]:
-    """Traces sums as those of arrays that may be split over devices: pieces of an axis would each be sent around.
-
-    With automatic axes an array does not say so.
-
-    Example:
-        >>> with jaxspec.core.sums.over_devices(True):
-        ...     jaxspec.core.sums.row_sum(jnp.ones((2, 4))).tolist()
-        [4.0, 4.0]
-    """
-    before = _SPLIT.set(split)
-    try:
-        yield
-    finally:
-        _SPLIT.reset(before)
 
 
 def in_one_order() -> bool:
     """Returns whether sums that are traced now have one order on a CPU."""
-    return not _SPLIT.get()
+    return on_one_device()
 
 
 def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -61,8 +40,36 @@ def log_sum_exp(logits: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         >>> jaxspec.core.sums.log_sum_exp(jnp.zeros((2, 4))).round(3).tolist()
         [1.386, 1.386]
     """
-    most = jnp.max(logits, axis=-1, keepdims=True)
-    return most[..., 0] + jnp.log(row_sum(jnp.exp(logits - most)))
+    if parts_of(logits) == 1:
+        most = jnp.max(logits, axis=-1, keepdims=True)
+        return most[..., 0] + jnp.log(row_sum(jnp.exp(logits - most)))
+    most, total = joined(*exchange(*exponentials(cut(logits))))
+    return most + jnp.log(total)
+
+
+def exponentials(parts: Float[Array, "*rows n w"]) -> tuple[Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+    """Returns the maximum of each part of a vocabulary, and the sum of the exponentials relative to it."""
+    most = jnp.max(parts, axis=-1)
+    return most, jnp.sum(jnp.exp(parts - finite(most)[..., None]), axis=-1)
+
+
+def joined(
+    most: Float[Array, "*rows n"], sums: Float[Array, "*rows n"], scale: Float[Array, "..."] | float = 1.0
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """Returns the maximum, and the sum of exponentials relative to it, from those of the parts.
+
+    Example:
+        >>> most, total = jaxspec.core.sums.joined(jnp.zeros((1, 2)), jnp.asarray([[1.0, 2.0]]))
+        >>> most.tolist(), total.tolist()
+        ([0.0], [3.0])
+    """
+    highest = jnp.max(most, axis=-1, keepdims=True)
+    return highest[..., 0], jnp.sum(sums * jnp.exp((finite(most) - highest) / scale), axis=-1)
+
+
+def finite(most: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Returns a maximum that values can be taken relative to, where all of them are minus infinity too."""
+    return jnp.maximum(most, jnp.finfo(most.dtype).min)
 
 
 def rounded(x: Float[Array, "*n"]) -> Float[Array, "*n"]:

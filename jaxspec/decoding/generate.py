@@ -25,13 +25,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxspec.core.model import Model, Unsharded, placement_of
+from jaxspec.core.model import Model, placement_of
+from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import prefill, room_for
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, Generation, GenerationState
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status, StopReason, traced_status
-from jaxspec.core.sums import over_devices
 from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds
 from jaxspec.decoding.room import PerRow
 from jaxspec.decoding.round import run_round
@@ -162,7 +162,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
     budget = jnp.clip(rows.max_new_tokens, 0, max_new)
     slots = width + max_new + drafter.max_drafts + 1
     cache = target.init_cache(batch, max(slots, room_for(target, width)))
-    with over_devices(placement_of(target) != Unsharded()):
+    with over_devices(placement_of(target)):
         prefilled = prefill(target, prompt, length, cache, drafter.capture)
     done = (budget == 0) | (status != Status.OK)
     context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), sampling)

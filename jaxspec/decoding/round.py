@@ -20,16 +20,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import argmax
-from jaxspec.core.bit_exact import by_position, check_whole, rows_of
-from jaxspec.core.model import Model, ModelOutput, ResumableModel, Unsharded, check_entries, placement_of
+from jaxspec.core.bit_exact import check_whole, rows_of
+from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries, placement_of
+from jaxspec.core.parts import over_devices
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading
-from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
-from jaxspec.core.sums import log_sum_exp, over_devices
 from jaxspec.core.tree import ancestors, depths, verification_mask
 from jaxspec.decoding.commit import Verified, commit, widen
+from jaxspec.decoding.target_pass import Distributions
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
@@ -41,7 +40,7 @@ def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
-    with over_devices(placement_of(target) != Unsharded()):
+    with over_devices(placement_of(target)):
         return _run_round(target, drafter, verifier, state)
 
 
@@ -154,13 +153,11 @@ def _verify_drafts(
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
     output = _target_pass(drafter, proposal, context)
     check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
-    fixed = rows_of(context.target)
-    verdict, next_log_probs = _verdict(verifier, rng, proposal, output.logits, context.sampling, fixed)
+    distributions = Distributions.of(context.sampling, output.logits, proposal, rows_of(context.target))
+    verdict = distributions.verdict(verifier, rng, proposal)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)
-    normalizer = jnp.take_along_axis(by_position(log_sum_exp, output.logits, fixed), rows, axis=1)
-    log_probs = _at(output.logits, rows, tokens) - normalizer
-    warped = jnp.zeros_like(log_probs) if next_log_probs is None else _at(next_log_probs, rows, tokens)
+    log_probs, warped = distributions.emitted(verdict, rows, tokens)
     drawn = _count_drawn(verifier, warped, verdict.accepted)
     pad = functools.partial(widen, to=most + 1)
     entries, hidden = output.entries, output.hidden
@@ -171,11 +168,11 @@ def _verify_drafts(
     if verdict.deviation is not None:
         verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
     return Verified(
-        verdict,
+        dataclasses.replace(verdict, at_next=None),
         pad(tokens),
         pad(log_probs),
         pad(warped),
-        count_leading(jnp.isfinite(normalizer)),
+        count_leading(jnp.isfinite(jnp.take_along_axis(distributions.normalizer, rows, axis=1))),
         drawn,
         entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
@@ -225,28 +222,9 @@ def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
     return jnp.pad(verdict.path[:, : proposal.depth] + 1, ((0, 0), (1, 0)))
 
 
-def _verdict(
-    verifier: Verifier, rng: Rng, proposal: Proposal, logits: Float[Array, "b n v"], policy: Policy, fixed: int | None
-) -> tuple[Verdict, Float[Array, "b n v"] | None]:
-    """Returns the verdict, and the log-probabilities it was drawn from (`None`: one-hot, for a greedy policy)."""
-    if policy.greedy:
-        tokens = argmax(logits)
-        return verifier.verify_greedy(rng, proposal, tokens), None
-    next_log_probs = by_position(policy.log_probs, logits, fixed)
-    return verifier.verify(rng, proposal, next_log_probs), next_log_probs
-
-
 def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
     """Returns the accepted drafts, then the next token; the rest is never read."""
     tokens = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), rows, axis=1)
     tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     return jnp.where(index == verdict.accepted[:, None], verdict.next_token[:, None], tokens)
-
-
-def _at(
-    values: Float[Array, "b n v"], rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
-) -> Float[Array, "b n_path"]:
-    """Returns the values of tokens in given rows."""
-    batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
-    return values[batch, rows, tokens]

@@ -8,11 +8,12 @@ from jaxtyping import Int
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position, rows_of
-from jaxspec.core.model import Cache, Model, Unsharded, chunk_of, placement_of
+from jaxspec.core.model import Cache, Model, chunk_of, placement_of
+from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import in_chunks
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.core.scores import Scores
-from jaxspec.core.sums import log_sum_exp, over_devices
+from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.values import is_concrete, to_int32
 from jaxspec.decoding.arguments import TokenIds, as_array, check_target, one_a_row
 from jaxspec.decoding.room import PerRow
@@ -114,7 +115,7 @@ def _score(
         return cache.truncate(jnp.minimum(held + step, jnp.maximum(length - 1, held))), scores
 
     chunks = (jnp.max(prompt) + chunk - 1) // chunk
-    with over_devices(placement_of(model) != Unsharded()):
+    with over_devices(placement_of(model)):
         cache, scores = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed_prompt, carry)
         carry = cache.truncate(prompt), scores
         return jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < length - 1), feed_answer, carry)[1]

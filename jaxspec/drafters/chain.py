@@ -16,7 +16,7 @@ from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.sampling import Policy
+from jaxspec.core.sampling import Policy, draw
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
 from jaxspec.drafters.adjustable import AdjustableDrafter
@@ -96,13 +96,12 @@ class Chain:
 
         def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
             # Tokens are drawn in the draft's own vocabulary; the distribution that verifiers read is over the target's.
-            next_log_probs, confidence = _log_probs(policy, logits)
+            if policy.greedy:
+                place, next_log_probs = argmax(logits), None
+            else:
+                place, next_log_probs = _draw(policy, logits, _noise(draft, rng, drafts.count, logits.shape[-1]))
+            confidence = _confidence(logits, next_log_probs)
             submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)
-            place = argmax(
-                logits
-                if next_log_probs is None
-                else next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1])
-            )
             log_prob = jnp.take_along_axis(confidence, place[:, None], axis=1)[:, 0]
             going = submitted & (drafts.count + 1 < longest) & self.draft_length.continue_(length_state, log_prob)
             # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
@@ -202,17 +201,24 @@ class _Drafts:
         return _Drafts(self.count + 1, tokens, valid, log_probs, going, hidden, draft_state)
 
 
-def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
+def _draw(
+    policy: Policy, logits: Float[Array, "b n"], noise: Float[Array, "b n"]
+) -> tuple[Int[Array, "b"], Float[Array, "b n"]]:
+    """Draws one token a row; returns them, and the log-probabilities that they are drawn from."""
+    tokens, log_probs = draw(policy, logits[:, None], noise[:, None])
+    return tokens[:, 0], log_probs[:, 0]
 
-    A one-hot distribution says nothing of how sure the model is: a draft length then sees the model's own.
+
+def _confidence(logits: Float[Array, "b n"], next_log_probs: Float[Array, "b n"] | None) -> Float[Array, "b n"]:
+    """Returns the distribution that a draft length sees: the one that a draft is drawn from.
+
+    A one-hot distribution (`None`, or in some rows) says nothing of how sure the model is: there it is the model's own.
     """
     own = jax.nn.log_softmax(logits.astype(jnp.float32))
-    if policy.greedy:
-        return None, own
-    next_log_probs = policy.log_probs(logits[:, None])[:, 0]
+    if next_log_probs is None:
+        return own
     certain = jnp.max(next_log_probs, axis=-1, keepdims=True) == 0
-    return next_log_probs, jnp.where(certain, own, next_log_probs)
+    return jnp.where(certain, own, next_log_probs)
 
 
 def _noise(draft: Draft, rng: Rng, offset: Int[Array, ""], count: int) -> Float[Array, "b n"]:

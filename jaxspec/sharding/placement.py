@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from jaxspec.sharding import multihost
-from jaxspec.sharding.rules import Rules
+from jaxspec.sharding.rules import Rules, as_tuple, pieces
 
 _Tree = TypeVar("_Tree")
 
@@ -67,6 +67,11 @@ class Placement:
     def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """Splits logits by rows and vocabulary."""
         return self.constrain(logits, ("batch", None, "vocab"))
+
+    def vocab_parts(self, size: int) -> int:
+        """Counts the parts that a vocabulary of this size is split into."""
+        (axes,) = self.rules.spec(self.mesh, (size,), ("vocab",))
+        return pieces(self.mesh, as_tuple(axes))
 
     def rows(self, tree: _Tree) -> _Tree:
         """Splits arrays that have the batch first by rows."""

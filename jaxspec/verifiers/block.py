@@ -4,15 +4,15 @@ import dataclasses
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.rejection import TokenVerifier, log_residual
+from jaxspec.verifiers.correction import draw_next, left_or_target
+from jaxspec.verifiers.rejection import TokenVerifier, draft_at, log_residual, target_at
 from jaxspec.verifiers.tree_walk import draft_log_probs
 
 
@@ -45,16 +45,14 @@ class BlockVerifier(Verifier):
         numbers = jnp.arange(1, n + 1, dtype=jnp.int32)[None]
         # The longest prefix, even if a shorter one failed its test: this is what differs from the token rule.
         accepted = jnp.max(jnp.where(passed, numbers, 0), axis=1, initial=0)
-        log_probs = next_log_probs(proposal, target_log_probs, accepted)
-        next_token = argmax(log_probs + rng.next_noise(log_probs.shape[-1]))
-        return Verdict(accepted, next_token)
+        noise = rng.next_noise(target_log_probs.shape[-1])
+        return draw_next(proposal, accepted, noise, *_after(proposal, target_log_probs, accepted))
 
 
 def log_prefix_ratio(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n_plus_1"]:
     """Computes `log P_i`, the log-probability with which at least the first `i` drafts are accepted; `P_0` is 1."""
-    at = proposal.tokens[..., None]
-    target = jnp.take_along_axis(target_log_probs[:, :-1], at, axis=-1)[..., 0]
-    draft = jnp.take_along_axis(draft_log_probs(proposal), at, axis=-1)[..., 0]
+    target = target_at(proposal, target_log_probs)
+    draft = draft_at(proposal, draft_log_probs(proposal))
     ratio = [jnp.zeros(target.shape[:1], target.dtype)]
     for step in jnp.unstack(target - draft, axis=1):
         joint = jnp.minimum(ratio[-1] + step, 0.0)
@@ -91,13 +89,18 @@ def next_log_probs(
     The target's distribution where every submitted draft was accepted, else `max(P_i target - draft, 0)`
     after the `i` that were. An empty residual (equal up to rounding) falls back to the target.
     """
+    return left_or_target(*_after(proposal, target_log_probs, accepted))
+
+
+def _after(
+    proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
+) -> tuple[Bool[Array, "b"], Float[Array, "b v"], Float[Array, "b v"]]:
+    """Returns which rows have rejected a draft, the residual there, and the target's log-probabilities."""
     target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
     if n == 0:
-        return target
+        return jnp.zeros(accepted.shape, jnp.bool_), target, target
     ratio = take_row(log_prefix_ratio(proposal, target_log_probs), accepted)
     draft = take_row(draft_log_probs(proposal), jnp.minimum(accepted, n - 1))
     residual = log_residual(target + ratio[:, None], draft)
-    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
-    cut = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)
-    return jnp.where(cut[:, None], residual, target)
+    return accepted < jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target

@@ -4,14 +4,15 @@ import dataclasses
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import argmax
+from jaxspec.core.parts import at_tokens
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import count_leading, take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.correction import draw_next, left_or_target
 
 
 @register_dataclass
@@ -39,9 +40,8 @@ class TokenVerifier(Verifier):
         # Strict: a uniform is never 0, so a token the target excludes is never accepted.
         passed = jnp.log(uniforms) < log_acceptance(proposal, target_log_probs)
         accepted = count_leading(proposal.valid & passed)
-        log_probs = next_log_probs(proposal, target_log_probs, accepted)
-        next_token = argmax(log_probs + rng.next_noise(log_probs.shape[-1]))
-        return Verdict(accepted, next_token)
+        noise = rng.next_noise(target_log_probs.shape[-1])
+        return draw_next(proposal, accepted, noise, *_after(proposal, target_log_probs, accepted))
 
 
 def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
@@ -59,12 +59,23 @@ def log_acceptance(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_
         >>> jaxspec.verifiers.log_acceptance(drafts, jnp.log(jnp.full((1, 2, 4), 0.25)))[0].tolist()  # log 1/4
         [-1.38...]
     """
-    at = proposal.tokens[..., None]
-    target = jnp.take_along_axis(target_log_probs[:, :-1], at, axis=-1)[..., 0]
+    target = target_at(proposal, target_log_probs)
     if proposal.log_probs is None:
         return target
-    draft = jnp.take_along_axis(proposal.log_probs, at, axis=-1)[..., 0]
-    return jnp.minimum(target - draft, 0.0)
+    return jnp.minimum(target - draft_at(proposal, proposal.log_probs), 0.0)
+
+
+def target_at(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
+    """Returns the target's log-probability of each draft of a chain, given those before it."""
+    if proposal.at_drafts is not None:
+        return proposal.at_drafts.target
+    return at_tokens(target_log_probs[:, :-1], proposal.tokens)
+
+
+def draft_at(proposal: Proposal, log_probs: Float[Array, "b n v"]) -> Float[Array, "b n"]:
+    """Returns the log-probability of each draft of a chain among `log_probs`, those of the proposal."""
+    known = None if proposal.at_drafts is None else proposal.at_drafts.draft
+    return at_tokens(log_probs, proposal.tokens) if known is None else known
 
 
 def next_log_probs(
@@ -89,10 +100,17 @@ def next_log_probs(
         >>> rejected.tolist()  # never the draft that was rejected
         [[0.0, -inf, 0.0]]
     """
+    return left_or_target(*_after(proposal, target_log_probs, accepted))
+
+
+def _after(
+    proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"], accepted: Int[Array, "b"]
+) -> tuple[Bool[Array, "b"], Float[Array, "b v"], Float[Array, "b v"]]:
+    """Returns which rows have rejected a draft, the residual there, and the target's log-probabilities."""
     target = take_row(target_log_probs, accepted)
     n = proposal.tokens.shape[1]
     if n == 0:
-        return target
+        return jnp.zeros(accepted.shape, jnp.bool_), target, target
     rejected_at = jnp.minimum(accepted, n - 1)
     if proposal.log_probs is None:
         token = take_row(proposal.tokens, rejected_at)
@@ -100,9 +118,7 @@ def next_log_probs(
         residual = jnp.where(ids[None] == token[:, None], -jnp.inf, target)
     else:
         residual = log_residual(target, take_row(proposal.log_probs, rejected_at))
-    submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
-    rejected = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)
-    return jnp.where(rejected[:, None], residual, target)
+    return accepted < jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target
 
 
 def log_residual(target: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Float[Array, "b v"]:

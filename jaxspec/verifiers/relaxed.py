@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.argmax import argmax
+from jaxspec.core.parts import at_tokens
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import count_leading, take_row
@@ -240,11 +241,6 @@ def decided(proposal: Proposal, accepted: Int[Array, "b"]) -> Bool[Array, "b n"]
     """Returns the submitted drafts of a chain that were tested: those accepted and the one rejected."""
     positions = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None]
     return proposal.valid & (positions <= accepted[:, None])
-
-
-def at_tokens(values: Float[Array, "b n v"], tokens: Int[Array, "b n"]) -> Float[Array, "b n"]:
-    """Returns each distribution's value at its token."""
-    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 def without(log_probs: Float[Array, "b v"], tokens: Int[Array, "b c"]) -> Float[Array, "b v"]:
