@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jaxspec.nn.cache import KVCache as KVCache
     from jaxspec.nn.cache import KVEntries as KVEntries
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
+    from jaxspec.nn.cache_pallas import pallas_kernels as pallas_kernels
     from jaxspec.nn.config import TransformerConfig as TransformerConfig
     from jaxspec.nn.convert import native_kernels as native_kernels
     from jaxspec.nn.convert import pack_weights as pack_weights
@@ -30,6 +31,7 @@ __getattr__, __dir__ = lazy(
         "language_model": ("LanguageModel",),
         "cache": ("KVCache", "KVEntries"),
         "cache_int8": ("Int8KVCache",),
+        "cache_pallas": ("pallas_kernels",),
         "adapters": ("from_function", "from_nnx"),
         "qwix": ("from_qwix",),
         "exact_passes": ("bit_exact",),

@@ -144,9 +144,11 @@ def pallas_kernels(model: _Network) -> _Network:
         >>> type(model.init_cache(batch=2, capacity=32)).__name__
         'PallasKVCache'
     """
-    if model.cache_type not in (*PALLAS, *PALLAS.values()):
-        names = ", ".join(each.__name__ for each in PALLAS)
-        raise TypeError(f"pallas_kernels takes a model with caches of {names}, got {model.cache_type.__name__}")
+    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)}
+    if not has_cache or model.cache_type not in (*PALLAS, *PALLAS.values()):
+        names, kind = ", ".join(each.__name__ for each in PALLAS), type(model).__name__
+        found = f"one of {model.cache_type.__name__}" if has_cache else f"a {kind}, which has none"
+        raise TypeError(f"pallas_kernels takes a model with caches of {names}, got {found}")
     return dataclasses.replace(model, cache_type=PALLAS.get(model.cache_type, model.cache_type))
 
 

@@ -26,6 +26,7 @@ from tests.benchmarks.workload import disturbed, show_machine
 
 MODEL = "smollm2-135m-instruct"
 BATCH, PROMPTS = 8, 32
+POLICIES = {"greedy": {}, "coupled": {"sampling": jaxspec.Sampling(temperature=0.8, top_p=0.95)}}
 CHAINS, TREES = (16, 5, 3, 2, 9), ((8, 3), (16, 5), (32, 6))
 
 
@@ -94,12 +95,13 @@ def prompts_for(model) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None) -> None:
+def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None, policies: list[str]) -> None:
     """Prints how many rows part from plain decoding, and how many log-probabilities differ by a bit."""
     prompts, drafters = prompts_for(model), drafters_for(model)
     drafters = {name: drafter for name, drafter in drafters.items() if names is None or name in names}
     on = {} if mesh is None else {"mesh": jax.make_mesh(tuple(map(int, mesh.split("x"))), ("data", "model"))}
-    for name, policy in {"greedy": {}, "coupled": {"sampling": jaxspec.Sampling(temperature=0.8, top_p=0.95)}}.items():
+    for name in policies:
+        policy = POLICIES[name]
         verifier = {"verifier": jaxspec.CoupledVerifier()} if policy else {}
         options = {"max_new_tokens": new, "key": jax.random.key(0), **policy, **on}
         batches = [
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--draft", nargs="*", help="of the drafters of `tokens`, these alone")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="of `tokens`")
     parser.add_argument("--as-it-is", action="store_true", help="without bit_exact")
     parser.add_argument("--mesh", help="DATAxMODEL simulated devices")
     parser.add_argument("--turns", type=int, default=7)
@@ -190,7 +193,7 @@ def main() -> None:
         logits(model, arguments.tokens, arguments.rows)
     elif arguments.what == "tokens":
         exact = model if arguments.as_it_is else model.bit_exact(arguments.rows)
-        tokens(model, exact, arguments.new_tokens, arguments.mesh, arguments.draft)
+        tokens(model, exact, arguments.new_tokens, arguments.mesh, arguments.draft, arguments.policies)
     else:
         costs(model, arguments.rows, arguments.turns)
 

@@ -85,13 +85,14 @@ def attend(
     """
     batch, time, heads, group, width = queries.shape
     count, rows = places.shape[2], time * group
-    # A row for each query head: those of one token side by side.
-    flat = jnp.einsum("btgrd->bgtrd", queries).reshape(batch, heads, rows, width)
-    by_row = lambda x: jnp.repeat(x, group, axis=1)  # noqa: E731
-    operands = [flat, by_row(places), *([] if oldest is None else [by_row(oldest)[..., None]]), *fed.parts()]
+    # A row for each query head: those of one head side by side.
+    flat = jnp.einsum("btgrd->bgrtd", queries).reshape(batch, heads, rows, width)
+    operands = [flat, jnp.tile(places, (1, group, 1)), *fed.parts()]
+    if oldest is not None:
+        operands.insert(2, jnp.tile(oldest, (1, group))[..., None])
     state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, 1, 1)]
     kernel = functools.partial(
-        _kernel, windowed=oldest is not None, scale=scale, group=group, by_path=by_path and count > 1
+        _kernel, windowed=oldest is not None, scale=scale, time=time, by_path=by_path and count > 1
     )
     found = pl.pallas_call(
         kernel,
@@ -107,7 +108,7 @@ def attend(
         interpret=interpret,
         name="attend",
     )(length, *operands, *cache.parts())
-    return jnp.einsum("bgtrd->btgrd", found.reshape(batch, heads, time, group, width))
+    return jnp.einsum("bgrtd->btgrd", found.reshape(batch, heads, group, time, width))
 
 
 def _of_row(x: Array) -> pl.BlockSpec:
@@ -125,7 +126,7 @@ def _of_layer(x: Array, layer: int) -> pl.BlockSpec:
     return pl.BlockSpec((1, 1, x.shape[2], BLOCK, *x.shape[4:]), live)
 
 
-def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, group: int, by_path: bool) -> None:
+def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by_path: bool) -> None:
     (queries, places), rest = refs[:2], list(refs[2:])
     oldest = rest.pop(0)[0] if windowed else None
     out, state, slots = rest[-4], rest[-3:], rest[:-4]
@@ -152,15 +153,15 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, group: int, b
             """Adds the block with the fed tokens at these places; of `query` alone, unless it is none."""
             seen = _seen(places[0], own, behind)
             seen = seen if oldest is None else seen & (_slots(start) >= oldest)
-            rows = None if query is None else _rows(places.shape[1], group, query)
+            rows = None if query is None else _rows(places.shape[1], time, query)
             for head in range(heads):
                 add(head, [_placed(own, behind, *both, head) for both in zip(fed, cached, strict=True)], seen, rows)
 
         if not by_path:
             with_fed(jax.lax.broadcasted_iota(jnp.int32, (1, count), 1), None)
         else:
-            each = lambda query, _: with_fed(places[0, pl.ds(query * group, 1), :], query)  # noqa: E731
-            jax.lax.fori_loop(0, places.shape[1] // group, each, None)
+            each = lambda query, _: with_fed(places[0, pl.ds(query, 1), :], query)  # noqa: E731
+            jax.lax.fori_loop(0, time, each, None)
 
     @pl.when(index == pl.num_programs(1) - 1)
     def _():
@@ -171,10 +172,10 @@ def _slots(start: Any) -> Int[Array, "1 s"]:
     return start + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
 
 
-def _rows(count: int, group: int, query: Any) -> Array:
-    """Returns which rows are heads of a query, `[count, 1]`."""
+def _rows(count: int, time: int, query: Any) -> Array:
+    """Returns which of `count` rows are heads of a query, `[count, 1]`."""
     row = jax.lax.broadcasted_iota(jnp.int32, (count, 1), 0)
-    return (row >= query * group) & (row < (query + 1) * group)
+    return jax.lax.rem(row, jnp.int32(time)) == query
 
 
 def _seen(places: Int[Array, "n u"], own: Int[Array, "1 u"], behind: Any) -> Array:

@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 
 def place(
-    places: Int[Array, "1 u"], behind: Any, fresh: Float[Array, "u d"], cached: Float[Array, "s d"]
-) -> Float[Array, "s d"]:
+    places: Int[Array, "1 u"], behind: Any, fresh: Shaped[Array, "u d"], cached: Shaped[Array, "s d"]
+) -> Shaped[Array, "s d"]:
     """Returns slots with each fresh vector at its place, and zeros behind the cached ones elsewhere.
 
     Args:
