@@ -68,7 +68,7 @@ def test_caches_of_another_kind_are_refused():
     class OtherCache(jaxspec.nn.KVCache):
         pass
 
-    with pytest.raises(TypeError, match="pallas_kernels takes a model with caches of KVCache, .*, got one of OtherCache"):
+    with pytest.raises(TypeError, match="takes a model with caches of KVCache, .*, got one of OtherCache"):
         pallas_kernels(dataclasses.replace(TARGET, cache_type=OtherCache))
 
 
