@@ -24,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int, Shaped
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.pallas.memory import in_main_memory
 from jaxspec.ops.pallas.place import place, place_row, product
 
 # Divides every cache's capacity; the same for every pass, whose bits it would change.
@@ -107,7 +108,7 @@ def attend(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_MOST_VMEM),
         interpret=interpret,
         name="attend",
-    )(length, *operands, *cache.parts())
+    )(length, *operands, *(in_main_memory(x, interpret=interpret) for x in cache.parts()))
     return jnp.einsum("bgrtd->btgrd", found.reshape(batch, heads, group, time, width))
 
 
