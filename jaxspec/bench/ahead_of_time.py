@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
+from jaxspec.bench.compiled.kernels import KERNELS
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
@@ -117,6 +118,7 @@ class Case:
       rows: fills the target's passes up to so many tokens (`jaxspec.nn.bit_exact`); `None` does not.
       top_k: keeps so many tokens, a traced value; `None` keeps all and costs nothing.
       top_p: keeps so much of the mass, a traced value; `None` keeps all and costs nothing.
+      kernels: of attention and of the write into caches, a name in `KERNELS`.
     """
 
     model: str
@@ -130,10 +132,13 @@ class Case:
     rows: int | None = None
     top_k: int | None = None
     top_p: float | None = None
+    kernels: str = "xla"
 
     def __post_init__(self):
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
         least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": BLOCK}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -184,7 +189,7 @@ def compile_case(case: Case) -> Compiled:
     devices, chip = _devices(case)
     mesh = _mesh(devices)
     target = _placed(case.model, mesh, case.weights)
-    drafter = _drafter(case, target, mesh)
+    target, drafter = KERNELS[case.kernels]((target, _drafter(case, target, mesh)))
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
     k = 0 if drafter is None else drafter.max_drafts

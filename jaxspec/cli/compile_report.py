@@ -24,6 +24,12 @@ def _weights() -> Iterable[str]:
     return WEIGHTS
 
 
+def _kernels() -> Iterable[str]:
+    from jaxspec.bench.compiled.kernels import KERNELS
+
+    return KERNELS
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Defines the options of `jaxspec compile-report`."""
@@ -61,6 +67,9 @@ class Options:
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
+    kernels: Annotated[
+        str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches.")
+    ] = "xla"
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
@@ -84,8 +93,8 @@ def run(options: Options) -> None:
 
     k = default_k(options.draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
-    sampling = {"top_k": options.top_k, "top_p": options.top_p}
-    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **sampling)
+    named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
+    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **named)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
         found = report(case)
     if options.as_json:

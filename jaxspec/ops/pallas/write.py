@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Int, Shaped
 
+from jaxspec.ops.pallas.memory import in_main_memory, like
 from jaxspec.ops.pallas.place import place
 
 # Slots of a tile: whole tiles of a TPU in float32, bfloat16 and int8.
@@ -30,6 +31,16 @@ def write(
     interpret: bool = False,
 ) -> Shaped[Array, "l b g s d"]:
     """Writes each row's fresh slots into the buffer from `start` on, where `start + t` is within it."""
+    if interpret:
+        return _write(buffer, fresh, start, interpret=True)
+    # A loop of one trip, which the compiler does not know: a buffer that the caller donates, and that nothing but this
+    # kernel reads, cannot be pinned to the main memory outside of loops.
+    once = lambda carry: (jnp.zeros((), jnp.bool_), _write(carry[1], fresh, start, interpret=False))  # noqa: E731
+    with jax.named_scope("in_place"):
+        return jax.lax.while_loop(lambda carry: carry[0], once, (start[0] >= 0, buffer))[1]
+
+
+def _write(buffer: Array, fresh: Array, start: Array, *, interpret: bool) -> Array:
     layers, batch, heads, _, width = buffer.shape
     count, fresh = fresh.shape[3], fresh.astype(buffer.dtype)
     tiles = (count + 2 * (TILE - 1)) // TILE
@@ -45,7 +56,7 @@ def write(
     added = pl.BlockSpec((together, 1, heads, count, width), lambda part, row, tile, start: (part, row, 0, 0, 0))
     return pl.pallas_call(
         functools.partial(_kernel, touched),
-        out_shape=jax.ShapeDtypeStruct(buffer.shape, buffer.dtype),
+        out_shape=like(buffer, interpret=interpret),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(layers // together, batch, tiles),
@@ -55,7 +66,7 @@ def write(
         input_output_aliases={2: 0},
         interpret=interpret,
         name="write",
-    )(start, fresh, buffer)
+    )(start, fresh, in_main_memory(buffer, interpret=interpret))
 
 
 def _kernel(touched: Any, start: Any, fresh: Any, held: Any, out: Any) -> None:
