@@ -11,6 +11,8 @@ import re
 import string
 from collections.abc import Callable, Iterator
 
+from jaxspec.bench.compiled.kernels import kernel_of
+
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -38,11 +40,16 @@ class Array:
     layout: str = ""
 
     @property
-    def size(self) -> int:
-        """Bytes."""
+    def bits(self) -> int:
+        """Of one element."""
         if (bits := _BITS.get(self.dtype)) is None:
             bits = int(self.dtype.lstrip(string.ascii_lowercase).split("e")[0])  # such as bf16, f8e4m3fn
-        return math.prod(self.shape) * bits // 8
+        return bits
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.bits // 8
 
     @property
     def far(self) -> int:
@@ -206,6 +213,8 @@ class Program:
         if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in ("copy", "slice"):
             into = one.arrays[1]
             return into.size if not (into.local and one.arrays[0].local) else 0
+        if one.opcode == "custom-call" and (kernel := kernel_of(one.text)) is not None:
+            return kernel.bytes([(array.far, array.bits) for arrays in (*operands, one.arrays) for array in arrays])
         if one.opcode in _SLICES:
             return sum(2 * array.far for array in one.arrays) if not one.arrays[0].local else one.arrays[0].size
         if one.opcode == "dynamic-update-slice":

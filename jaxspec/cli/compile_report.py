@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,6 +62,10 @@ class Options:
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="What a TPU was measured by tpu_scripts/calibrate.sh to take.", show_default=False),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
@@ -80,14 +85,16 @@ def run(options: Options) -> None:
     from rich.console import Console
 
     from jaxspec.bench.ahead_of_time import Case, default_k
+    from jaxspec.bench.compiled.constants import Constants
     from jaxspec.bench.tpu import as_json, report
 
     k = default_k(options.draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
     sampling = {"top_k": options.top_k, "top_p": options.top_p}
     case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **sampling)
+    constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
-        found = report(case)
+        found = report(case, constants)
     if options.as_json:
         typer.echo(as_json(found))
     else:

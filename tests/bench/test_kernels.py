@@ -1,0 +1,76 @@
+"""What a Pallas kernel moves, by its own blocks."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxspec.bench.ahead_of_time import Chip
+from jaxspec.bench.compiled.bracket import bracket
+from jaxspec.bench.compiled.constants import Constants
+from jaxspec.bench.compiled.kernels import kernel_of
+from jaxspec.bench.compiled.machine_code import Code
+from jaxspec.bench.hlo import Program
+
+
+def _body(length, x, w, out):
+    del length
+    out[...] = jnp.dot(x[...], w[...], preferred_element_type=jnp.float32)
+
+
+def _kernel(length, x, w):
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(4,),
+        in_specs=[pl.BlockSpec((8, 512), lambda i, n: (0, 0)), pl.BlockSpec((512, 128), lambda i, n: (0, i))],
+        out_specs=pl.BlockSpec((8, 128), lambda i, n: (0, i)),
+    )
+    estimate = pl.CostEstimate(flops=1, bytes_accessed=123, transcendentals=0)
+    shape = jax.ShapeDtypeStruct((8, 512), jnp.float32)
+    return pl.pallas_call(_body, grid_spec=grid, out_shape=shape, cost_estimate=estimate)(length, x, w)
+
+
+@pytest.fixture(scope="module")
+def attributes():
+    """Those of the kernel's call, of which the last operand is eight times as wide as its blocks reach."""
+    given = [jax.ShapeDtypeStruct(*each) for each in (((1,), jnp.int32), ((8, 512), jnp.bfloat16))]
+    wide = jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16)
+    text = jax.jit(_kernel).trace(*given, wide).lower(lowering_platforms=("tpu",)).as_text()
+    config = re.search(r'backend_config = "((?:[^"\\]|\\.)*)"', text)[1]
+    config = re.sub(r"\\([0-9A-F]{2})", lambda escaped: chr(int(escaped[1], 16)), config).replace("\n", "")
+    return f'), custom_call_target="tpu_custom_call", backend_config={config}'
+
+
+def test_a_step_reads_no_more_than_its_blocks(attributes):
+    """And no operand more often than it is large; what its author says counts for nothing where blocks say it."""
+    kernel = kernel_of(attributes)
+    assert (kernel.steps, kernel.scalars, kernel.blocks, kernel.stated) == (4, 1, (4096, 65536, 1024), 123)
+    x, w, out = (2 * 8 * 512, 16), (2 * 512 * 4096, 16), (4 * 8 * 512, 32)
+    assert kernel.bytes([(4, 32), x, w, out]) == 2 * 8 * 512 + 4 * 2 * 512 * 128 + 4 * 8 * 512
+    copies = dataclasses.replace(kernel, blocks=(4096, None, 1024))
+    assert copies.bytes([(4, 32), x, w, out]) == 2 * 8 * 512 + 4 * 8 * 512
+    assert dataclasses.replace(copies, stated=None).bytes([(4, 32), x, w, out]) == x[0] + w[0] + out[0]
+    assert kernel_of(attributes.replace("tpu_custom_call", "Sharding")) is None
+
+
+def test_a_kernel_takes_its_code_at_each_step_or_the_reading_of_its_blocks(attributes):
+    text = f"""HloModule jit_f
+
+ENTRY %main (n: s32[1], x: bf16[8,512], w: bf16[512,4096]) -> f32[8,512] {{
+  %n = s32[1]{{0}} parameter(0)
+  %x = bf16[8,512]{{1,0:S(1)}} parameter(1)
+  %w = bf16[512,4096]{{1,0}} parameter(2)
+  ROOT %call = f32[8,512]{{1,0:S(1)}} custom-call(%n, %x, %w{attributes}
+}}
+"""
+    program = Program(text)
+    (step,) = program.steps(program.entry, lambda loop: 1)
+    assert step.bytes == 4 * 2 * 512 * 128  # the rest is on the chip
+    chip = Chip(memory=2**30, bandwidth=1e12, clock=1e9)
+    for words, seconds in ((10, step.bytes / 1e12), (1000, 4e-6)):
+        found = bracket([step], {"call": Code(words, 0)}, 0, chip, Constants())
+        assert found == pytest.approx((seconds, seconds))
