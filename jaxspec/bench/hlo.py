@@ -21,8 +21,9 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*)$")
 _SPACE = re.compile(r"S\(\d+\)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[^\s,]+)")
 _NAMES = re.compile(r"%([^\s,{}]+)")
-_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
-_FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
+# What takes neither time nor bytes.
+FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 
@@ -186,12 +187,16 @@ class Program:
                 count = trips(one) if count is None else count
                 yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
-                every = [list(self.steps(name, trips, times)) for name in one.branches]
-                yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))
+                yield from self.steps(self.branch(one, trips), trips, times)
             elif one.opcode == "call":
                 yield from self.steps(one.computation("to_apply"), trips, times)
-            elif one.opcode not in _FREE:
-                yield Step(one, times, self._moved(one, inside))
+            elif one.opcode not in FREE:
+                yield Step(one, times, self.moved(one, inside))
+
+    def branch(self, one: Instruction, trips: Callable[[Instruction], int]) -> str:
+        """Returns the computation that is counted of those that a conditional chooses from: what moves the most."""
+        size = lambda name: sum(step.bytes * step.times for step in self.steps(name, trips))  # noqa: E731
+        return max(one.branches, key=size)
 
     def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
         """Yields the kinds of the collectives that an instruction is or contains, and their results."""
@@ -206,7 +211,8 @@ class Program:
             yield inner
             yield from self.called(inner)
 
-    def _moved(self, one: Instruction, inside: Computation) -> int:
+    def moved(self, one: Instruction, inside: Computation) -> int:
+        """Returns the bytes of main memory that an instruction reads and writes."""
         if one.opcode.endswith("-done") or one.opcode.endswith("-update"):
             return 0
         operands = [inside[name].arrays for name in one.operands if name in inside]

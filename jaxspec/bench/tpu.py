@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
-from jaxspec.bench.compiled.bracket import bracket
+from jaxspec.bench.compiled.bracket import Bracket
 from jaxspec.bench.compiled.constants import Constants, Range
 from jaxspec.bench.compiled.copies import Copies, copies
 from jaxspec.bench.compiled.least import least_bytes
@@ -99,7 +99,7 @@ def costs(case: Case, compiled: Compiled, constants: Constants = Constants()) ->
     code = of_instructions(program, compiled.code)
     found = [(step.times, code[step.instruction.name]) for step in steps if step.instruction.name in code]
     messages = round(layers * sum(inside.values())) + sum(outside.values())
-    time = bracket(steps, code, messages, compiled.chip, constants)
+    time = Bracket(program, counted, code, compiled.chip, constants).seconds(round_of(program), messages)
     return Costs(
         bytes=moved,
         least_bytes=least_bytes(case, compiled),

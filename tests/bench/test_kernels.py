@@ -10,8 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxspec.bench.ahead_of_time import Chip
-from jaxspec.bench.compiled.bracket import bracket
-from jaxspec.bench.compiled.constants import Constants
+from jaxspec.bench.compiled.bracket import Bracket
+from jaxspec.bench.compiled.constants import Constants, Range
 from jaxspec.bench.compiled.kernels import kernel_of
 from jaxspec.bench.compiled.machine_code import Code
 from jaxspec.bench.hlo import Program
@@ -72,5 +72,6 @@ ENTRY %main (n: s32[1], x: bf16[8,512], w: bf16[512,4096]) -> f32[8,512] {{
     assert step.bytes == 4 * 2 * 512 * 128  # the rest is on the chip
     chip = Chip(memory=2**30, bandwidth=1e12, clock=1e9)
     for words, seconds in ((10, step.bytes / 1e12), (1000, 4e-6)):
-        found = bracket([step], {"call": Code(words, 0)}, 0, chip, Constants())
+        constants = Constants(bandwidth_share=Range(1.0, 1.0))
+        found = Bracket(program, lambda loop: 1, {"call": Code(words, 0)}, chip, constants).seconds("main", 0)
         assert found == pytest.approx((seconds, seconds))
