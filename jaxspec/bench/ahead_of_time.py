@@ -22,8 +22,9 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
+from jaxspec.bench.compiled import machine_code
 from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
-from jaxspec.bench.compiled.kernels import KERNELS
+from jaxspec.bench.compiled.cache_kernels import KERNELS
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
@@ -169,6 +170,7 @@ class Compiled:
       devices: how many run it together.
       target: its shapes.
       drafter: those of what drafts, if anything does.
+      code: its machine code, if the compiler wrote it.
     """
 
     text: str
@@ -177,6 +179,7 @@ class Compiled:
     devices: int
     target: LanguageModel
     drafter: Drafter | None
+    code: machine_code.Written = machine_code.NOTHING
 
 
 def compile_case(case: Case) -> Compiled:
@@ -213,6 +216,7 @@ def compile_case(case: Case) -> Compiled:
     sampling = jaxspec.Sampling(**sampled)
     arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling)
     lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
+    machine_code.collect()  # what else was compiled is none of this
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -222,7 +226,8 @@ def compile_case(case: Case) -> Compiled:
     parts = ("argument", "output", "temp", "generated_code")
     sizes: Any = program.memory_analysis()
     memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
-    return Compiled(program.as_text() or "", memory, chip, len(devices), target, drafter)
+    code = machine_code.collect()
+    return Compiled(program.as_text() or "", memory, chip, len(devices), target, drafter, code)
 
 
 def _devices(case: Case) -> tuple[list, Chip]:
@@ -230,10 +235,12 @@ def _devices(case: Case) -> tuple[list, Chip]:
         raise ImportError("the TPU compiler is not installed; `pip install 'jax[tpu]'` brings it")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    machine_code.ask_for_it()
     if not _TOPOLOGY.fullmatch(case.topology):
         raise ValueError(f"topology must be a generation and its extent, such as v5e:2x2, got {case.topology!r}")
     try:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
+        described = topologies.get_topology_desc(platform="tpu", topology_name=case.topology, **_options(case.topology))
+        devices = described.devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         raise ValueError(f"{case.topology!r} is no topology that the TPU compiler knows: {error}") from error
     count = len(devices) if case.devices is None else case.devices
@@ -244,6 +251,11 @@ def _devices(case: Case) -> tuple[list, Chip]:
         raise ValueError(f"{case.topology} has devices of kind {kind!r}, of which only {', '.join(CHIPS)} are known")
     chips = math.prod(int(size) for size in re.findall(r"\d+", case.topology.split(":")[1]))
     return devices[:count], CHIPS[kind].part(len(devices) // chips)
+
+
+def _options(topology: str) -> dict[str, str]:
+    """Returns what makes devices of chips as JAX does on them: both cores of a v4 are one."""
+    return {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
 
 
 def _mesh(devices: list) -> Mesh:

@@ -11,6 +11,8 @@ import re
 import string
 from collections.abc import Callable, Iterator
 
+from jaxspec.bench.compiled.kernels import Kernel, kernel_of
+
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -19,8 +21,9 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*)$")
 _SPACE = re.compile(r"S\(\d+\)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[^\s,]+)")
 _NAMES = re.compile(r"%([^\s,{}]+)")
-_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
-_FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
+# What takes neither time nor bytes.
+FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
+FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 
@@ -38,11 +41,16 @@ class Array:
     layout: str = ""
 
     @property
-    def size(self) -> int:
-        """Bytes."""
+    def bits(self) -> int:
+        """Of one element."""
         if (bits := _BITS.get(self.dtype)) is None:
             bits = int(self.dtype.lstrip(string.ascii_lowercase).split("e")[0])  # such as bf16, f8e4m3fn
-        return math.prod(self.shape) * bits // 8
+        return bits
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.bits // 8
 
     @property
     def far(self) -> int:
@@ -141,8 +149,9 @@ class Step:
 class Program:
     """Reads a compiled program: its computations by name, that which runs first, and the instructions that run."""
 
-    def __init__(self, text: str):
-        """Reads it from its text."""
+    def __init__(self, text: str, blocks: int = 1):
+        """Reads it from its text; a kernel whose grid depends on data has so many blocks."""
+        self._blocks = blocks
         self.computations: dict[str, Computation] = {}
         self.entry, current = "", Computation()
         for line in text.splitlines():
@@ -179,12 +188,16 @@ class Program:
                 count = trips(one) if count is None else count
                 yield from self.steps(one.computation("body"), trips, times * count)
             elif one.opcode == "conditional":
-                every = [list(self.steps(name, trips, times)) for name in one.branches]
-                yield from max(every, key=lambda steps: sum(step.bytes * step.times for step in steps))
+                yield from self.steps(self.branch(one, trips), trips, times)
             elif one.opcode == "call":
                 yield from self.steps(one.computation("to_apply"), trips, times)
-            elif one.opcode not in _FREE:
-                yield Step(one, times, self._moved(one, inside))
+            elif one.opcode not in FREE:
+                yield Step(one, times, self.moved(one, inside))
+
+    def branch(self, one: Instruction, trips: Callable[[Instruction], int]) -> str:
+        """Returns the computation that is counted of those that a conditional chooses from: what moves the most."""
+        size = lambda name: sum(step.bytes * step.times for step in self.steps(name, trips))  # noqa: E731
+        return max(one.branches, key=size)
 
     def collectives(self, step: Step) -> Iterator[tuple[str, tuple[Array, ...]]]:
         """Yields the kinds of the collectives that an instruction is or contains, and their results."""
@@ -199,13 +212,20 @@ class Program:
             yield inner
             yield from self.called(inner)
 
-    def _moved(self, one: Instruction, inside: Computation) -> int:
+    def kernel(self, one: Instruction) -> Kernel | None:
+        """Returns the Pallas kernel that an instruction runs, if it does."""
+        return kernel_of(one.text, self._blocks) if one.opcode == "custom-call" else None
+
+    def moved(self, one: Instruction, inside: Computation) -> int:
+        """Returns the bytes of main memory that an instruction reads and writes."""
         if one.opcode.endswith("-done") or one.opcode.endswith("-update"):
             return 0
         operands = [inside[name].arrays for name in one.operands if name in inside]
         if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in ("copy", "slice"):
             into = one.arrays[1]
             return into.size if not (into.local and one.arrays[0].local) else 0
+        if (kernel := self.kernel(one)) is not None:
+            return kernel.bytes([(array.far, array.bits) for arrays in (*operands, one.arrays) for array in arrays])
         if one.opcode in _SLICES:
             return sum(2 * array.far for array in one.arrays) if not one.arrays[0].local else one.arrays[0].size
         if one.opcode == "dynamic-update-slice":

@@ -1,19 +1,24 @@
 """Reports what a round costs on TPUs, for `jaxspec compile-report`: bytes, cycles, collectives and copies.
 
 For a case two programs are compiled, of speculative and of plain decoding. Everything is read
-from them; nothing is run. Times are the compiler's estimates, without the collectives' latency.
+from them; nothing is run. Times are brackets (`jaxspec.bench.compiled.bracket`).
 """
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.bench.compiled.bracket import Bracket
+from jaxspec.bench.compiled.constants import Constants, Range
 from jaxspec.bench.compiled.copies import Copies, copies
 from jaxspec.bench.compiled.least import least_bytes
 from jaxspec.bench.compiled.loops import name_of, round_of, trips
+from jaxspec.bench.compiled.machine_code import of_instructions
 from jaxspec.bench.hlo import Instruction, Program
+from jaxspec.ops.pallas.attention import BLOCK
 
 # A gathered array below this is no weight.
 _LARGE = 2**20
@@ -27,7 +32,11 @@ class Costs:
       bytes: moved from and to the main memory.
       least_bytes: the weights it must read and the live cache, over the number of devices.
       cycles: the compiler's estimate, summed over instructions; collectives have none.
-      seconds: cycles over the clock or bytes over the bandwidth, whichever is more.
+      operations: how many instructions the compiler charges anything for.
+      words: instruction words of the machine code of all of them, loops inside an operation once.
+      waits: blocking waits in it.
+      low: seconds that it takes at least.
+      high: seconds that it takes at most.
       layer_collectives: how many of each kind a layer of the target has.
       layer_collective_bytes: how many bytes those of one layer yield.
       other_collectives: how many of each kind there are outside the target's layers.
@@ -39,7 +48,11 @@ class Costs:
     bytes: int
     least_bytes: float
     cycles: int
-    seconds: float
+    operations: int
+    words: float
+    waits: int
+    low: float
+    high: float
     layer_collectives: dict[str, float]
     layer_collective_bytes: float
     other_collectives: dict[str, int]
@@ -53,13 +66,19 @@ class Costs:
         return self.copies.main
 
 
-def costs(case: Case, compiled: Compiled) -> Costs:
+def costs(case: Case, compiled: Compiled, constants: Constants = Constants()) -> Costs:  # noqa: B008 (frozen)
     """Reads the costs from a program that fits.
+
+    Args:
+      case: what was compiled.
+      compiled: its program.
+      constants: the ranges of what no compiler says.
 
     Raises:
       ValueError: the program has not exactly one loop over rounds.
     """
-    program = Program(compiled.text)
+    # The attention kernel reads the live blocks, whose number depends on data: here all.
+    program = Program(compiled.text, blocks=math.ceil(case.context / BLOCK))
     loops: dict[str, int] = {}
 
     def counted(loop: Instruction) -> int:
@@ -69,7 +88,6 @@ def costs(case: Case, compiled: Compiled) -> Costs:
 
     steps = list(program.steps(round_of(program), counted))
     moved = sum(step.bytes * step.times for step in steps)
-    cycles = sum(step.instruction.cycles * step.times for step in steps)
     layers = compiled.target.module.config.num_layers
     inside, outside, sizes, gathered = Counter(), Counter(), 0, 0
     for step in steps:
@@ -81,11 +99,19 @@ def costs(case: Case, compiled: Compiled) -> Costs:
                 sizes += size * step.times / layers
             else:
                 outside[kind] += step.times
+    code = of_instructions(program, compiled.code)
+    found = [(step.times, code[step.instruction.name]) for step in steps if step.instruction.name in code]
+    messages = round(layers * sum(inside.values())) + sum(outside.values())
+    time = Bracket(program, counted, code, compiled.chip, constants).seconds(round_of(program), messages)
     return Costs(
         bytes=moved,
         least_bytes=least_bytes(case, compiled),
-        cycles=cycles,
-        seconds=max(cycles / compiled.chip.clock, moved / compiled.chip.bandwidth),
+        cycles=sum(step.instruction.cycles * step.times for step in steps),
+        operations=sum(step.times for step in steps if step.instruction.cycles),
+        words=sum(times * each.bundles for times, each in found),
+        waits=sum(times * each.waits for times, each in found),
+        low=time.low,
+        high=time.high,
         layer_collectives={kind: round(count, 2) for kind, count in sorted(inside.items())},
         layer_collective_bytes=sizes,
         other_collectives=dict(sorted(outside.items())),
@@ -103,6 +129,7 @@ class Report:
       devices: how many run it.
       memory: bytes that each needs.
       available: bytes that each has.
+      source: what the bracket's constants come from.
     """
 
     case: Case
@@ -111,6 +138,7 @@ class Report:
     available: int
     round: Costs | None
     plain: Costs | None
+    source: str = Constants().source
 
     @property
     def fits(self) -> bool:
@@ -118,16 +146,21 @@ class Report:
         return self.round is not None
 
     @property
-    def speed_up(self) -> dict[int, float]:
-        """The gain over plain decoding, by the tokens that a round emits on average."""
+    def speed_up(self) -> dict[int, Range]:
+        """The gain over plain decoding at both ends of the bracket, the lesser first, by a round's mean tokens."""
         if self.round is None or self.plain is None:
             return {}
         most = 1 if self.case.draft == "none" else self.case.k + 1
-        return {tokens: tokens * self.plain.seconds / self.round.seconds for tokens in range(1, most + 1)}
+        ratios = sorted((self.plain.low / self.round.low, self.plain.high / self.round.high))
+        return {tokens: Range(*(tokens * ratio for ratio in ratios)) for tokens in range(1, most + 1)}
 
 
-def report(case: Case) -> Report:
+def report(case: Case, constants: Constants = Constants()) -> Report:  # noqa: B008 (frozen)
     """Compiles a case and reads its programs.
+
+    Args:
+      case: what to compile.
+      constants: the ranges of what no compiler says.
 
     Raises:
       ValueError: there is no such topology, model or number of devices.
@@ -136,12 +169,13 @@ def report(case: Case) -> Report:
     compiled = compile_case(case)
     sizes = (case, compiled.devices, compiled.memory, compiled.chip.memory)
     if not compiled.text:
-        return Report(*sizes, round=None, plain=None)
-    own = costs(case, compiled)
+        return Report(*sizes, round=None, plain=None, source=constants.source)
+    own = costs(case, compiled, constants)
     if case.draft == "none":
-        return Report(*sizes, round=own, plain=own)
+        return Report(*sizes, round=own, plain=own, source=constants.source)
     alone = dataclasses.replace(case, draft="none", k=0)
-    return Report(*sizes, round=own, plain=costs(alone, compile_case(alone)))
+    plain = costs(alone, compile_case(alone), constants)
+    return Report(*sizes, round=own, plain=plain, source=constants.source)
 
 
 def as_json(one: Report) -> str:
@@ -169,9 +203,17 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "moved as they are", f"caches {own.copies.carried:,} bytes; weights, ahead of use: {own.copies.fetched:,}"
     yield "loops counted", ", ".join(f"{name} {count} x" for name, count in own.loops.items()) or "none"
     for name, program in (("round", own), ("plain step", one.plain)):
-        yield name, f"{program.seconds * 1e3:.2f} ms ({program.cycles:,} cycles)"
+        yield name, f"{between(program.low * 1e3, program.high * 1e3)} ms"
+        charged = f"{program.operations:,} operations, charged {program.cycles:,} cycles"
+        yield "", f"{charged}; machine code {program.words:,.0f} words, {program.waits:,} waits"
+    yield "constants", one.source
     for tokens, ratio in one.speed_up.items():
-        yield f"speed-up, {tokens} a round", f"{ratio:.2f}"
+        yield f"speed-up, {tokens} a round", between(*ratio)
+
+
+def between(low: float, high: float) -> str:
+    """Formats both ends of a bracket."""
+    return f"{low:.2f} to {high:.2f}"
 
 
 def kinds(collectives: Mapping[str, int] | Mapping[str, float], between: str) -> str:

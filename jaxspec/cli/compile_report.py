@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +26,7 @@ def _weights() -> Iterable[str]:
 
 
 def _kernels() -> Iterable[str]:
-    from jaxspec.bench.compiled.kernels import KERNELS
+    from jaxspec.bench.compiled.cache_kernels import KERNELS
 
     return KERNELS
 
@@ -70,6 +71,10 @@ class Options:
     kernels: Annotated[
         str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches.")
     ] = "xla"
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="What a TPU was measured by tpu_scripts/calibrate.sh to take.", show_default=False),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
@@ -89,14 +94,16 @@ def run(options: Options) -> None:
     from rich.console import Console
 
     from jaxspec.bench.ahead_of_time import Case, default_k
+    from jaxspec.bench.compiled.constants import Constants
     from jaxspec.bench.tpu import as_json, report
 
     k = default_k(options.draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
     case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **named)
+    constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
-        found = report(case)
+        found = report(case, constants)
     if options.as_json:
         typer.echo(as_json(found))
     else:

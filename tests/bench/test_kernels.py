@@ -1,50 +1,88 @@
-"""The loop with Pallas kernels, compiled by the TPU compiler: legal, in the chip's memory, and no cache is copied."""
+"""What a Pallas kernel moves, by its own blocks."""
 
-import importlib.util
+import dataclasses
+import functools
+import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.compiled.copies import copies
-from jaxspec.bench.compiled.loops import round_of, trips
+from jaxspec.bench.ahead_of_time import Chip
+from jaxspec.bench.compiled.bracket import Bracket
+from jaxspec.bench.compiled.constants import Constants, Range
+from jaxspec.bench.compiled.kernels import kernel_of
+from jaxspec.bench.compiled.machine_code import Code
 from jaxspec.bench.hlo import Program
-from tests.benchmarks.same_pass import shortened
-
-needs_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler; `pip install 'jax[tpu]'` brings it"
-)
-LAYERS = 2
 
 
-def case_of(folder, **options):
-    for name in ("target", "draft"):
-        (folder / name).mkdir()
-    target = shortened("llama-3.1-8b", LAYERS, folder / "target")
-    return Case(target, shortened("llama-3.2-1b", LAYERS, folder / "draft"), kernels="pallas", **options)
+def _body(length, x, w, out):
+    del length
+    out[...] = jnp.dot(x[...], w[...], preferred_element_type=jnp.float32)
 
 
-@needs_compiler
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("topology", "options"),
-    [
-        ("v5e:2x2", {"batch": 3}),
-        ("v6e:2x2", {"rows": 16}),
-        pytest.param("tpu7x:2x2x1", {}, marks=pytest.mark.slow),
-        pytest.param("v5e:2x2", {"context": 32768}, marks=pytest.mark.slow),
-    ],
-)
-def test_the_loop_with_kernels_copies_no_cache(topology, options, tmp_path):
-    case = case_of(tmp_path, topology=topology, **options)
-    compiled = compile_case(case)
-    program = Program(compiled.text)
-    steps = list(program.steps(round_of(program), lambda loop: trips(case, loop)))
-    calls = [(step.instruction.scope, step.times) for step in steps if "tpu_custom_call" in step.instruction.text]
-    ours = {name: sum(times for scope, times in calls if f"/{name}/" in scope) for name in ("attend", "write")}
-    # The target's pass and four of the draft, in each layer; keys and values of each model, once a pass of it.
-    assert ours == {"attend": (1 + case.k) * LAYERS, "write": 2 * (1 + case.k)}
-    found = copies(program, round_of(program), steps)
-    assert found.main == found.chip == 0
-    moved = (program.collectives(step) for step in steps)
-    kinds = {kind: max(array.size for array in arrays) for each in moved for kind, arrays in each}
-    assert kinds.pop("all-reduce") < 2**20 and max(kinds.values(), default=0) < 2**20
+def _kernel(length, x, w, steps=4):
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(steps if isinstance(steps, int) else length[0],),
+        in_specs=[pl.BlockSpec((8, 512), lambda i, n: (0, 0)), pl.BlockSpec((512, 128), lambda i, n: (0, i))],
+        out_specs=pl.BlockSpec((8, 128), lambda i, n: (0, i)),
+    )
+    estimate = pl.CostEstimate(flops=1, bytes_accessed=123, transcendentals=0)
+    shape = jax.ShapeDtypeStruct((8, 512), jnp.float32)
+    return pl.pallas_call(_body, grid_spec=grid, out_shape=shape, cost_estimate=estimate)(length, x, w)
+
+
+def _attributes(steps=4):
+    """Those of the kernel's call, of which the last operand is eight times as wide as its blocks reach."""
+    given = [jax.ShapeDtypeStruct(*each) for each in (((1,), jnp.int32), ((8, 512), jnp.bfloat16))]
+    wide = jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16)
+    run = functools.partial(_kernel, steps=steps)
+    text = jax.jit(run).trace(*given, wide).lower(lowering_platforms=("tpu",)).as_text()
+    config = re.search(r'backend_config = "((?:[^"\\]|\\.)*)"', text)[1]
+    config = re.sub(r"\\([0-9A-F]{2})", lambda escaped: chr(int(escaped[1], 16)), config).replace("\n", "")
+    return f'), custom_call_target="tpu_custom_call", backend_config={config}'
+
+
+@pytest.fixture(scope="module")
+def attributes():
+    return _attributes()
+
+
+def test_a_step_reads_no_more_than_its_blocks(attributes):
+    """And no operand more often than it is large; what its author says counts for nothing where blocks say it."""
+    kernel = kernel_of(attributes)
+    assert (kernel.steps, kernel.scalars, kernel.blocks, kernel.stated) == (4, 1, (4096, 65536, 1024), 123)
+    x, w, out = (2 * 8 * 512, 16), (2 * 512 * 4096, 16), (4 * 8 * 512, 32)
+    assert kernel.bytes([(4, 32), x, w, out]) == 2 * 8 * 512 + 4 * 2 * 512 * 128 + 4 * 8 * 512
+    copies = dataclasses.replace(kernel, blocks=(4096, None, 1024))
+    assert copies.bytes([(4, 32), x, w, out]) == 2 * 8 * 512 + 4 * 8 * 512
+    assert dataclasses.replace(copies, stated=None).bytes([(4, 32), x, w, out]) == x[0] + w[0] + out[0]
+    assert kernel_of(attributes.replace("tpu_custom_call", "Sharding")) is None
+
+
+def test_a_grid_that_depends_on_data_is_counted_as_the_caller_says():
+    steps = [kernel_of(_attributes(jnp.int32(0) if dynamic else 4), unknown=7).steps for dynamic in (False, True)]
+    assert steps == [4, 7]
+
+
+def test_a_kernel_takes_its_code_at_each_step_or_the_reading_of_its_blocks(attributes):
+    text = f"""HloModule jit_f
+
+ENTRY %main (n: s32[1], x: bf16[8,512], w: bf16[512,4096]) -> f32[8,512] {{
+  %n = s32[1]{{0}} parameter(0)
+  %x = bf16[8,512]{{1,0:S(1)}} parameter(1)
+  %w = bf16[512,4096]{{1,0}} parameter(2)
+  ROOT %call = f32[8,512]{{1,0:S(1)}} custom-call(%n, %x, %w{attributes}
+}}
+"""
+    program = Program(text)
+    (step,) = program.steps(program.entry, lambda loop: 1)
+    assert step.bytes == 4 * 2 * 512 * 128  # the rest is on the chip
+    chip = Chip(memory=2**30, bandwidth=1e12, clock=1e9)
+    for words, seconds in ((10, step.bytes / 1e12), (1000, 4e-6)):
+        constants = Constants(bandwidth_share=Range(1.0, 1.0))
+        found = Bracket(program, lambda loop: 1, {"call": Code(words, 0)}, chip, constants).seconds("main", 0)
+        assert found == pytest.approx((seconds, seconds))

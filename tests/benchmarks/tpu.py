@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from jaxspec.bench.ahead_of_time import WEIGHTS, Case
-from jaxspec.bench.tpu import Report, as_json, kinds, report
+from jaxspec.bench.tpu import Report, as_json, between, kinds, report
 
 _SMOL = Case("smollm2-135m", "ngram", devices=1)
 _8B, _70B = Case("llama-3.1-8b", "llama-3.2-1b"), Case("llama-3.3-70b", "llama-3.1-8b")
@@ -65,8 +65,8 @@ def _cells(one: Report) -> list[str]:
         f"{own.bytes / 1e9:.2f}",
         f"{own.bytes / own.least_bytes:.2f}",
         kinds(own.layer_collectives, " + ") + size,
-        f"{own.seconds * 1e3:.2f}, {plain.seconds * 1e3:.2f}",
-        ", ".join(f"{one.speed_up[tokens]:.2f}" for tokens in (2, 3, 4) if tokens in one.speed_up),
+        ", ".join(between(each.low * 1e3, each.high * 1e3) for each in (own, plain)),
+        ", ".join(between(*one.speed_up[tokens]) for tokens in (2, 3, 4) if tokens in one.speed_up),
     ]
 
 

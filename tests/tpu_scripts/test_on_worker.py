@@ -103,7 +103,7 @@ def test_profile(on_worker, capsys, monkeypatch, tmp_path, sampled):
 
 
 def test_the_files():
-    assert set(SHELL) == {*COMMANDS, "common.sh", "worker.sh"}
+    assert set(SHELL) == {*COMMANDS, "calibrate.sh", "common.sh", "worker.sh"}
     for name in {*COMMANDS, "worker.sh"}:
         assert os.access(SCRIPTS / name, os.X_OK), name
 

@@ -1,0 +1,50 @@
+"""The loop with Pallas kernels, compiled by the TPU compiler: legal, in the chip's memory, and no cache is copied."""
+
+import importlib.util
+
+import pytest
+
+from jaxspec.bench.ahead_of_time import Case, compile_case
+from jaxspec.bench.compiled.copies import copies
+from jaxspec.bench.compiled.loops import round_of, trips
+from jaxspec.bench.hlo import Program
+from tests.benchmarks.same_pass import shortened
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler; `pip install 'jax[tpu]'` brings it"
+)
+LAYERS = 2
+
+
+def case_of(folder, **options):
+    for name in ("target", "draft"):
+        (folder / name).mkdir()
+    target = shortened("llama-3.1-8b", LAYERS, folder / "target")
+    return Case(target, shortened("llama-3.2-1b", LAYERS, folder / "draft"), kernels="pallas", **options)
+
+
+@needs_compiler
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    ("topology", "options"),
+    [
+        ("v5e:2x2", {"batch": 3}),
+        ("v6e:2x2", {"rows": 16}),
+        pytest.param("tpu7x:2x2x1", {}, marks=pytest.mark.slow),
+        pytest.param("v5e:2x2", {"context": 32768}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_loop_with_kernels_copies_no_cache(topology, options, tmp_path):
+    case = case_of(tmp_path, topology=topology, **options)
+    compiled = compile_case(case)
+    program = Program(compiled.text)
+    steps = list(program.steps(round_of(program), lambda loop: trips(case, loop)))
+    calls = [(step.instruction.scope, step.times) for step in steps if "tpu_custom_call" in step.instruction.text]
+    ours = {name: sum(times for scope, times in calls if f"/{name}/" in scope) for name in ("attend", "write")}
+    # The target's pass and four of the draft, in each layer; keys and values of each model, once a pass of it.
+    assert ours == {"attend": (1 + case.k) * LAYERS, "write": 2 * (1 + case.k)}
+    found = copies(program, round_of(program), steps)
+    assert found.main == found.chip == 0
+    moved = (program.collectives(step) for step in steps)
+    kinds = {kind: max(array.size for array in arrays) for each in moved for kind, arrays in each}
+    assert kinds.pop("all-reduce") < 2**20 and max(kinds.values(), default=0) < 2**20
