@@ -42,8 +42,8 @@ def heaviest(scaled: Float[Array, "b t v"], weights: Shaped[Array, "#b #t #v"], 
     weights = jnp.broadcast_to(weights, scaled.shape)
     smallest = jax.lax.platform_dependent(
         *(magnitude, weights),
-        cpu=lambda *tokens: _one_bit_a_pass(*tokens, goal),
-        default=lambda *tokens: _four_bits_a_pass(*tokens, goal),
+        cpu=lambda magnitude, weights: _one_bit_a_pass(magnitude, weights, goal),
+        default=lambda magnitude, weights: _four_bits_a_pass(magnitude, weights, goal),
     )
     infinity = jax.lax.bitcast_convert_type(jnp.asarray(jnp.inf, scaled.dtype), integer)
     return -jax.lax.bitcast_convert_type(jnp.minimum(smallest, infinity), scaled.dtype)

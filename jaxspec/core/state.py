@@ -8,33 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status
 from jaxspec.core.tree import depths
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AtDrafts:
-    """Holds log-probabilities of a chain's drafts that a round on a mesh has looked up along with their normalizers.
-
-    Attributes:
-      target: the target's, of each draft given those before it.
-      draft: those that the drafts were drawn with; `None` where these are deterministic.
-      logits: the target's, to look the next token up as it is drawn.
-
-    Example:
-        >>> from jaxspec.core.state import AtDrafts
-        >>> AtDrafts(target=jnp.zeros((2, 3)), draft=None, logits=jnp.zeros((2, 4, 310))).target.shape
-        (2, 3)
-    """
-
-    target: Float[Array, "b n"]
-    draft: Float[Array, "b n"] | None
-    logits: Float[Array, "b n_plus_1 v"]
 
 
 @register_dataclass

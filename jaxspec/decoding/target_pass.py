@@ -7,12 +7,13 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core.argmax import argmax
+from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.bit_exact import by_position
 from jaxspec.core.parts import parts_of
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.split_sampling import Chain
-from jaxspec.core.state import AtDrafts, Proposal, Verdict
+from jaxspec.core.state import Proposal, Verdict
 from jaxspec.core.sums import log_sum_exp
 from jaxspec.verifiers.base import Verifier
 

@@ -44,4 +44,4 @@ def draw_next(
     source = jnp.where(some, 0, 1)
     part = jnp.argmax(take_row(scores, source), axis=-1)
     token, *at_next = (in_part(take_row(one, source), part) for one in (tokens, *values))
-    return Verdict(accepted, token, at_next=tuple(at_next) or None)
+    return Verdict(accepted, token, at_next=(at_next[0], at_next[1]) if at_next else None)

@@ -9,7 +9,9 @@ import pytest
 
 from jaxspec.core import bisect as module
 from jaxspec.core.bisect import heaviest
+from jaxspec.core.parts import over_devices
 from jaxspec.core.sampling import Sampling
+from tests._fixtures.cut import Cut
 
 CPU, ACCELERATOR = module._one_bit_a_pass, module._four_bits_a_pass
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -40,6 +42,17 @@ def test_both_paths_keep_the_same_tokens(name, dtype, monkeypatch):
         other = np.asarray(jax.jit(POLICIES[name].log_probs)(values))
     assert one.dtype == dtype and 0 < np.isfinite(one).sum() < one.size
     np.testing.assert_array_equal(other.view(np.uint8), one.view(np.uint8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_parts_of_a_vocabulary_keep_the_same_tokens(name, monkeypatch):
+    expected = POLICIES[name].log_probs(logits("float32"))
+    for path in (CPU, ACCELERATOR):
+        monkeypatch.setattr(module, "_one_bit_a_pass", path)
+        with over_devices(Cut(3)):
+            found = jax.jit(lambda policy, values: policy.log_probs(values))(POLICIES[name], logits("float32"))
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("path", [CPU, ACCELERATOR])

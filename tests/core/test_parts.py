@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from jaxspec.core.argmax import argmax
+from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.parts import at_tokens, exchange, on_one_device, over_devices
 from jaxspec.core.random import RoundKeys, row_keys
 from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Sampling, draw
 from jaxspec.core.split_sampling import Chain
-from jaxspec.core.state import AtDrafts, Proposal
+from jaxspec.core.state import Proposal
 from jaxspec.core.sums import log_sum_exp
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
@@ -107,8 +108,10 @@ def test_the_token_after_the_accepted_is_drawn_from_the_same(verifier):
     rows = 32
     target = np.array(jax.nn.log_softmax(logits(3, (rows, 3, VOCAB))))
     draft = np.array(jax.nn.log_softmax(logits(4, (rows, 2, VOCAB))))
+    target[-1, 0, :9] = -np.inf
     draft[rows // 2 :] = target[rows // 2 :, :-1]
     drawn = np.argmax(draft + np.random.default_rng(5).gumbel(size=draft.shape), axis=-1).astype(np.int32)
+    drawn[-1, 0] = 5  # the target excludes it, and would rather have nothing else
     target, draft, drawn = map(jnp.asarray, (target, draft, drawn))
     proposal = Proposal(drawn, jnp.ones((rows, 2), jnp.bool_), draft)
     keys = RoundKeys(row_keys(jax.random.key(2), rows), jnp.full(rows, 5, jnp.int32))

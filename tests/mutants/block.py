@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         "the bonus of a block is drawn from a residual",
         _FILE,
-        "cut = (accepted < submitted)",
-        "cut = (accepted <= submitted)",
+        "return accepted < jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target",
+        "return accepted <= jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target",
         (_ONE_ROUND,),
     ),
     Mutant(
@@ -105,9 +105,9 @@ MUTANTS = (
     ),
     Mutant(
         "an empty residual of a block is drawn from",
-        _FILE,
-        "cut = (accepted < submitted) & (jnp.max(residual, axis=-1) > -jnp.inf)",
-        "cut = accepted < submitted",
+        "verifiers/correction.py",
+        "some = rejected & (jnp.max(left, axis=-1) > -jnp.inf)",
+        "some = rejected",
         (_EQUAL,),
     ),
     Mutant(

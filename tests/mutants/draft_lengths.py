@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "certain drafts hide how sure the model is",
         _CHAIN,
-        "return next_log_probs, jnp.where(certain, own, next_log_probs)",
-        "return next_log_probs, next_log_probs",
+        "return jnp.where(certain, own, next_log_probs)",
+        "return next_log_probs",
         (f"{_DRAFT_LENGTHS}::test_stops_against_their_formulas",),
     ),
     Mutant(
