@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.compiled import machine_code
-from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
 from jaxspec.bench.compiled.cache_kernels import KERNELS
+from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter

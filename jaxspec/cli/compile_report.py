@@ -68,9 +68,7 @@ class Options:
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
-    kernels: Annotated[
-        str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches.")
-    ] = "xla"
+    kernels: Annotated[str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches.")] = "xla"
     calibration: Annotated[
         Path | None,
         typer.Option(help="What a TPU was measured by tpu_scripts/calibrate.sh to take.", show_default=False),

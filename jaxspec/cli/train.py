@@ -150,7 +150,7 @@ def run(options: Options) -> None:
     """
     from jaxspec.checkpoints.load import load
     from jaxspec.cli.compilation import enable_compilation_cache
-    from jaxspec.core.model import placement_of
+    from jaxspec.core.layout import placement_of
     from jaxspec.training import session
     from jaxspec.training.dataset import Dataset
     from jaxspec.training.loop import row_devices, train

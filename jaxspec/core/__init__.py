@@ -9,14 +9,14 @@ from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxspec.core.files import FileFormatError as FileFormatError
+    from jaxspec.core.layout import Layout as Layout
+    from jaxspec.core.layout import Unsharded as Unsharded
+    from jaxspec.core.layout import placement_of as placement_of
     from jaxspec.core.model import Cache as Cache
     from jaxspec.core.model import Entries as Entries
-    from jaxspec.core.model import Layout as Layout
     from jaxspec.core.model import Model as Model
     from jaxspec.core.model import ModelOutput as ModelOutput
     from jaxspec.core.model import ResumableModel as ResumableModel
-    from jaxspec.core.model import Unsharded as Unsharded
-    from jaxspec.core.model import placement_of as placement_of
     from jaxspec.core.prefill import Prefilled as Prefilled
     from jaxspec.core.pytree import register_dataclass as register_dataclass
     from jaxspec.core.random import PositionNoise as PositionNoise
@@ -47,7 +47,8 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "files": ("FileFormatError",),
-        "model": ("Cache", "Entries", "Layout", "Model", "ModelOutput", "ResumableModel", "Unsharded", "placement_of"),
+        "layout": ("Layout", "Unsharded", "placement_of"),
+        "model": ("Cache", "Entries", "Model", "ModelOutput", "ResumableModel"),
         "pytree": ("register_dataclass",),
         "random": ("PositionNoise", "Rng", "RoundKeys", "row_keys"),
         "rows": ("count_leading", "first_true", "take_row"),

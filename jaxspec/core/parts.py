@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
-from jaxspec.core.model import Layout, Unsharded
+from jaxspec.core.layout import Layout, Unsharded
 
 _NONE = Unsharded()
 _LAYOUT: contextvars.ContextVar[Layout] = contextvars.ContextVar("layout", default=_NONE)

@@ -13,7 +13,8 @@ from jaxtyping import Int, Key
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact
-from jaxspec.core.model import Layout, Model, Unsharded, placement_of
+from jaxspec.core.layout import Layout, Unsharded, placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
 from jaxspec.core.sampling import Policy, Sampling

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import prefill, room_for
 from jaxspec.core.sampling import Greedy, Policy

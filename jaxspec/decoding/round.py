@@ -21,7 +21,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.bit_exact import check_whole, rows_of
-from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
 from jaxspec.core.parts import over_devices
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import count_leading

@@ -8,7 +8,8 @@ from jaxtyping import Int
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position, rows_of
-from jaxspec.core.model import Cache, Model, chunk_of, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Cache, Model, chunk_of
 from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import in_chunks
 from jaxspec.core.sampling import Greedy, Policy, Sampling

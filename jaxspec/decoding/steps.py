@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import check_rows
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Generation, GenerationState, RoundInfo
 from jaxspec.core.values import is_concrete

@@ -25,7 +25,8 @@ from jax import Array
 from jaxtyping import Int
 
 from jaxspec.core import validate
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.prefill import CATCH_UP_CHUNK, Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng

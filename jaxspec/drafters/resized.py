@@ -16,7 +16,8 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.model import Cache, Layout, Model, ModelOutput, chunk_of, placement_of
+from jaxspec.core.layout import Layout, placement_of
+from jaxspec.core.model import Cache, Model, ModelOutput, chunk_of
 from jaxspec.core.pytree import register_dataclass
 
 

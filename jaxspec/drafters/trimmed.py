@@ -15,7 +15,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, Layout, Model, ModelOutput, chunk_of, placement_of
+from jaxspec.core.layout import Layout, placement_of
+from jaxspec.core.model import Cache, Model, ModelOutput, chunk_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_model import Draft, ModelDraft
 from jaxspec.drafters.draft_vocabulary import chosen, expand

@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
-from jaxspec.core.model import Layout
+from jaxspec.core.layout import Layout
 from jaxspec.core.pytree import register_dataclass
 
 # Attention reads the cache in blocks of this many slots, so that cost follows use.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
-from jaxspec.core.model import Layout, Unsharded
+from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import cache as xla
 from jaxspec.nn.attention import Fresh, within
@@ -53,13 +53,14 @@ class _Kernels(KVCache):
         window: int | None,
     ) -> Float[Array, "b t g r d"]:
         """Computes `KVCache.attend` in one operation that reads the live slots."""
-        options = {"scale": scale, "window": window}
-        by_xla = lambda queries, fresh, cache: super(_Kernels, cache).attend(  # noqa: E731
-            default, queries, fresh, layer, **options
-        )
+
+        def by_xla(queries: Array, fresh: Any, cache: _Kernels) -> Array:
+            return super(_Kernels, cache).attend(default, queries, fresh, layer, scale=scale, window=window)
+
         if self.positions is not None or self.capacity == 0:
             return by_xla(queries, fresh, self)
-        return on_tpu(functools.partial(_attend, layer=layer, **options), by_xla, queries, fresh, self)
+        kernel = functools.partial(_attend, layer=layer, scale=scale, window=window)
+        return on_tpu(kernel, by_xla, queries, fresh, self)
 
     def write(
         self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]

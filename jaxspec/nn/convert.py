@@ -18,7 +18,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.layout import Unsharded
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import CHUNK, Layout, ModelOutput, Unsharded
+from jaxspec.core.layout import Layout, Unsharded
+from jaxspec.core.model import CHUNK, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache, KVEntries

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core.model import Layout
+from jaxspec.core.layout import Layout
 from jaxspec.nn.cache import KVCache
 from jaxspec.ops.packed import PackedWeight, is_packed
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.layout import Unsharded
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.transformer import Transformer
 from jaxspec.nn.weight import PRODUCTS

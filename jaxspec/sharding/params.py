@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jax.tree_util import DictKey
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.layout import Unsharded
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.ops.packed import Axes, PackedWeight, is_packed
 from jaxspec.sharding.placement import Placement, automatic, put

@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.prefill import prefill
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.result import TextResult

@@ -11,7 +11,8 @@ from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
-from jaxspec.core.model import Layout, Model, placement_of
+from jaxspec.core.layout import Layout, placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.base import Drafter

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.core.model import Layout, placement_of
+from jaxspec.core.layout import Layout, placement_of
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import shard
 from jaxspec.sharding.placement import Placement, to_host

@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Layout
+from jaxspec.core.layout import Layout
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes

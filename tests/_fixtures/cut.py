@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxspec.core.model import Unsharded
+from jaxspec.core.layout import Unsharded
 
 
 @dataclasses.dataclass(frozen=True)

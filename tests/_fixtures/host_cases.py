@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.core.model import placement_of
+from jaxspec.core.layout import placement_of
 from jaxspec.sharding.multihost import by_first
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.state import TrainingOptions, TrainState, laid_out

@@ -9,7 +9,8 @@ from jax import Array
 
 from jaxspec.contrib.parallel.stack import ModelStack
 from jaxspec.contrib.union import UnionDrafter, UnionState, chain_parents
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng

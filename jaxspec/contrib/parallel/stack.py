@@ -10,7 +10,8 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.core.model import Layout, Model, placement_of
+from jaxspec.core.layout import Layout, placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_shardings, placed

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Layout, Unsharded
+from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_vocabulary import places
 from jaxspec.heads import untrained

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Layout, Unsharded
+from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
-from jaxspec.core.model import Model, placement_of
+from jaxspec.core.layout import placement_of
+from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import take_row
