@@ -30,7 +30,7 @@ def write(
     *,
     interpret: bool = False,
 ) -> Shaped[Array, "l b g s d"]:
-    """Writes each row's fresh slots into the buffer from `start` on, where `start + t` is within it."""
+    """Writes each row's fresh slots into the buffer from `start` on, and drops those beyond its end."""
     if interpret:
         return _write(buffer, fresh, start, interpret=True)
     # A loop of one trip, which the compiler does not know: a buffer that the caller donates, and that nothing but this
@@ -41,14 +41,14 @@ def write(
 
 
 def _write(buffer: Array, fresh: Array, start: Array, *, interpret: bool) -> Array:
-    layers, batch, heads, _, width = buffer.shape
+    layers, batch, heads, capacity, width = buffer.shape
     count, fresh = fresh.shape[3], fresh.astype(buffer.dtype)
     tiles = (count + 2 * (TILE - 1)) // TILE
     together = _divisor(layers, _MOST_BYTES // (heads * max(TILE, count) * width * buffer.dtype.itemsize))
 
     def touched(part: Any, row: Any, tile: Any, start: Any) -> tuple[Any, ...]:
         # One beyond the last that is touched is the last once more, and not read again.
-        first, last = start[row], start[row] + (count - 1)
+        first, last = start[row], jnp.minimum(start[row] + (count - 1), capacity - 1)
         index = jax.lax.div(first, jnp.int32(TILE)) + tile
         return part, row, 0, jnp.minimum(index, jax.lax.div(last, jnp.int32(TILE))), 0
 
