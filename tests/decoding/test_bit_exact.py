@@ -31,7 +31,7 @@ DRAFTERS = {
     "adaptive": jaxspec.NGramDrafter(k=jaxspec.Adaptive(costs=(1.0, 1.1, 1.2, 1.4)), min_ngram=1),
     "suffix": jaxspec.SuffixDrafter(k=6),
 }
-QUICK = (("ngram", "greedy"), ("tree", "coupled"))
+QUICK = (("ngram", "greedy"),)
 POLICIES = {"greedy": jaxspec.Greedy(), "coupled": jaxspec.Sampling(temperature=0.8, top_p=0.95)}
 BY_TOKEN = ("tokens", "log_probs", "warped_log_probs")
 

@@ -13,8 +13,7 @@ import jaxspec
 from jaxspec.core.prefill import in_chunks, room_for
 from jaxspec.core.sums import log_sum_exp, row_sum
 from jaxspec.nn.attention import Fresh, History, attend
-from jaxspec.nn.cache_by_slot import BY_SLOT
-from jaxspec.nn.exact_passes import bit_exact
+from jaxspec.nn.exact_passes import BY_SLOT, bit_exact
 from jaxspec.ops.joined import JoinedWeight
 from tests._fixtures import tiny
 from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree, run

@@ -59,6 +59,7 @@ def test_passes_of_any_shape_give_the_same_logits(family, form):
     assert_same_bits(passes(exact), lambda: exact.init_cache(2, 290), text, ([2] * 140, [5, 3] * 35), [(7, 3)])
 
 
+@pytest.mark.slow
 def test_where_there_is_no_tpu_nothing_changes():
     plain, found = (jaxspec.generate(each, None, PROMPT, max_new_tokens=4) for each in (TARGET, pallas_kernels(TARGET)))
     np.testing.assert_array_equal(found.log_probs, plain.log_probs)

@@ -93,7 +93,13 @@ def test_passes_of_any_width_give_the_same_logits(family, weights):
     assert_same_bits(passes(model), lambda: model.init_cache(1, 160), text, chains, [(8, 3), (33, 7)])
 
 
-@pytest.mark.parametrize("verifier", [None, jaxspec.CoupledVerifier()], ids=["greedy", "coupled"])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        pytest.param(None, id="greedy"),
+        pytest.param(jaxspec.CoupledVerifier(), id="coupled", marks=pytest.mark.slow),
+    ],
+)
 def test_speculation_returns_the_same_log_probs(verifier):
     """To the bit, of a small vocabulary, by chains and a tree, in a batch whose rows accept apart."""
     model = jaxspec.native_kernels(tiny.transformer(layers=2), weights="int8")
