@@ -1,8 +1,8 @@
 """Compiles plain steps whose passes are filled up, for TPUs: `python -m tests.benchmarks.pass_widths`.
 
 Prints what a step with passes of some rows (`jaxspec.nn.bit_exact`) moves, what the compiler charges it, and what it
-takes at most, over a plain step as it is by XLA's attention. Programs of two and of four layers are compiled, and what a layer adds is
-taken as often as the model has layers: at full depth each takes minutes.
+takes at most, over a plain step as it is by XLA's attention. Programs of two and of four layers are compiled, and what
+a layer adds is taken as often as the model has layers: at full depth each takes minutes.
 """
 
 import argparse
