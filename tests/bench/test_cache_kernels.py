@@ -43,8 +43,9 @@ def test_the_loop_with_kernels_copies_no_cache(topology, options, tmp_path):
     ours = {name: sum(times for scope, times in calls if f"/{name}/" in scope) for name in ("attend", "write")}
     # The target's pass and four of the draft, in each layer; keys and values of each model, once a pass of it.
     assert ours == {"attend": (1 + case.k) * LAYERS, "write": 2 * (1 + case.k)}
-    found = copies(program, round_of(program), steps)
-    assert found.main == found.chip == 0
-    moved = (program.collectives(step) for step in steps)
-    kinds = {kind: max(array.size for array in arrays) for each in moved for kind, arrays in each}
-    assert kinds.pop("all-reduce") < 2**20 and max(kinds.values(), default=0) < 2**20
+    # Neither laid out anew nor carried to the chip and back; logits may be.
+    moved = [step.instruction.arrays[0].shape for step in steps if step.instruction.opcode in ("copy", "copy-start")]
+    assert moved and not [shape for shape in moved if len(shape) == 5 and shape[3] == case.context]
+    assert copies(program, round_of(program), steps).main == 0
+    sent = [array.size for step in steps for _, arrays in program.collectives(step) for array in arrays]
+    assert sent and max(sent) < 2**20
