@@ -11,7 +11,7 @@ from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.correction import draw_next, left_or_target
+from jaxspec.verifiers.correction import draw_next, residual_or_target
 from jaxspec.verifiers.rejection import TokenVerifier, draft_at, log_residual, target_at
 from jaxspec.verifiers.tree_walk import draft_log_probs
 
@@ -89,7 +89,7 @@ def next_log_probs(
     The target's distribution where every submitted draft was accepted, else `max(P_i target - draft, 0)`
     after the `i` that were. An empty residual (equal up to rounding) falls back to the target.
     """
-    return left_or_target(*_after(proposal, target_log_probs, accepted))
+    return residual_or_target(*_after(proposal, target_log_probs, accepted))
 
 
 def _after(

@@ -1,4 +1,4 @@
-"""Draws the token after the accepted drafts: from what is left of the target, or from the target itself."""
+"""Draws the token after the accepted drafts: from the residual, or from the target itself."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -10,18 +10,18 @@ from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
 
 
-def left_or_target(
-    rejected: Bool[Array, "b"], left: Float[Array, "b v"], target: Float[Array, "b v"]
+def residual_or_target(
+    rejected: Bool[Array, "b"], residual: Float[Array, "b v"], target: Float[Array, "b v"]
 ) -> Float[Array, "b v"]:
-    """Returns `left` where a draft was rejected and there is some, else the target's distribution.
+    """Returns the residual where a draft was rejected and it is not empty, else the target's distribution.
 
     Args:
       rejected: the rows whose next draft was rejected.
-      left: log-probabilities, up to a constant, of what the rejected draft leaves.
+      residual: log-probabilities, up to a constant.
       target: the target's own.
     """
-    some = rejected & (jnp.max(left, axis=-1) > -jnp.inf)
-    return jnp.where(some[:, None], left, target)
+    some = rejected & (jnp.max(residual, axis=-1) > -jnp.inf)
+    return jnp.where(some[:, None], residual, target)
 
 
 def draw_next(
@@ -29,14 +29,14 @@ def draw_next(
     accepted: Int[Array, "b"],
     noise: Float[Array, "b v"],
     rejected: Bool[Array, "b"],
-    left: Float[Array, "b v"],
+    residual: Float[Array, "b v"],
     target: Float[Array, "b v"],
 ) -> Verdict:
-    """Returns the verdict with the token that the noise draws from `left_or_target`."""
+    """Returns the verdict with the token that the noise draws from `residual_or_target`."""
     if parts_of(target) == 1:
-        return Verdict(accepted, argmax(left_or_target(rejected, left, target) + noise))
-    # Whether anything is left is known only when all devices have told theirs: each draws from both.
-    scores, tokens = leaders(jnp.stack([left, target], axis=1) + noise[:, None])
+        return Verdict(accepted, argmax(residual_or_target(rejected, residual, target) + noise))
+    # Whether the residual is empty is known only after the exchange: each device takes the best of both.
+    scores, tokens = leaders(jnp.stack([residual, target], axis=1) + noise[:, None])
     known = proposal.at_drafts
     looked_up = () if known is None else (take_row(known.logits, accepted), target)
     scores, tokens, *values = exchange(scores, tokens, *(find(one[:, None], tokens) for one in looked_up))

@@ -12,7 +12,7 @@ from jaxspec.core.random import RoundKeys
 from jaxspec.core.rows import count_leading, take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.correction import draw_next, left_or_target
+from jaxspec.verifiers.correction import draw_next, residual_or_target
 
 
 @register_dataclass
@@ -100,7 +100,7 @@ def next_log_probs(
         >>> rejected.tolist()  # never the draft that was rejected
         [[0.0, -inf, 0.0]]
     """
-    return left_or_target(*_after(proposal, target_log_probs, accepted))
+    return residual_or_target(*_after(proposal, target_log_probs, accepted))
 
 
 def _after(

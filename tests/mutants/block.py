@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "an empty residual of a block is drawn from",
         "verifiers/correction.py",
-        "some = rejected & (jnp.max(left, axis=-1) > -jnp.inf)",
+        "some = rejected & (jnp.max(residual, axis=-1) > -jnp.inf)",
         "some = rejected",
         (_EQUAL,),
     ),

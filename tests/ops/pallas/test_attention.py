@@ -14,6 +14,7 @@ from tests._fixtures.interpreted import interpreted  # noqa: F401
 from tests._fixtures.same_bits import random_tree
 
 CAPACITY = 768
+FIELDS = ("keys", "values")
 # Rows that end in a block, at its end and before it begins; an empty one.
 LENGTHS = (300, 256, 255, 0)
 
@@ -40,7 +41,6 @@ def drawn(kind, *, dtype, fed, tree, pending=0, heads=2, group=3, width=16, seed
     return draw(batch, fed - pending, heads, group, width), Fresh(*fresh, positions, mask), cache
 
 
-FIELDS = ("keys", "values")
 CASES = {
     "one token": {"fed": 1, "tree": False},
     "chain": {"fed": 5, "tree": False},
