@@ -95,7 +95,7 @@ def prompts_for(model) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None, policies: list[str]) -> None:
+def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None, policies: list[str], seed: int) -> None:
     """Prints how many rows part from plain decoding, and how many log-probabilities differ by a bit."""
     prompts, drafters = prompts_for(model), drafters_for(model)
     drafters = {name: drafter for name, drafter in drafters.items() if names is None or name in names}
@@ -103,7 +103,7 @@ def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None, po
     for name in policies:
         policy = POLICIES[name]
         verifier = {"verifier": jaxspec.CoupledVerifier()} if policy else {}
-        options = {"max_new_tokens": new, "key": jax.random.key(0), **policy, **on}
+        options = {"max_new_tokens": new, "key": jax.random.key(seed), **policy, **on}
         batches = [
             (prompts[0][at : at + BATCH], prompts[1][at : at + BATCH]) for at in range(0, len(prompts[0]), BATCH)
         ]
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--draft", nargs="*", help="of the drafters of `tokens`, these alone")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="of `tokens`")
+    parser.add_argument("--seed", type=int, default=0, help="of `tokens`, for other coupled text")
     parser.add_argument("--as-it-is", action="store_true", help="without bit_exact")
     parser.add_argument("--mesh", help="DATAxMODEL simulated devices")
     parser.add_argument("--turns", type=int, default=7)
@@ -193,7 +194,8 @@ def main() -> None:
         logits(model, arguments.tokens, arguments.rows)
     elif arguments.what == "tokens":
         exact = model if arguments.as_it_is else model.bit_exact(arguments.rows)
-        tokens(model, exact, arguments.new_tokens, arguments.mesh, arguments.draft, arguments.policies)
+        given = (arguments.new_tokens, arguments.mesh, arguments.draft, arguments.policies, arguments.seed)
+        tokens(model, exact, *given)
     else:
         costs(model, arguments.rows, arguments.turns)
 
