@@ -35,6 +35,7 @@ from jaxspec.drafters.trimmed import DraftVocabulary, trim
 from jaxspec.heads import dflash, eagle, medusa, tandem
 from jaxspec.heads.base import HeadKind
 from jaxspec.heads.files import kind_in, read_head
+from jaxspec.nn.chosen_kernels import kernels_like
 from jaxspec.nn.convert import native_like, weights_like
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
@@ -81,7 +82,7 @@ def load_head(
         * a local folder with `config.json` and safetensors: EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, tandem
           decoders and early exits; or a checkpoint with a multi-token prediction module in DeepSeek-V3's layout;
         * a repository on the model hub, `organization/name`.
-      target: the model that it was trained for; it lends what the folder has not.
+      target: the model that it was trained for; it lends what the folder has not, and says by which kernels.
       dtype: of weights and activations; `None` is the target's.
       mesh: splits the head over devices; `None` is as `target` lies, replicated on each of its devices.
       rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
@@ -103,7 +104,7 @@ def load_head(
       >>> jaxspec.load_head(folder / "head", target).vocab_size
       310
     """
-    return read_head(name_or_path, target, HEADS, dtype=dtype, mesh=mesh, rules=rules)
+    return kernels_like(target, read_head(name_or_path, target, HEADS, dtype=dtype, mesh=mesh, rules=rules))
 
 
 def drafter_of(
@@ -189,7 +190,7 @@ def load_drafter(
         model of another tokenizer drafts the tokens that both have (`CrossVocabularyDrafter`). "ngram+eagle" copies
         where that promises more (`HybridDrafter`).
       target: the model to draft for. Beside one of `native_kernels` a float32 head or draft model is one too, of
-        bfloat16 weights.
+        bfloat16 weights; caches have the target's kernels (`load(kernels=)`).
       target_name: what it was loaded by, for the names of its own drafters.
       k: drafted tokens a round, a `DraftLength`, or a word: "adaptive", as many as pay and at most 8 (`Adaptive`),
         "adaptive:16" at most as many; "fixed", the number of the drafter. `None` is "adaptive", and "fixed" where
@@ -290,7 +291,7 @@ class _Loader:
             except zoo.UnknownNameError:
                 known = ("auto", NoDrafter.name, *DRAFTERS)
                 raise ValueError(zoo.unknown_drafter(os.fspath(name), known, model=self.target_name)) from None
-        network = native_like(self.target, network)
+        network = native_like(self.target, kernels_like(self.target, network))
         if self.draft_vocabulary is not None:
             network = trim(network, self.draft_vocabulary)
         return _of_network(network, k, num_drafts, self.target, self.tokenizer)

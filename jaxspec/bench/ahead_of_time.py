@@ -22,8 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.bench.compiled import machine_code
-from jaxspec.bench.compiled.cache_kernels import KERNELS
+from jaxspec.bench.compiled import cache_kernels, machine_code
 from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
@@ -119,7 +118,7 @@ class Case:
       rows: fills the target's passes up to so many tokens (`jaxspec.nn.bit_exact`); `None` does not.
       top_k: keeps so many tokens, a traced value; `None` keeps all and costs nothing.
       top_p: keeps so much of the mass, a traced value; `None` keeps all and costs nothing.
-      kernels: of attention and of the write into caches, a name in `KERNELS`.
+      kernels: of attention and of the write into caches: `xla`, `pallas`, or `auto`, what `jaxspec.load` chooses there.
     """
 
     model: str
@@ -133,13 +132,13 @@ class Case:
     rows: int | None = None
     top_k: int | None = None
     top_p: float | None = None
-    kernels: str = "xla"
+    kernels: str = "auto"
 
     def __post_init__(self):
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
-        if self.kernels not in KERNELS:
-            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+        if self.kernels not in cache_kernels.NAMES:
+            raise ValueError(f"kernels must be one of {', '.join(cache_kernels.NAMES)}, got {self.kernels!r}")
         least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": BLOCK}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -192,7 +191,8 @@ def compile_case(case: Case) -> Compiled:
     devices, chip = _devices(case)
     mesh = _mesh(devices)
     target = _placed(case.model, mesh, case.weights)
-    target, drafter = KERNELS[case.kernels]((target, _drafter(case, target, mesh)))
+    drafter = _drafter(case, target, mesh)
+    target, drafter = cache_kernels.choose(target, drafter, case.kernels, devices[0].device_kind)
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
     k = 0 if drafter is None else drafter.max_drafts

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxspec.checkpoints.quantized.table import is_read
 from jaxspec.checkpoints.stored import has_blocks, hold
 from jaxspec.checkpoints.stored_groups import hold_groups
 from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.chosen_kernels import Kernels, with_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register
@@ -41,6 +42,7 @@ def load(
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     weights: Literal["stored", "dequantized"] | None = None,
+    kernels: Kernels | None = None,
 ) -> LanguageModel:
     """Loads a language model with its tokenizer.
 
@@ -60,6 +62,9 @@ def load(
         blocks and integers are repacked for the processor, and native kernels multiply by them; elsewhere XLA does,
         by the integers of quantized safetensors. "dequantized" makes plain arrays of them, which can be converted,
         saved and trained from. `None` is "stored" where that is faster, else "dequantized".
+      kernels: what attends to caches and writes them: "xla", or "pallas", the kernels for TPUs, which elsewhere change
+        nothing. `None` is "pallas" on TPUs whose compiled programs it makes no worse: v5e, v6e and TPU7x, for heads of
+        whole tiles. Weights that native kernels multiply by bring a cache of their own, unless "xla" is asked for.
 
     Returns:
       The model, with its tokenizer if the checkpoint has one.
@@ -79,20 +84,26 @@ def load(
     dtype, placement = parse_dtype(dtype), _placement(mesh, rules)
     if weights not in (None, "stored", "dequantized"):
         raise ValueError(f"weights must be 'stored', 'dequantized' or None, got {weights!r}")
-    path = locate(name_or_path)
+    if kernels not in (None, *get_args(Kernels)):
+        raise ValueError(f"kernels must be 'xla', 'pallas' or None, got {kernels!r}")
+    model = _read(locate(name_or_path), dtype, placement, weights)
+    return with_kernels(model, kernels)
+
+
+def _read(path: Path, dtype: jnp.dtype, placement: Placement | None, weights: str | None) -> LanguageModel:
     if path.is_dir() and (path / MANIFEST).is_file():
         if weights == "stored":
             raise ValueError(f"weights='stored', but {path} holds plain numbers, as save writes them; leave it out")
         return read_saved(path, dtype, placement)
     checkpoint = read_huggingface_checkpoint(path) if path.is_dir() else _FILES[path.suffix](path)
-    held = None if weights == "dequantized" else _holder(checkpoint, dtype, mesh, asked=weights is not None)
+    held = None if weights == "dequantized" else _holder(checkpoint, dtype, placement, asked=weights is not None)
     if held is None:
         return assemble(checkpoint, dtype, placement)
     model = assemble(checkpoint, dtype, placement, hold=held)
     return dataclasses.replace(model, cache_type=NativeKVCache) if held is hold else model
 
 
-def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, asked: bool) -> Hold | None:
+def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, placement: Placement | None, *, asked: bool) -> Hold | None:
     """Returns what holds weights as they are stored: for native kernels, or for XLA; `None` where neither is of use.
 
     Raises:
@@ -102,7 +113,7 @@ def _holder(checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None, *, aske
     formats = ", ".join(BLOCK_FORMATS)
     needs = {
         f"a CPU, got {jax.default_backend()}": lambda: on_cpu,
-        "one device, got a mesh": lambda: mesh is None,
+        "one device, got a mesh": lambda: placement is None,
         f"float32 activations, got {dtype}": lambda: dtype == jnp.float32,
         # Last, as integers must be read to know it.
         f"a file with blocks of {formats}; {checkpoint.source} has none": lambda: has_blocks(checkpoint.tensors),

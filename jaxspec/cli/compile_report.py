@@ -26,9 +26,9 @@ def _weights() -> Iterable[str]:
 
 
 def _kernels() -> Iterable[str]:
-    from jaxspec.bench.compiled.cache_kernels import KERNELS
+    from jaxspec.bench.compiled.cache_kernels import NAMES
 
-    return KERNELS
+    return NAMES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,9 @@ class Options:
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
-    kernels: Annotated[str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches.")] = "xla"
+    kernels: Annotated[
+        str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches; 'auto' is as loaded there.")
+    ] = "auto"
     calibration: Annotated[
         Path | None,
         typer.Option(help="What a TPU was measured by tpu_scripts/calibrate.sh to take.", show_default=False),

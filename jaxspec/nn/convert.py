@@ -22,6 +22,7 @@ from jaxspec.core.layout import Unsharded
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
@@ -132,7 +133,7 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
         dtype('int8')
     """
     _check(model, "quantize_cache", heads=False)
-    found = dataclasses.replace(model, cache_type=Int8KVCache)
+    found = kernels_like(model, dataclasses.replace(model, cache_type=Int8KVCache))
     return found if model.rows is None else found.bit_exact()
 
 
@@ -223,7 +224,8 @@ KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyTy
     {
         "auto": native_if_possible,
         "stored": lambda model: model,
-        "xla": lambda model: model,
+        "xla": lambda model: with_kernels(model, "xla"),
+        "pallas": lambda model: with_kernels(model, "pallas"),
         "native": native_kernels,
         "native-float32": functools.partial(native_kernels, weights=jnp.float32),
         "native-bfloat16": functools.partial(native_kernels, weights=jnp.bfloat16),

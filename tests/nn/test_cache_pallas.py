@@ -60,6 +60,17 @@ def test_passes_of_any_shape_give_the_same_logits(family, form):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interpreted")
+def test_what_is_mapped_becomes_rows():
+    target, keys = pallas_kernels(TARGET), jax.random.split(jax.random.key(0), 2)
+    run = lambda target, key: (
+        jaxspec.generate(target, None, PROMPT, key=key, sampling=jaxspec.Sampling(temperature=1.0), **OPTIONS).tokens
+    )  # noqa: E731
+    mapped = jax.vmap(lambda key: run(target, key))(keys)
+    np.testing.assert_array_equal(mapped, [run(TARGET, key) for key in keys])
+
+
+@pytest.mark.slow
 def test_where_there_is_no_tpu_nothing_changes():
     plain, found = (jaxspec.generate(each, None, PROMPT, max_new_tokens=4) for each in (TARGET, pallas_kernels(TARGET)))
     np.testing.assert_array_equal(found.log_probs, plain.log_probs)

@@ -1,27 +1,29 @@
-"""Names the kernels that a compiled program's caches are attended to and written by."""
+"""Gives a compiled program's caches the kernels that it is asked for, or that its devices have by default."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
-from jaxspec.nn.cache_pallas import PALLAS, pallas_kernels
+from jaxspec.nn.chosen_kernels import kernels_for, kernels_like, with_kernels
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 
 _Tree = TypeVar("_Tree")
+# For commands; the first is what `jaxspec.load` chooses.
+NAMES = ("auto", "xla", "pallas")
 
 
-def _pallas(models: _Tree) -> _Tree:
-    """Converts every model of a pytree that has caches."""
+def choose(target: LanguageModel, drafter: _Tree, name: str, kind: str) -> tuple[LanguageModel, _Tree]:
+    """Returns a target and what drafts for it with the kernels of a name.
+
+    Args:
+      target: the target.
+      drafter: a pytree with models in it.
+      name: one of `NAMES`.
+      kind: the devices' `device_kind`.
+    """
+    chosen = kernels_for(kind, target.module.config.head_dim) if name == "auto" else name
+    target = with_kernels(target, "pallas" if chosen == "pallas" else "xla")
     is_model = lambda node: isinstance(node, Network)  # noqa: E731
-    convert = lambda node: pallas_kernels(node) if is_model(node) and _has_cache(node) else node  # noqa: E731
-    return jax.tree.map(convert, models, is_leaf=is_model)
-
-
-def _has_cache(model: Network) -> bool:
-    return "cache_type" in model.__dataclass_fields__ and model.cache_type in PALLAS
-
-
-# By name, for commands: each takes a model, or a drafter, and returns it.
-KERNELS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"xla": lambda models: models, "pallas": _pallas})
+    like = lambda node: kernels_like(target, node) if is_model(node) else node  # noqa: E731
+    return target, jax.tree.map(like, drafter, is_leaf=is_model)

@@ -1,0 +1,56 @@
+"""Chooses what attends to caches and writes them on the accelerator at hand."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import jax
+
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.cache_pallas import PALLAS
+from jaxspec.nn.network import Network
+
+_Network = TypeVar("_Network", bound=Network)
+Kernels = Literal["xla", "pallas"]
+
+# Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket
+# (`docs/benchmarks/tpu.md`).
+PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
+# A kernel reads heads in tiles of so many numbers: of smaller ones it would read padding.
+_TILE = 128
+_XLA: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({kernels: xla for xla, kernels in PALLAS.items()})
+
+
+def kernels_for(kind: str, head_dim: int) -> Kernels:
+    """Returns the default for caches of heads of this size on a device of this `device_kind`.
+
+    Example:
+        >>> from jaxspec.nn.chosen_kernels import kernels_for
+        >>> kernels_for("TPU v6 lite", 128), kernels_for("TPU v6 lite", 64), kernels_for("TPU v5", 128)
+        ('pallas', 'xla', 'xla')
+    """
+    return "pallas" if kind in PALLAS_DEVICES and head_dim % _TILE == 0 else "xla"
+
+
+def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
+    """Returns a model whose cache the kernels that are asked for attend to and write.
+
+    Args:
+      model: a model with a cache.
+      kernels: `None` is the default of the first device; a native cache stays.
+    """
+    found = model.cache_type
+    if kernels is not None:
+        found = KVCache if found is NativeKVCache else _XLA.get(found, found)
+    if (kernels or kernels_for(jax.devices()[0].device_kind, model.module.config.head_dim)) == "pallas":
+        found = PALLAS.get(found, found)
+    return dataclasses.replace(model, cache_type=found)
+
+
+def kernels_like(target: Any, draft: _Network) -> _Network:
+    """Returns a draft model or a head with Pallas kernels where its target has them, and without where it has not."""
+    kinds = PALLAS if getattr(target, "cache_type", None) in _XLA else _XLA
+    own = getattr(draft, "cache_type", None)
+    return dataclasses.replace(draft, cache_type=kinds[own]) if own in kinds else draft

@@ -1,0 +1,90 @@
+"""What attends to caches is chosen by the device, by the caller, and for a draft by its target."""
+
+import dataclasses
+import types
+
+import pytest
+
+import jaxspec
+from jaxspec.nn import chosen_kernels
+from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_by_slot import BySlotKVCache
+from jaxspec.nn.cache_int8 import Int8KVCache
+from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
+from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
+from tests._fixtures import tiny
+
+
+def model(head_dim):
+    return tiny.random_model(dataclasses.replace(tiny.config(), head_dim=head_dim), 0, 0.1)
+
+
+WIDE = model(128)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    jaxspec.save(WIDE, tmp_path / "wide")
+    return tmp_path / "wide"
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Lets the first device be of another kind."""
+    return lambda kind: monkeypatch.setattr(
+        chosen_kernels.jax, "devices", lambda: [types.SimpleNamespace(device_kind=kind)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("TPU v5 lite", PallasKVCache), ("TPU7x", PallasKVCache), ("TPU v5", KVCache), ("NVIDIA H100", KVCache)],
+)
+def test_by_the_device(on, kind, expected):
+    on(kind)
+    assert with_kernels(WIDE).cache_type is expected
+    assert with_kernels(WIDE, "xla").cache_type is KVCache
+    assert with_kernels(WIDE, "pallas").cache_type is PallasKVCache
+    assert with_kernels(model(64)).cache_type is KVCache  # half a tile would be padding
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [(None, KVCache), ("xla", KVCache), ("pallas", PallasKVCache)])
+def test_load_does_as_it_is_told(folder, kernels, expected):
+    assert jaxspec.load(folder, kernels=kernels).cache_type is expected
+
+
+def test_unknown_kernels_are_refused(folder):
+    with pytest.raises(ValueError, match="kernels must be 'xla', 'pallas' or None, got 'mosaic'"):
+        jaxspec.load(folder, kernels="mosaic")
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [(None, NativeKVCache), ("xla", KVCache), ("pallas", PallasKVCache)])
+def test_a_native_cache_goes_where_others_are_asked_for(kernels, expected):
+    native = dataclasses.replace(WIDE, cache_type=NativeKVCache)
+    assert with_kernels(native, kernels).cache_type is expected
+
+
+@pytest.mark.parametrize("kernels", ["xla", "pallas"])
+def test_a_draft_follows_its_target(folder, kernels):
+    target = jaxspec.load(folder, kernels=kernels)
+    drafter = jaxspec.load_drafter(folder, target, k=2)
+    assert drafter.model.cache_type is target.cache_type
+    other = with_kernels(WIDE, "pallas" if kernels == "xla" else "xla")
+    assert kernels_like(target, other).cache_type is target.cache_type
+    assert kernels_like(target, dataclasses.replace(WIDE, cache_type=NativeKVCache)).cache_type is NativeKVCache
+
+
+@pytest.mark.parametrize(
+    ("cache", "found"),
+    [
+        (KVCache, Int8KVCache),
+        (NativeKVCache, Int8KVCache),
+        (PallasKVCache, PallasInt8KVCache),
+        (BySlotPallasKVCache, BySlotPallasInt8KVCache),
+    ],
+)
+def test_int8_caches_keep_the_kernels(cache, found):
+    rows = 8 if issubclass(cache, BySlotKVCache) else None
+    held = dataclasses.replace(WIDE, cache_type=cache, rows=rows)
+    assert jaxspec.quantize_cache(held).cache_type is found
