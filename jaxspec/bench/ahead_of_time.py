@@ -5,14 +5,10 @@ description of a topology, and returns the program that the TPUs would run.
 """
 
 import dataclasses
-import functools
 import importlib.util
 import math
 import os
 import re
-import warnings
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 import jax
@@ -24,17 +20,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxspec
 from jaxspec.bench.compiled import cache_kernels, machine_code
 from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
+from jaxspec.bench.compiled.placed import HEAD_WEIGHTS, WEIGHTS, placed
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
-from jaxspec.families.shapes import shape
 from jaxspec.named import DRAFTERS
 from jaxspec.nn.cache import BLOCK
-from jaxspec.nn.convert import pack_weights, quantize_weights
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.ops.formats import FORMATS
-from jaxspec.sharding.params import shard
-from jaxspec.sharding.rules import Rules
 
 _TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -79,26 +71,8 @@ CHIPS = {
 }
 
 
-_GROUP = 128
 # Drafted tokens a round, where nothing is said.
 _DRAFTS = 4
-# By name, for commands.
-WEIGHTS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
-    {
-        "bfloat16": lambda model: model,
-        "int8": quantize_weights,
-        "int4": functools.partial(quantize_weights, bits=4, group=_GROUP),
-    }
-)
-# The same, of heads.
-_GROUPED: Any = FORMATS["grouped"]
-_HEAD_WEIGHTS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "bfloat16": lambda head: head,
-        "int8": lambda head: pack_weights(head, FORMATS["int8"].pack),
-        "int4": lambda head: pack_weights(head, functools.partial(_GROUPED.pack, dtype=jnp.int4, group=_GROUP)),
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +93,8 @@ class Case:
       top_k: keeps so many tokens, a traced value; `None` keeps all and costs nothing.
       top_p: keeps so much of the mass, a traced value; `None` keeps all and costs nothing.
       kernels: of attention and of the write into caches: `xla`, `pallas`, or `auto`, what `jaxspec.load` chooses there.
+      draft_devices: over how many of the devices a draft model's weights are split; `None` is all. The rest hold the
+        same.
     """
 
     model: str
@@ -133,6 +109,7 @@ class Case:
     top_k: int | None = None
     top_p: float | None = None
     kernels: str = "auto"
+    draft_devices: int | None = None
 
     def __post_init__(self):
         if self.weights not in WEIGHTS:
@@ -147,7 +124,13 @@ class Case:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
-        parse(self.draft)
+        if self.draft_devices is not None and not self._has_draft_model:
+            raise ValueError(f"draft_devices is about draft models, got {self.draft!r}; leave it out")
+
+    @property
+    def _has_draft_model(self) -> bool:
+        word = self.draft.partition(":")[0]
+        return parse(self.draft) is None and word != NoDrafter.name and word not in DRAFTERS
 
 
 def default_k(draft: str) -> int:
@@ -190,7 +173,7 @@ def compile_case(case: Case) -> Compiled:
     """
     devices, chip = _devices(case)
     mesh = _mesh(devices)
-    target = _placed(case.model, mesh, case.weights)
+    target = placed(case.model, mesh, case.weights)
     drafter = _drafter(case, target, mesh)
     target, drafter = cache_kernels.choose(target, drafter, case.kernels, devices[0].device_kind)
     replicate = NamedSharding(mesh, PartitionSpec())
@@ -268,14 +251,6 @@ def _mesh(devices: list) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), tuple(f"model_{index}" for index in range(len(sizes))))
 
 
-def _placed(name: str, mesh: Mesh, weights: str) -> LanguageModel:
-    config = shape(name)
-    model = jax.eval_shape(WEIGHTS[weights], abstract_model(config, jnp.bfloat16))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays that are not split show in the bytes
-        return shard(model, mesh, Rules.tensor_parallel(config, mesh))
-
-
 def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
     if case.draft == NoDrafter.name:
         return None
@@ -284,5 +259,5 @@ def _drafter(case: Case, target: LanguageModel, mesh: Mesh) -> Drafter | None:
         return DRAFTERS[word].by_name(target, argument if colon else None, case.k)
     if word in HEAD_DRAFTS:
         plain = abstract_model(target.module.config, jnp.bfloat16)
-        return head_drafter(case.draft, target, plain, case.k, _HEAD_WEIGHTS[case.weights])
-    return ModelDrafter(_placed(case.draft, mesh, case.weights), k=case.k)
+        return head_drafter(case.draft, target, plain, case.k, HEAD_WEIGHTS[case.weights])
+    return ModelDrafter(placed(case.draft, mesh, case.weights, case.draft_devices), k=case.k)

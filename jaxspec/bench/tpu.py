@@ -173,7 +173,7 @@ def report(case: Case, constants: Constants = Constants()) -> Report:  # noqa: B
     own = costs(case, compiled, constants)
     if case.draft == "none":
         return Report(*sizes, round=own, plain=own, source=constants.source)
-    alone = dataclasses.replace(case, draft="none", k=0)
+    alone = dataclasses.replace(case, draft="none", k=0, draft_devices=None)
     plain = costs(alone, compile_case(alone), constants)
     return Report(*sizes, round=own, plain=plain, source=constants.source)
 

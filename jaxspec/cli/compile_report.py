@@ -20,7 +20,7 @@ def _drafts() -> Iterable[str]:
 
 
 def _weights() -> Iterable[str]:
-    from jaxspec.bench.ahead_of_time import WEIGHTS
+    from jaxspec.bench.compiled.placed import WEIGHTS
 
     return WEIGHTS
 
@@ -50,6 +50,15 @@ class Options:
     context: Annotated[int, typer.Option(help="Cached tokens a row.")] = 2048
     devices: Annotated[
         int | None, typer.Option(help="So many of the topology's devices.  [default: all]", show_default=False)
+    ] = None
+    draft_devices: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-devices",
+            metavar="N",
+            help="Split a draft model over N devices; the rest hold the same.  [default: all]",
+            show_default=False,
+        ),
     ] = None
     weights: Annotated[
         str, OneOf(_weights), typer.Option(help="Of target and draft; int4 is in groups of 128 inputs.")
@@ -100,7 +109,8 @@ def run(options: Options) -> None:
     k = default_k(options.draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
-    case = Case(options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows, **named)
+    first = (options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows)
+    case = Case(*first, **named, draft_devices=options.draft_devices)
     constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):
         found = report(case, constants)

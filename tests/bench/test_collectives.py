@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxspec
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import Case
+from jaxspec.bench.compiled.placed import placed
 from jaxspec.bench.hlo import Program
 from jaxspec.bench.tpu import round_of, trips
 from jaxspec.families.shapes import SHAPES
@@ -29,7 +30,7 @@ def compiled(case, sampling):
     """The program of `compile_case`, with another policy."""
     devices, _ = ahead_of_time._devices(case)
     mesh = ahead_of_time._mesh(devices)
-    target = ahead_of_time._placed(case.model, mesh, case.weights)
+    target = placed(case.model, mesh, case.weights)
     drafter = ahead_of_time._drafter(case, target, mesh)
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
     key, sampling = jax.eval_shape(lambda: (jax.random.key(0), jax.tree.map(jnp.asarray, sampling)))

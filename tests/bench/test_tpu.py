@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from jaxspec.bench import ahead_of_time
 from jaxspec.bench.ahead_of_time import CHIPS, Case, compile_case
 from jaxspec.bench.compiled import loops
+from jaxspec.bench.compiled.placed import placed
 from jaxspec.bench.hlo import Instruction, Program
 from jaxspec.bench.tpu import as_json, costs, least_bytes, lines, report, round_of
 from jaxspec.cli.app import app
@@ -133,7 +134,7 @@ def test_a_weight_that_is_widened_first_is_found(monkeypatch, wide):
 @pytest.mark.parametrize(("name", "kind"), [(name.partition(":")[0], name) for name in (*DRAFTERS, "early-exit:5")])
 def test_any_drafter_without_weights_can_be_compiled(name, kind):
     mesh = jax.make_mesh((2,), ("model_0",))
-    target = ahead_of_time._placed("llama-3.2-1b", mesh, "bfloat16")
+    target = placed("llama-3.2-1b", mesh, "bfloat16")
     drafter = ahead_of_time._drafter(Case("llama-3.2-1b", kind, k=3), target, mesh)
     assert drafter.name == name and drafter.max_drafts == 3
 
@@ -146,7 +147,7 @@ def small(tmp_path):
 @pytest.mark.parametrize(("kind", "drafts"), [("eagle:16000", 4), ("dflash:8", 7), ("medusa", 4)])
 def test_a_head_can_be_compiled_by_its_sizes_alone(kind, drafts, small):
     mesh = jax.make_mesh((2,), ("model_0",))
-    target = ahead_of_time._placed(small, mesh, "int8")
+    target = placed(small, mesh, "int8")
     case = Case(small, kind, k=ahead_of_time.default_k(kind), weights="int8")
     drafter = ahead_of_time._drafter(case, target, mesh)
     assert drafter.name == kind.partition(":")[0] and drafter.max_drafts == drafts

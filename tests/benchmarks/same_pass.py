@@ -73,7 +73,7 @@ def cut_otherwise(mine: Sums, theirs: Sums) -> list[Sum]:
 
 def compare(case: Case) -> tuple[Sums, Sums]:
     """Compiles a round and a plain step, and returns the sums of both."""
-    alone = dataclasses.replace(case, draft="none", k=0)
+    alone = dataclasses.replace(case, draft="none", k=0, draft_devices=None)
     return sums_of(case, compile_case(case).text), sums_of(alone, compile_case(alone).text)
 
 

@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from jaxspec.bench.ahead_of_time import WEIGHTS, Case
+from jaxspec.bench.ahead_of_time import Case
+from jaxspec.bench.compiled.placed import WEIGHTS
 from jaxspec.bench.tpu import Report, as_json, between, kinds, report
 
 _SMOL = Case("smollm2-135m", "ngram", devices=1)
