@@ -1,8 +1,10 @@
-"""Compiles plain steps whose passes are filled up, for TPUs: `python -m tests.benchmarks.pass_widths`.
+"""Compiles passes of several tokens for TPUs: `python -m tests.benchmarks.pass_widths`.
 
-Prints what a step with passes of some rows (`jaxspec.nn.bit_exact`) moves, what the compiler charges it, and what it
-takes at most, over a plain step as it is by XLA's attention. Programs of two and of four layers are compiled, and what
-a layer adds is taken as often as the model has layers: at full depth each takes minutes.
+Prints what a plain step moves whose passes are filled up to some rows (`jaxspec.nn.bit_exact`), or a round that
+verifies a chain of so many nodes (`--nodes`: the last committed token and drafts that were copied, drawn from at
+temperature 1), what the compiler charges it, and its bracket, over a plain step by the first of `--kernels`. Programs
+of two and of four layers are compiled, and what a layer adds is taken as often as the model has layers: at full depth
+each takes minutes.
 """
 
 import argparse
@@ -11,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.tpu import costs
+from jaxspec.bench.compiled.cache_kernels import NAMES
+from jaxspec.bench.tpu import between, costs
 from jaxspec.families.shapes import SHAPES
 from tests.benchmarks.same_pass import shortened
 
@@ -26,10 +29,11 @@ PLACES = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Gives what a plain step of a whole model costs on one device: bytes, the compiler's cycles, most seconds."""
+    """Gives what a step or round of a whole model costs a device: bytes, the compiler's cycles, least and most seconds."""
 
     bytes: float
     cycles: float
+    low: float
     high: float
 
 
@@ -40,7 +44,7 @@ def step(model: str, case: Case) -> Step:
         with tempfile.TemporaryDirectory() as folder:
             own = dataclasses.replace(case, model=shortened(model, layers, Path(folder)))
             cost = costs(own, compile_case(own))
-        found.append((cost.bytes, cost.cycles, cost.high))
+        found.append((cost.bytes, cost.cycles, cost.low, cost.high))
     more = (SHAPES[model]["num_hidden_layers"] - FEW) / (MANY - FEW)
     return Step(*(few + (many - few) * more for few, many in zip(*found, strict=True)))
 
@@ -48,21 +52,26 @@ def step(model: str, case: Case) -> Step:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pass_widths", description=__doc__)
     parser.add_argument("--topologies", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--rows", nargs="+", type=int, default=[8, 16])
+    parser.add_argument("--rows", nargs="*", type=int, default=[8, 16])
+    parser.add_argument("--nodes", nargs="*", type=int, default=[])
+    parser.add_argument("--kernels", nargs="+", choices=NAMES[1:], default=list(NAMES[1:]))
     options = parser.parse_args()
-    print("| model, topology | kernels, rows | GB | million cycles charged | most, ms | over XLA's |")
+    print("| model, topology | kernels, pass | GB | million cycles charged | bracket, ms | over one token's |")
     print("|---|---|---|---|---|---|")
     for topology in options.topologies:
         model, devices = PLACES[topology]
-        today = None
-        for kernels, rows in (("xla", None), ("pallas", None), *(("pallas", rows) for rows in options.rows)):
-            case = Case(model, "none", topology, 0, devices=devices, rows=rows, kernels=kernels)
-            own = step(model, case)
-            today = today or own
-            over = ", ".join(f"{getattr(own, name) / getattr(today, name):.3f}" for name in ("bytes", "cycles", "high"))
-            name = f"{kernels}, {rows or 'as it is'}"
-            sizes = f"{own.bytes / 1e9:.3f} | {own.cycles / 1e6:.2f} | {own.high * 1e3:.2f}"
-            print(f"| {model}, {topology} | {name} | {sizes} | {over} |", flush=True)
+        one = None
+        for kernels in options.kernels:
+            plain = Case(model, "none", topology, 0, devices=devices, kernels=kernels)
+            wide = {f"{rows} rows": dataclasses.replace(plain, rows=rows) for rows in options.rows}
+            for nodes in options.nodes:
+                wide[f"{nodes} nodes"] = dataclasses.replace(plain, draft="ngram", k=nodes - 1)
+            for name, case in ({"one token": plain} | wide).items():
+                own = step(model, case)
+                one = one or own
+                over = ", ".join(f"{getattr(own, key) / getattr(one, key):.3f}" for key in ("bytes", "cycles", "high"))
+                sizes = f"{own.bytes / 1e9:.3f} | {own.cycles / 1e6:.2f} | {between(own.low * 1e3, own.high * 1e3)}"
+                print(f"| {model}, {topology} | {kernels}, {name} | {sizes} | {over} |", flush=True)
 
 
 if __name__ == "__main__":
