@@ -29,7 +29,7 @@ PLACES = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Gives what a step or round of a whole model costs a device: bytes, the compiler's cycles, least and most seconds."""
+    """Gives what a step of a whole model costs a device: bytes, the compiler's cycles, seconds at least and at most."""
 
     bytes: float
     cycles: float
