@@ -22,6 +22,8 @@ from jaxspec.ops.pallas.attention import BLOCK
 
 # A gathered array below this is no weight.
 _LARGE = 2**20
+# Drafts a round that gains are listed for: a tree has more, and few of them on one path.
+_MOST = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Report:
         """The gain over plain decoding at both ends of the bracket, the lesser first, by a round's mean tokens."""
         if self.round is None or self.plain is None:
             return {}
-        most = 1 if self.case.draft == "none" else self.case.k + 1
+        most = 1 if self.case.draft == "none" else min(self.case.k, _MOST) + 1
         ratios = sorted((self.plain.low / self.round.low, self.plain.high / self.round.high))
         return {tokens: Range(*(tokens * ratio for ratio in ratios)) for tokens in range(1, most + 1)}
 

@@ -24,6 +24,8 @@ from jaxspec.sharding.placement import put
 # As the public drafters of Qwen3-4B and 8B have it (z-lab/Qwen3-4B-DFlash-b16).
 _DFLASH_LAYERS = 5
 _MULTIPLE = 256
+# Of a tree where nothing is said: with the last committed token 64.
+_NODES = 63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,10 @@ def _dflash(target: LanguageModel, block: int) -> Any:
     return dflash.DFlashHead.of(network, params, jnp.arange(target.vocab_size), capture, target.vocab_size)
 
 
+def _tree(head: Any, k: int) -> Drafter:
+    return dflash.DFlashTreeDrafter(head, nodes=k)
+
+
 def _evenly_spaced(layers: int) -> tuple[int, ...]:
     """Returns the states that the public drafters read: after the second layer to the third from the end."""
     last = max(layers - 3, 1)
@@ -84,6 +90,7 @@ HEAD_DRAFTS: Mapping[str, HeadDraft] = MappingProxyType(
     {
         "eagle": HeadDraft("VOCAB", 32000, _eagle, eagle.EagleDrafter, lambda _: 4, lambda k: k, once=("fuse",)),
         "dflash": HeadDraft("BLOCK", 16, _dflash, dflash.DFlashDrafter, lambda block: block - 1, lambda _: 1),
+        "dflash-tree": HeadDraft("BLOCK", 16, _dflash, _tree, lambda _: _NODES, lambda _: 1),
         "medusa": HeadDraft("HEADS", 4, _medusa, medusa.MedusaDrafter, lambda heads: heads, lambda _: 1),
     }
 )

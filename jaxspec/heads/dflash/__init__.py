@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxspec.heads.dflash.head import DFlashHead as DFlashHead
     from jaxspec.heads.dflash.head import init as init
     from jaxspec.heads.dflash.training import DFlashRecipe as DFlashRecipe
+    from jaxspec.heads.dflash.tree import DFlashTreeDrafter as DFlashTreeDrafter
 
 
 def _recognizes(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
@@ -36,5 +37,6 @@ __getattr__, __dir__ = lazy(
         "drafter": ("DFlashDrafter",),
         "head": ("DFlashHead", "init"),
         "training": ("DFlashRecipe",),
+        "tree": ("DFlashTreeDrafter",),
     },
 )

@@ -149,12 +149,17 @@ class DFlashDrafter(AdjustableDrafter):
         )
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
-    def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
-        """Runs one pass over the block, then draws each draft."""
-        head, length = self.head, self.draft_length
+    def known(self, state: DFlashState, context: Context) -> Float[Array, "b k d"]:
+        """Runs one pass over the block, and returns what the head knows of each place."""
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         target = cast(LanguageModel, context.target)  # `check` refuses others
-        known = head.blocks(target.embed(last), context.length[:, None] - 1, state.cache)[:, 0, : self.max_drafts]
+        states = self.head.blocks(target.embed(last), context.length[:, None] - 1, state.cache)
+        return states[:, 0, : self.max_drafts]
+
+    def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
+        """Runs one pass over the block, then draws each draft."""
+        head, length, known = self.head, self.draft_length, self.known(state, context)
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
 
         def draw(carry, draft):
             token, going, log_cum_accept = carry

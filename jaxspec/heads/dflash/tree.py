@@ -1,0 +1,157 @@
+"""Drafts the tree of the most probable paths through a block: for hardware that scores many tokens as fast as one.
+
+One pass of the head knows something of each place. A path's probability is the product of its tokens' probabilities:
+
+    place 0      a .6   b .3      the best `top_k` tokens after the text
+    place 1      c .5   d .4      the same below a and b, or moved by them with a Markov head (DSpark)
+    4 nodes      a, ac, b, ad     the most probable paths: .6 .3 .3 .24
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.model import Model
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng
+from jaxspec.core.state import Context, Proposal
+from jaxspec.core.tree_arguments import positive
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.dynamic_tree import Candidates, expand, join, submit
+from jaxspec.drafters.frontier import of_rows, top_tokens
+from jaxspec.heads.dflash.drafter import DFlashDrafter, DFlashState
+from jaxspec.heads.dflash.head import DFlashHead
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DFlashTreeDrafter(Drafter):
+    """Drafts the likeliest alternatives of each place of a block, in one pass of the head.
+
+    The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
+    distribution.
+
+    Attributes:
+      head: from `jaxspec.load_head`, or a `jaxspec.heads.dflash.training.DFlashRecipe`.
+      nodes: how many drafts are submitted to verification.
+      top_k: how many children a node has, and how many nodes of a level may have some.
+      depth: the most drafts along one path, at most what the head was trained for, which is the default.
+
+    Raises:
+      ValueError: there are not so many nodes, or places.
+
+    References:
+      DFlash (2026), arXiv:2602.06036; expand and rerank of EAGLE-2: Li et al. (2024), arXiv:2406.16858, section 4.
+
+    Example:
+      >>> head = jaxspec.heads.dflash.init(target, key, block_size=3, num_layers=1, mlp_width=32)
+      >>> drafter = jaxspec.heads.dflash.DFlashTreeDrafter(head, nodes=6, top_k=3)
+      >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
+      (2, 8)
+    """
+
+    name: ClassVar[str] = "dflash-tree"
+    bounded_by_heads: ClassVar[bool] = True
+
+    head: DFlashHead
+    nodes: int = dataclasses.field(default=63, metadata={"static": True})
+    top_k: int = dataclasses.field(default=8, metadata={"static": True})
+    depth: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "top_k") if self.depth is None else ("nodes", "top_k", "depth"):
+            positive(name, getattr(self, name))
+        places, vocabulary = self._chain.max_drafts, self.head.config.vocab_size
+        if self.top_k > vocabulary:
+            raise ValueError(f"top_k is {self.top_k}, the head guesses {vocabulary} tokens; pass fewer")
+        found = self.top_k + (places - 1) * self.top_k**2
+        if self.nodes > found:
+            raise ValueError(
+                f"nodes must be at most {found}, which a top_k of {self.top_k} finds at a depth of {places}, got "
+                f"{self.nodes}; pass fewer nodes or a larger top_k"
+            )
+
+    @property
+    def _chain(self) -> DFlashDrafter:
+        """What drafts a chain with the same head, and keeps the same context."""
+        return DFlashDrafter(self.head, k=self.depth)
+
+    @property
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+    @property
+    def max_drafts(self) -> int:
+        return self._chain.max_drafts
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.nodes,)
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """The target's states that the head reads."""
+        return self.head.capture
+
+    @property
+    def context_length(self) -> int | None:
+        return self.head.context_length
+
+    @property
+    def network(self) -> DFlashHead:
+        return self.head
+
+    def check(self, target: Model) -> None:
+        self._chain.check(target)
+
+    def init(self, context, prefilled, slots) -> DFlashState:
+        return self._chain.init(context, prefilled, slots)
+
+    def propose(self, rng: Rng, state: DFlashState, context: Context) -> tuple[Proposal, DFlashState]:
+        del rng  # nothing is drawn
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        children = self._children(self.head.logits(self._chain.known(state, context)))
+        scores, tokens = children(jnp.int32(0), last)
+        found = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((last.shape[0], 0), jnp.int32))
+
+        def level(nodes: tuple[Array, Array], place: Array) -> tuple[tuple[Array, Array], Candidates]:
+            above, scores = nodes
+            added, tokens = children(place, above)
+            paths, picked, best = expand(scores, added)
+            flat = tokens.reshape(tokens.shape[0], -1)
+            return (jnp.take_along_axis(flat, picked, axis=1), best), Candidates(flat, paths, picked)
+
+        if self.max_drafts > 1:
+            places = jnp.arange(1, self.max_drafts, dtype=jnp.int32)
+            _, below = jax.lax.scan(level, (found.tokens, found.scores), places)
+            found = join(found, below)
+        proposal, _ = submit(found, self.top_k, self.nodes, self.max_drafts, None, None)
+        return of_rows(proposal, context.able), state
+
+    def observe(self, state: DFlashState, context: Context, verdict: Any, hidden: tuple[Array, ...]) -> DFlashState:
+        return self._chain.observe(state, context, verdict, hidden)
+
+    def _children(self, logits: Float[Array, "b k n"]) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Returns what finds the best children of nodes, `[b, w, c]` scores and tokens, by their place and tokens."""
+        head, by_place = self.head, lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]
+
+        def best(logits: Float[Array, "*rows n"]) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
+            scores, places = top_tokens(jax.nn.log_softmax(logits), self.top_k)
+            # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
+            return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), head.ids[places]
+
+        if head.config.markov_rank:
+            of_place = by_place(logits)
+            return lambda place, above: best(of_place[place] + head.added(head.before(above)))
+        scores, tokens = map(by_place, best(logits))
+        wide = lambda x, above: jnp.broadcast_to(x, (*above.shape, self.top_k))  # noqa: E731
+        return lambda place, above: (wide(scores[place], above), wide(tokens[place], above))
