@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "the last estimate decides instead of their product",
         _DRAFTER,
-        "log_cum_accept = log_cum_accept + head.log_trust",
-        "log_cum_accept = 0 * log_cum_accept + head.log_trust",
+        "jnp.cumsum(head.log_trust(head.odds(known, before)), axis=1)",
+        "head.log_trust(head.odds(known, before))",
         (f"{_TESTS}::test_the_product_of_the_estimates_decides_what_is_submitted",),
     ),
     Mutant(
