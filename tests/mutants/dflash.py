@@ -58,6 +58,13 @@ MUTANTS = (
         (f"{_TESTS}::test_the_product_of_the_estimates_decides_what_is_submitted",),
     ),
     Mutant(
+        "all drafts of a block share their noise",
+        _DRAFTER,
+        "rng.draft_noise(offset, head.vocab_size, ids)",
+        "rng.draft_noise(0 * offset, head.vocab_size, ids)",
+        (f"{_TESTS}::test_each_draft_of_a_block_is_drawn_with_its_own_noise",),
+    ),
+    Mutant(
         "DFlash drafts from the place before each mask",
         _NETWORK,
         "return x if config.first_predicts else x[:, :, 1:]",
