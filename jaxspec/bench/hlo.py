@@ -25,6 +25,8 @@ _NAMES = re.compile(r"%([^\s,{}]+)")
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
 FREE |= {"iota", "opt-barrier", "add-dependency", "domain"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
+# A collective that runs along with several operations is written in each of them, and in what begins it.
+_ALONG, _BEGINS = "async_collective_fusion_config", 'custom_call_target="AsyncCollectiveStart"'
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 
 
@@ -161,6 +163,8 @@ class Program:
             elif match := _INSTRUCTION.match(line):
                 instruction = _instruction(*match.groups())
                 current[instruction.name] = instruction
+        starts = (one for inside in self.computations.values() for one in inside.values() if _BEGINS in one.text)
+        self._begun = {name for one in starts for name in one.operands}
 
     def loops(self, computation: str) -> list[Instruction]:
         """Returns the while loops directly in a computation."""
@@ -203,7 +207,7 @@ class Program:
         """Yields the kinds of the collectives that an instruction is or contains, and their results."""
         for one in (step.instruction, *self.called(step.instruction)):
             kind = one.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
+            if kind in COLLECTIVES and not (_ALONG in one.text and one.name not in self._begun):
                 yield kind, _yielded(one)
 
     def called(self, one: Instruction) -> Iterator[Instruction]:

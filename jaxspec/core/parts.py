@@ -91,6 +91,16 @@ def highest(scores: Float[Array, "b *rows n"], tokens: Int[Array, "b *rows n"]) 
     return in_part(tokens, jnp.argmax(scores, axis=-1))
 
 
+def whole(values: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+    """Returns an array complete on every device but for its rows: how what follows is split does not reach before it.
+
+    Example:
+        >>> jaxspec.core.parts.whole(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+    return _LAYOUT.get().rows(values)
+
+
 def in_part(values: Shaped[Array, "b *rows n"], part: Int[Array, "b *rows"]) -> Shaped[Array, "b *rows"]:
     """Returns the value of one part."""
     return jnp.take_along_axis(values, part[..., None], axis=-1)[..., 0]

@@ -165,8 +165,9 @@ def initial_state(arguments: Arguments) -> GenerationState:
     cache = target.init_cache(batch, max(slots, room_for(target, width)))
     with over_devices(placement_of(target)):
         prefilled = prefill(target, prompt, length, cache, drafter.capture)
+        context = Context(target, prefilled.cache, prompt, length, jnp.zeros((batch,), jnp.bool_), sampling)
+        drafter_state = bounded.init(drafter, context, prefilled, slots)
     done = (budget == 0) | (status != Status.OK)
-    context = Context(target, prefilled.cache, prompt, length, jnp.zeros_like(done), sampling)
     failed = status != Status.OK
     empty = jnp.zeros((batch, slots), jnp.float32)
     return GenerationState(
@@ -188,7 +189,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
         stop_tokens=rows.stop_tokens,
         sampling=sampling,
         cache=prefilled.cache,
-        drafter_state=bounded.init(drafter, context, prefilled, slots),
+        drafter_state=drafter_state,
         stats=Stats.zero(batch, drafter.max_drafts),
     )
 

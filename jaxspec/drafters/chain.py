@@ -66,14 +66,22 @@ class Chain:
         able = context.able & self.draft.ready(context)
         longest = jnp.where(able, self.draft_length.longest(state.length_state, able, context.live), 0)
         hidden = self.draft.blank(longest.shape[0])
-        vocab_size = None if policy.greedy else self.draft.vocab_size
+        sizes = None if policy.greedy else (self.draft.draft_vocab_size, self.draft.vocab_size)
         max_drafts = self.draft_length.lengths[-1]
-        drafts = _Drafts.none(longest, max_drafts, vocab_size, hidden, state.draft_state)
+        drafts = _Drafts.none(longest, max_drafts, sizes, hidden, state.draft_state)
         if max_drafts > 0:
             drafts = self._draft(drafts, policy, longest, rng, state.length_state, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
-        proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)
+        proposal = Proposal(drafts.tokens, drafts.valid, self._over_vocabulary(drafts))
         return proposal, ChainState(drafts.draft_state, state.length_state, submitted)
+
+    def _over_vocabulary(self, drafts: "_Drafts") -> Float[Array, "b k v"] | None:
+        """Returns the distributions over the target's vocabulary, all together: on a mesh they are sent around."""
+        draft, log_probs = self.draft, drafts.log_probs
+        if log_probs is None or draft.draft_vocab_size == draft.vocab_size:
+            return log_probs
+        drawn = jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None, :, None] < drafts.count
+        return jnp.where(drawn, draft.over_vocabulary(log_probs), -math.log(draft.vocab_size))
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
         """Returns the state after a round, as `Drafter.observe` does."""
@@ -95,7 +103,7 @@ class Chain:
         draft = self.draft
 
         def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
-            # Tokens are drawn in the draft's own vocabulary; the distribution that verifiers read is over the target's.
+            # Tokens are drawn in the draft's own vocabulary; `_over_vocabulary` follows for all of them together.
             if policy.greedy:
                 place, next_log_probs = argmax(logits), None
             else:
@@ -106,7 +114,6 @@ class Chain:
             going = submitted & (drafts.count + 1 < longest) & self.draft_length.continue_(length_state, log_prob)
             # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
             token = jnp.where(submitted, draft.token_ids(place), 0)
-            next_log_probs = None if next_log_probs is None else draft.over_vocabulary(next_log_probs[:, None])[:, 0]
             return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)
 
         def first(_, drafts: _Drafts) -> _Drafts:
@@ -179,18 +186,19 @@ class _Drafts:
     count: Int[Array, ""]
     tokens: Int[Array, "b k"]
     valid: Bool[Array, "b k"]
-    log_probs: Float[Array, "b k v"] | None
+    log_probs: Float[Array, "b k n"] | None
     going: Bool[Array, "b"]
     hidden: Hidden
     draft_state: Any
 
     @classmethod
     def none(
-        cls, longest: Int[Array, "b"], k: int, vocab_size: int | None, hidden: Hidden, draft_state: Any
+        cls, longest: Int[Array, "b"], k: int, sizes: tuple[int, int] | None, hidden: Hidden, draft_state: Any
     ) -> "_Drafts":
+        """Returns no drafts; `sizes` are those of the draft's vocabulary and of the target's."""
         shape = (longest.shape[0], k)
         # Unused positions hold the uniform distribution, so every row stays normalized.
-        log_probs = None if vocab_size is None else jnp.full((*shape, vocab_size), -math.log(vocab_size), jnp.float32)
+        log_probs = None if sizes is None else jnp.full((*shape, sizes[0]), -math.log(sizes[1]), jnp.float32)
         tokens = jnp.zeros(shape, jnp.int32)
         return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, longest > 0, hidden, draft_state)
 

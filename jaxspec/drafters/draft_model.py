@@ -54,6 +54,11 @@ class Draft(abc.ABC):
         """The size of the target's vocabulary."""
 
     @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that logits are over before `over_vocabulary`."""
+        return self.vocab_size
+
+    @property
     def context_length(self) -> int | None:
         """The longest text it takes; `None` if it has no bound."""
         return None

@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.parts import whole
 
 
 def most_frequent(token_counts: np.ndarray, size: int) -> np.ndarray:
@@ -83,4 +84,5 @@ def expand(logits: Float[Array, "*rows n"], ids: Int[Array, "n"], vocab_size: in
     if ids.shape[0] == vocab_size:
         return logits
     blank = jnp.full((*logits.shape[:-1], vocab_size), -jnp.inf, logits.dtype)
-    return blank.at[..., ids].set(logits, unique_indices=True, indices_are_sorted=True)
+    # Sent once: a device's part of one vocabulary lies anywhere in the other.
+    return blank.at[..., ids].set(whole(logits), unique_indices=True, indices_are_sorted=True)

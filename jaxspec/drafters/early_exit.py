@@ -39,6 +39,7 @@ class ExitHead(Protocol):
     Attributes:
       layers: after how many of the target's layers it exits.
       width: of the states that it reads.
+      draft_vocab_size: how many tokens it guesses; `None` is all of the target's.
     """
 
     @property
@@ -46,6 +47,9 @@ class ExitHead(Protocol):
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def draft_vocab_size(self) -> int | None: ...
 
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns logits over the draft vocabulary, float32, of states `[b, t, width]`."""
@@ -91,6 +95,11 @@ class EarlyExitDraft(SelfDraft):
     @property
     def vocab_size(self) -> int:
         return self.target.vocab_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        size = None if self.head is None else self.head.draft_vocab_size
+        return self.vocab_size if size is None else size
 
     def check(self, name: str, target: Model) -> None:
         if not (isinstance(target, LanguageModel) and target.resumes):

@@ -125,6 +125,10 @@ class TrimmedDraft(ModelDraft):
 
     ids: Int[Array, "n"]
 
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.ids.shape[0]
+
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         return placement_of(self.model).logits(expand(logits, self.ids, self.vocab_size))
 

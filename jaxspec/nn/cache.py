@@ -205,8 +205,8 @@ def write(
 def _write_tiles(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     """Reads the tiles that hold the fresh slots, and writes complete tiles back.
 
-    For the write of one slot the compiler would lay the cache out in another way than attention
-    reads it, and copy all of it on every step.
+    For an update of one slot, of the cache or of such tiles, the compiler would lay the cache out in another way than
+    attention reads it, and copy all of it on every step: one slot is chosen among its tile's.
     """
     capacity, count = buffer.shape[3], fresh.shape[3]
     window = min(-(-(count + _TILE - 1) // _TILE) * _TILE, capacity)
@@ -214,7 +214,11 @@ def _write_tiles(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     in_each_row = functools.partial(jax.vmap, in_axes=(1, 1, 0), out_axes=1)
     take = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, window, axis=2), in_axes=(1, 0), out_axes=1)
     put = in_each_row(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=2))
-    return put(buffer, put(take(buffer, first), fresh, start - first), first)
+    held = take(buffer, first)
+    if count == 1:
+        chosen = jnp.arange(window, dtype=start.dtype)[None] == (start - first)[:, None]
+        return put(buffer, jnp.where(chosen[None, :, None, :, None], fresh, held), first)
+    return put(buffer, put(held, fresh, start - first), first)
 
 
 def _write_rows(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:

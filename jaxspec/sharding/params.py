@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -37,7 +38,13 @@ _AXES: dict[tuple[str, ...], Axes] = {
     ("up", "bias"): ("mlp",),
     ("down", "kernel"): ("embed", "mlp"),
     ("down", "bias"): (None,),
+    # Heads' products that are added up over devices, each of which reads a part of the inputs that all of them have.
+    ("fuse", "kernel"): ("embed", "mlp"),
+    ("mix", "kernel"): ("embed", "mlp"),
+    ("head", "kernel"): ("embed", "mlp"),
 }
+# Such as a layer's, or `head_0_1`, the second block of Medusa's first head.
+_NUMBER = re.compile(r"(_\d+)+$")
 
 
 @runtime_checkable
@@ -65,8 +72,9 @@ def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
         >>> jaxspec.sharding.parameter_axes(("layer_0", "mlp", "down", "kernel"), rank=2)
         ('embed', 'mlp')
     """
+    names = tuple(_NUMBER.sub("", name) for name in path[-2:])
     for count in (2, 1):
-        if (axes := _AXES.get(path[-count:])) is not None and len(axes) == rank:
+        if (axes := _AXES.get(names[-count:])) is not None and len(axes) == rank:
             return axes
     return (None,) * rank
 

@@ -118,6 +118,45 @@ def test_the_start_of_a_gather_yields_what_it_gathers():
     assert next(s.bytes for s in steps if s.instruction.name == "all-gather-start.1") == 16 * 4
 
 
+# As the TPU compiler writes a gather that runs beside two products.
+ALONG = """HloModule jit_f
+
+%begin (a: f32[8]) -> (f32[16], u32[]) {
+  %a = f32[8]{0} parameter(0)
+  %gather.1 = f32[16]{0} all-gather(%a), backend_config={"async_collective_fusion_config":{}}
+  ROOT %start = (f32[16]{0}, u32[]) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (a: f32[8], b: f32[4]) -> f32[4] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %gather.2 = f32[16]{0} all-gather(%a), backend_config={"async_collective_fusion_config":{}}
+  ROOT %negate = f32[4]{0} negate(%b)
+}
+
+%end (a: f32[8]) -> f32[16] {
+  %a = f32[8]{0} parameter(0)
+  %gather.3 = f32[16]{0} all-gather(%a), backend_config={"async_collective_fusion_config":{}}
+  ROOT %done = f32[16]{0} custom-call(%gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (a: f32[8], b: f32[4]) -> f32[16] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %f1 = (f32[16]{0}, u32[]) fusion(%a), kind=kCustom, calls=%begin
+  %f2 = f32[4]{0} fusion(%a, %b), kind=kOutput, calls=%beside
+  %f3 = f32[4]{0} fusion(%a, %f2), kind=kOutput, calls=%beside
+  ROOT %f4 = f32[16]{0} fusion(%a), kind=kCustom, calls=%end
+}
+"""
+
+
+def test_a_collective_beside_several_operations_is_one():
+    program = Program(ALONG)
+    steps = program.steps(program.entry, lambda loop: 1)
+    assert [kind for step in steps for kind, _ in program.collectives(step)] == ["all-gather"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"), [("f8e4m3b11fnuz", 8), ("f4e2m1fn", 4), ("bf16", 16), ("pred", 8), ("s4", 4), ("c64", 64)]
 )

@@ -35,6 +35,20 @@ MUTANTS = (
         (_WRITE,),
     ),
     Mutant(
+        "one slot is written behind its place",
+        "nn/cache.py",
+        "== (start - first)[:, None]",
+        "== (start - first)[:, None] + 1",
+        (_WRITE,),
+    ),
+    Mutant(
+        "each operation beside a collective counts it once more",
+        "bench/hlo.py",
+        "if kind in COLLECTIVES and not (_ALONG in one.text and one.name not in self._begun):",
+        "if kind in COLLECTIVES:",
+        (f"{_HLO}::test_a_collective_beside_several_operations_is_one",),
+    ),
+    Mutant(
         "a CPU writes the cache with one copy a row of the program's text",
         "nn/cache.py",
         "unroll=min(_UNROLLED, buffer.shape[1])",

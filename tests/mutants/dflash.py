@@ -53,9 +53,16 @@ MUTANTS = (
     Mutant(
         "the last estimate decides instead of their product",
         _DRAFTER,
-        "log_cum_accept = log_cum_accept + head.log_trust",
-        "log_cum_accept = 0 * log_cum_accept + head.log_trust",
+        "jnp.cumsum(head.log_trust(head.odds(known, before)), axis=1)",
+        "head.log_trust(head.odds(known, before))",
         (f"{_TESTS}::test_the_product_of_the_estimates_decides_what_is_submitted",),
+    ),
+    Mutant(
+        "all drafts of a block share their noise",
+        _DRAFTER,
+        "rng.draft_noise(offset, head.vocab_size, ids)",
+        "rng.draft_noise(0 * offset, head.vocab_size, ids)",
+        (f"{_TESTS}::test_each_draft_of_a_block_is_drawn_with_its_own_noise",),
     ),
     Mutant(
         "DFlash drafts from the place before each mask",

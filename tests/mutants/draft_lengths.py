@@ -35,9 +35,9 @@ MUTANTS = (
     Mutant(
         "a draft is submitted only if the next one is",
         _CHAIN,
-        "proposal = Proposal(drafts.tokens, drafts.valid, drafts.log_probs)",
+        "proposal = Proposal(drafts.tokens, drafts.valid, self._over_vocabulary(drafts))",
         "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
-        "        proposal = Proposal(drafts.tokens, drafts.valid & following, drafts.log_probs)",
+        "        proposal = Proposal(drafts.tokens, drafts.valid & following, self._over_vocabulary(drafts))",
         (f"{_NO_DRAFT_DECIDES}[confidence]",),
     ),
     Mutant(

@@ -16,6 +16,13 @@ MUTANTS = (
         (f"{_MOVED}[drawn tree, recursive]",),
     ),
     Mutant(
+        "a head's product over the target's states is whole on every device",
+        "sharding/params.py",
+        '("fuse", "kernel"): ("embed", "mlp")',
+        '("fuse", "kernel"): (None, None)',
+        (f"{_RULES}::test_a_head_s_product_over_the_target_s_states_is_split",),
+    ),
+    Mutant(
         "logits are gathered",
         "sharding/placement.py",
         'self.constrain(logits, ("batch", None, "vocab"))',

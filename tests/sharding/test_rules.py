@@ -163,6 +163,11 @@ def test_every_parameter_of_a_layer_is_known(options):
         assert vector or set(parameter_axes(names, x.ndim)) != {None}, names
 
 
+@pytest.mark.parametrize("path", ["fuse/kernel", "block_0/mix/kernel", "head_2_0/kernel"])
+def test_a_head_s_product_over_the_target_s_states_is_split(path):
+    assert parameter_axes(tuple(path.split("/")), 2) == ("embed", "mlp")
+
+
 def test_what_cannot_be_split_is_said():
     with pytest.warns(UserWarning, match=r"key-value heads \(3\) cannot be divided evenly over 4 devices"):
         placed = shard(tiny.wide_transformer(0, heads=3), make_mesh())

@@ -53,6 +53,11 @@ class EarlyExitHead(Network):
         """The width of the target's states."""
         return self.module.config.width
 
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """The number of tokens that it guesses; `None` is all of the target's."""
+        return None if self.ids is None else self.ids.shape[0]
+
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Computes the logits over the draft vocabulary, float32.
 

@@ -12,15 +12,15 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model
+from jaxspec.core.parts import at_tokens
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.sampling import Policy
+from jaxspec.core.sampling import Policy, draw
 from jaxspec.core.state import Context, Proposal
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, as_draft_length
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
-from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.language_model import LanguageModel
@@ -157,38 +157,64 @@ class DFlashDrafter(AdjustableDrafter):
         return states[:, 0, : self.max_drafts]
 
     def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
-        """Runs one pass over the block, then draws each draft."""
-        head, length, known = self.head, self.draft_length, self.known(state, context)
+        """Runs one pass over the block, then draws all drafts."""
+        head = self.head
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        known = self.known(state, context)
+        places, logits, log_probs = self._draw(policy, head.logits(known), last, rng)
+        tokens = head.ids[places]
+        seen, trusted = _seen(logits, log_probs), jnp.ones(tokens.shape, jnp.float32)
+        if self.draft_length.reads_confidence:
+            before = head.before(jnp.concatenate([last, tokens[:, :-1]], axis=1))
+            trusted = jnp.exp(jnp.cumsum(head.log_trust(head.odds(known, before)), axis=1))
+        valid = self._submitted(state.length_state, longest, seen, places, trusted)
+        # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
+        log_probs = None if log_probs is None else head.over_vocabulary(log_probs)
+        return Proposal(jnp.where(valid, tokens, 0), valid, log_probs)
 
-        def draw(carry, draft):
-            token, going, log_cum_accept = carry
-            offset, known, logits = draft
-            before = head.before(token[:, None])
-            log_probs, seen = _log_probs(policy, (logits + head.added(before))[:, 0])
-            if length.reads_confidence:
-                log_cum_accept = log_cum_accept + head.log_trust(head.odds(known, before)[:, 0], offset)
-            submitted = going & (offset < longest) & length.should_verify(state.length_state, jnp.exp(log_cum_accept))
-            submitted = submitted & length.should_draft(state.length_state, seen)
-            token, place, log_probs = self._token(log_probs, seen, rng, offset)
-            log_prob = jnp.take_along_axis(seen, place[:, None], axis=1)[:, 0]
-            going = submitted & length.continue_(state.length_state, log_prob)
-            # A row that has ended computes on beside longer ones; masking its tokens keeps rows independent.
-            return (token, going, log_cum_accept), (jnp.where(submitted, token, 0), submitted, log_probs)
+    def _draw(
+        self, policy: Policy, logits: Float[Array, "b k n"], last: Int[Array, "b 1"], rng: Rng
+    ) -> tuple[Int[Array, "b k"], Float[Array, "b k n"], Float[Array, "b k n"] | None]:
+        """Returns the places of the drawn tokens in the draft vocabulary, their logits, and what they are drawn from.
 
-        by_draft = lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]  # noqa: E731
-        start = (last[:, 0], longest > 0, jnp.zeros(longest.shape, jnp.float32))
-        each = (jnp.arange(self.max_drafts, dtype=jnp.int32), by_draft(known), by_draft(head.logits(known)))
-        _, drafts = jax.lax.scan(draw, start, each)
-        return Proposal(*jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drafts))
+        Without a Markov head no draft depends on another: all are drawn together.
+        """
+        head, offsets = self.head, jnp.arange(self.max_drafts, dtype=jnp.int32)
+        if not head.config.markov_rank:
+            return self._places(policy, logits, rng, offsets)
 
-    def _token(self, log_probs: Float[Array, "b n"] | None, seen: Float[Array, "b n"], rng: Rng, offset):
-        """Returns the drawn token, its place in the draft vocabulary, and its distribution over the target's."""
-        if log_probs is None:
-            place = argmax(seen)
-            return self.head.ids[place], place, None
-        place = argmax(log_probs + rng.draft_noise(offset, self.head.vocab_size, self.head.ids))
-        return self.head.ids[place], place, expand(log_probs, self.head.ids, self.head.vocab_size)
+        def after(token, draft):
+            offset, logits = draft
+            logits = logits[:, None] + head.added(head.before(token))
+            places, logits, log_probs = self._places(policy, logits, rng, offset[None])
+            return head.ids[places], (places, logits, log_probs)
+
+        _, drawn = jax.lax.scan(after, last, (offsets, jnp.swapaxes(logits, 0, 1)))
+        return jax.tree.map(lambda x: jnp.swapaxes(x[:, :, 0], 0, 1), drawn)
+
+    def _places(
+        self, policy: Policy, logits: Float[Array, "b t n"], rng: Rng, offsets: Int[Array, "t"]
+    ) -> tuple[Int[Array, "b t"], Float[Array, "b t n"], Float[Array, "b t n"] | None]:
+        """Returns drawn tokens, the logits, and the distributions that they are drawn from (`None`: the argmax)."""
+        if policy.greedy:
+            return argmax(logits), logits, None
+        head = self.head
+        ids = None if head.ids.shape[0] == head.vocab_size else head.ids
+        noise = jax.vmap(lambda offset: rng.draft_noise(offset, head.vocab_size, ids), out_axes=1)(offsets)
+        places, log_probs = draw(policy, logits, noise)
+        return places, logits, log_probs
+
+    def _submitted(
+        self, length_state, longest, seen: Float[Array, "b k n"], places, trusted: Float[Array, "b k"]
+    ) -> Bool[Array, "b k"]:
+        """Returns which drafts are submitted: draft `i` depends on its distribution and the drafts before it."""
+        length, log_probs = self.draft_length, at_tokens(seen, places)
+        going, valid = longest > 0, []
+        for i in range(self.max_drafts):
+            worth = length.should_verify(length_state, trusted[:, i]) & length.should_draft(length_state, seen[:, i])
+            valid.append(going & (i < longest) & worth)
+            going = valid[i] & length.continue_(length_state, log_probs[:, i])
+        return jnp.stack(valid, axis=1)
 
 
 def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
@@ -197,15 +223,13 @@ def _nothing(batch: int, k: int, vocab_size: int | None) -> Proposal:
     return Proposal(jnp.zeros((batch, k), jnp.int32), jnp.zeros((batch, k), jnp.bool_), log_probs)
 
 
-def _log_probs(policy: Policy, logits: Float[Array, "b n"]) -> tuple[Float[Array, "b n"] | None, Float[Array, "b n"]]:
-    """Returns the distribution that a draft is drawn from (`None`: its argmax), and the one that a draft length sees.
+def _seen(logits: Float[Array, "b k n"], log_probs: Float[Array, "b k n"] | None) -> Float[Array, "b k n"]:
+    """Returns the distributions that a draft length sees: those that drafts are drawn from.
 
-    Both over the draft vocabulary: policies leave out whatever has logit -inf, as all other tokens have. A one-hot
-    distribution says nothing of how sure the head is: a draft length then sees the head's own.
+    A one-hot distribution (`None`, or in some rows) says nothing of how sure the head is: there it is the head's own.
     """
     own = jax.nn.log_softmax(logits)
-    if policy.greedy:
-        return None, own
-    log_probs = policy.log_probs(logits[:, None])[:, 0]
-    certain: Bool[Array, "b 1"] = jnp.max(log_probs, axis=-1, keepdims=True) == 0
-    return log_probs, jnp.where(certain, own, log_probs)
+    if log_probs is None:
+        return own
+    certain: Bool[Array, "b k 1"] = jnp.max(log_probs, axis=-1, keepdims=True) == 0
+    return jnp.where(certain, own, log_probs)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.drafters.draft_vocabulary import places
+from jaxspec.drafters.draft_vocabulary import expand, places
 from jaxspec.heads import untrained
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -102,7 +102,11 @@ class DFlashHead(Network):
 
     def logits(self, known: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Returns logits over the draft vocabulary without what the token before adds, float32."""
-        return self._apply("logits", known)
+        return self.placement.logits(self._apply("logits", known))
+
+    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
+        """Expands logits to the target's vocabulary."""
+        return self.placement.logits(expand(logits, self.ids, self.vocab_size))
 
     def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"] | None:
         """Embeds the target's tokens that stand before drafts; `None` without a Markov head."""
@@ -116,9 +120,10 @@ class DFlashHead(Network):
         """Returns the estimated log-odds that a draft is accepted if those before it are, not yet calibrated."""
         return self._apply("trusted", known, before)
 
-    def log_trust(self, odds: Float[Array, "b"], offset: Int[Array, ""]) -> Float[Array, "b"]:
-        """Returns the log of that probability for draft `offset`, calibrated."""
-        return jax.nn.log_sigmoid(odds if self.confidence_scale is None else odds / self.confidence_scale[offset])
+    def log_trust(self, odds: Float[Array, "b t"]) -> Float[Array, "b t"]:
+        """Returns the log of that probability for each draft of a block from the first on, calibrated."""
+        scale = self.confidence_scale
+        return jax.nn.log_sigmoid(odds if scale is None else odds / scale[: odds.shape[1]])
 
     def _apply(self, method: str, *arguments: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *arguments, method=method, **options)

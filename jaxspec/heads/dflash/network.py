@@ -21,6 +21,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.parts import whole
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
@@ -181,7 +182,7 @@ class DFlashNetwork(nn.Module):
         hidden = tuple(x.astype(self.dtype) for x in hidden)
         if self.config.feature_norms:
             hidden = tuple(norm(x) for norm, x in zip(self.state_norm, hidden, strict=True))
-        context = self.context_norm(self.mix(jnp.concatenate(hidden, axis=-1)))
+        context = self.context_norm(self.mix(whole(jnp.concatenate(hidden, axis=-1))))
         pairs = [layer.attention.keys_values(context, positions) for layer in self.layer]
         return KVEntries(*(jnp.swapaxes(jnp.stack(part), 2, 3) for part in zip(*pairs, strict=True)))
 

@@ -68,6 +68,10 @@ class EagleDraft(Draft):
         return self.head.vocab_size
 
     @property
+    def draft_vocab_size(self) -> int:
+        return self.head.vocab_size if self.head.ids is None else self.head.ids.shape[0]
+
+    @property
     def context_length(self) -> int | None:
         return self.head.context_length
 

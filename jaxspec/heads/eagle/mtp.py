@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.parts import whole
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -65,7 +66,7 @@ class MtpLayer(nn.Module):
         positions = positions_of(positions, cache, embedded.shape[:2])
         at = positions[:, -embedded.shape[1] :, None]
         embedded = jnp.where(at == 0, jnp.zeros((), embedded.dtype), embedded)
-        x = self.mix(jnp.concatenate([self.token_norm(embedded), self.state_norm(states)], axis=-1))
+        x = self.mix(whole(jnp.concatenate([self.token_norm(embedded), self.state_norm(states)], axis=-1)))
         states, entry = self.block(x, cache, pending, positions, mask)
         return states, stack_entries([entry], states)
 

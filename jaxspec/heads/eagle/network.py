@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.parts import whole
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, positions_of, stack_entries
@@ -45,7 +46,7 @@ class EagleLayer(nn.Module):
 
     def fuse(self, features: Float[Array, "b t f"]) -> Float[Array, "b t d"]:
         """Projects the target's captured states to the width of the layer."""
-        return self.fuse_product(features)
+        return self.fuse_product(whole(features))
 
     def inputs(self, embedded: Float[Array, "b t d"], states: Float[Array, "b t d"]) -> Float[Array, "b t two_d"]:
         """Returns what attention reads of a token and the state before it."""
@@ -116,7 +117,7 @@ class FirstEagleLayer(nn.Module):
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t d"], KVEntries]:
         positions = positions_of(positions, cache, embedded.shape[:2])
-        x = self.mix(jnp.concatenate([embedded, states], axis=-1))
+        x = self.mix(whole(jnp.concatenate([embedded, states], axis=-1)))
         # Its attention has no norm before it.
         attended, entry = self.attention(x, cache, pending, positions, mask)
         x = x + attended

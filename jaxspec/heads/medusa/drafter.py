@@ -17,7 +17,7 @@ from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.rows import take_row
-from jaxspec.core.sampling import Policy
+from jaxspec.core.sampling import Policy, draw
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, Fixed, as_draft_length
@@ -205,9 +205,8 @@ class MedusaDrafter(AdjustableDrafter):
             if policy.greedy:
                 chosen, seen = argmax(logits), own
             else:
-                next_log_probs, ids = policy.log_probs(logits), self.head.ids
-                noise = [rng.draft_noise(jnp.int32(i), vocab_size, ids) for i in range(self.max_drafts)]
-                chosen = argmax(next_log_probs + jnp.stack(noise, axis=1))
+                noise = [rng.draft_noise(jnp.int32(i), vocab_size, self.head.ids) for i in range(self.max_drafts)]
+                chosen, next_log_probs = draw(policy, logits, jnp.stack(noise, axis=1))
                 # A one-hot distribution says nothing of how sure a head is: a draft length then sees the head's own.
                 seen = jnp.where(jnp.max(next_log_probs, axis=-1, keepdims=True) == 0, own, next_log_probs)
                 all_log_probs = placement_of(context.target).logits(

@@ -21,6 +21,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from jaxspec.core.parts import whole
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import MLP, Dense, Norm
 from jaxspec.nn.weight import weight
@@ -72,7 +73,7 @@ class MedusaHeads(nn.Module):
 
     def _head(self, number: int, x: States) -> States:
         for i in range(self.config.num_blocks):
-            x = x + jax.nn.silu(Dense((self.config.width,), True, self.dtype, name=f"head_{number}_{i}")(x))
+            x = x + jax.nn.silu(Dense((self.config.width,), True, self.dtype, name=f"head_{number}_{i}")(whole(x)))
         return x
 
 

@@ -43,6 +43,10 @@ class TandemDraft(Draft):
         return self.head.vocab_size
 
     @property
+    def draft_vocab_size(self) -> int:
+        return self.head.ids.shape[0]
+
+    @property
     def context_length(self) -> int | None:
         return self.head.context_length
 

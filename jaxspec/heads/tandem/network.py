@@ -20,6 +20,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.parts import whole
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import Block, Dense, Norm, positions_of, stack_entries
@@ -79,7 +80,7 @@ class TandemNetwork(nn.Module):
     def context(self, hidden: tuple[Float[Array, "b t f"], ...], positions: Int[Array, "b t"]) -> KVEntries:
         """Returns the keys and values that all layers read of the target's states at these positions."""
         normed = [norm(x.astype(self.dtype)) for norm, x in zip(self.state_norm, hidden, strict=True)]
-        context = self.context_norm(self.mix(jnp.concatenate(normed, axis=-1)))
+        context = self.context_norm(self.mix(whole(jnp.concatenate(normed, axis=-1))))
         pairs = [inject(context, positions) for inject in self.inject]
         return KVEntries(*(jnp.stack(part) for part in zip(*pairs, strict=True)))
 

@@ -144,6 +144,14 @@ def test_dflash_drafts_from_the_places_of_its_masks():
         np.testing.assert_allclose(np.exp(found.log_probs[row, i]), probs.probs(text, i, before), atol=2e-5)
 
 
+def test_each_draft_of_a_block_is_drawn_with_its_own_noise():
+    drafter = DFlashDrafter(random_head(TARGET, seed=1, **DFLASH))
+    before = propose(drafter, jaxspec.Sampling()).tokens
+    for at in range(drafter.max_drafts):
+        after = propose(drafter, jaxspec.Sampling(), at).tokens
+        assert np.flatnonzero((before != after).any(axis=0)).tolist() == [at]
+
+
 CONFIDENT = DFlashDrafter(HEAD, k=CumulativeConfidence(3, threshold=0.25))
 
 

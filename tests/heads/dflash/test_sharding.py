@@ -7,6 +7,11 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxspec
+from jaxspec.bench.hlo import Program
+from jaxspec.core.parts import over_devices
+from jaxspec.core.prefill import prefill
+from jaxspec.core.random import RoundKeys, row_keys
+from jaxspec.core.state import Context
 from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
@@ -47,11 +52,34 @@ def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves():
     assert not [moved for moved in collectives(program.as_text()) if {VOCAB, VOCAB // 2} & set(moved.shape)]
 
 
+def _waits(k):
+    """How often devices wait for each other until a block of `k` drafts without a Markov head is drawn."""
+    models = jaxspec.shard(TARGET, MESH), jaxspec.shard(random_head(TARGET, ids=range(0, VOCAB, STEP)), MESH)
+
+    def propose(target, head, tokens, length):
+        drafter, sampling = DFlashDrafter(head, k=k), jaxspec.Sampling(temperature=0.5)
+        with over_devices(target.placement):
+            prefilled = prefill(target, tokens, length, target.init_cache(2, 16), head.capture)
+            context = Context(target, prefilled.cache, tokens, length, jnp.zeros(2, jnp.bool_), sampling)
+            rng = RoundKeys(row_keys(jax.random.key(0), 2), length)
+            return drafter.propose(rng, drafter.init(context, prefilled, 16), context)[0]
+
+    arguments = (*models, jnp.asarray(PROMPTS, jnp.int32), jnp.asarray(LENGTHS, jnp.int32))
+    program = Program(jax.jit(propose).lower(*arguments).compile().as_text())
+    steps = program.steps(program.entry, lambda loop: 1)
+    return sum(step.times * len(list(program.collectives(step))) for step in steps)
+
+
+def test_a_block_without_a_markov_head_is_drawn_at_once():
+    assert _waits(3) == _waits(2) > 0
+
+
 def test_what_is_split():
     params = jaxspec.shard(HEAD, MESH).params
     layer = params["layer_1"]
     split = {
         "head": params["head"],
+        "mix": params["mix"]["kernel"],
         "markov_after": params["markov_after"],
         "query": layer["attention"]["query"]["kernel"],
         "key_value": layer["attention"]["key_value"]["kernel"],

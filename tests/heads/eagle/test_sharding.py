@@ -52,13 +52,18 @@ def test_the_same_tokens_on_two_devices_and_no_vocabulary_moves(make):
     np.testing.assert_array_equal(found.stats.accepted_at, expected.stats.accepted_at)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
     # A draft vocabulary's logits and ids do: its places in the target's are no device's alone.
-    assert not [moved for moved in collectives(program.as_text()) if {VOCAB, VOCAB // 2} & set(moved.shape)]
+    text = program.as_text()
+    assert not [moved for moved in collectives(text) if {VOCAB, VOCAB // 2} & set(moved.shape)]
+    # Nor does that with each draft of a chain: all distributions are sent together.
+    of_a_draft = [line for line in text.splitlines() if "/further_drafts/" in line]
+    assert not [moved for moved in collectives("\n".join(of_a_draft)) if VOCAB // STEP in moved.shape]
 
 
 def test_what_is_split():
     params = jaxspec.shard(HEAD, MESH).params
     split = {
         "head": params["head"],
+        "fuse": params["fuse"]["kernel"],
         "query": params["attention"]["query"]["kernel"],
         "key_value": params["attention"]["key_value"]["kernel"],
         "gate_up": params["mlp"]["gate_up"]["kernel"],

@@ -49,6 +49,7 @@ def test_what_is_split():
     layer = params["layer_1"]
     split = {
         "head": params["head"],
+        "mix": params["mix"]["kernel"],
         "inject": params["inject_1"]["key_value"]["kernel"],
         "query": layer["attention"]["query"]["kernel"],
         "key_value": layer["attention"]["key_value"]["kernel"],
