@@ -103,7 +103,9 @@ def whole(values: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
 
 def in_part(values: Shaped[Array, "b *rows n"], part: Int[Array, "b *rows"]) -> Shaped[Array, "b *rows"]:
     """Returns the value of one part."""
-    return jnp.take_along_axis(values, part[..., None], axis=-1)[..., 0]
+    # One operation; a gather is four on a TPU.
+    own = jax.lax.broadcasted_iota(part.dtype, values.shape, values.ndim - 1) == part[..., None]
+    return jnp.sum(values, axis=-1, dtype=values.dtype, where=own)
 
 
 def at_tokens(values: Float[Array, "b *rows v"], tokens: Int[Array, "b *rows"]) -> Float[Array, "b *rows"]:

@@ -50,10 +50,31 @@ def apply_rope(
 
 def rotate(x: Float[Array, "b t *heads d"], table: RopeTable) -> Float[Array, "b t *heads d"]:
     """Rotates each head vector by a table from `rope_tables`, as `apply_rope` does."""
+    return jax.lax.platform_dependent(x, *table, tpu=_rotate_tpu, default=_rotate)
+
+
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = (part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1]) for part in table)
+    cos, sin = _of_heads(cos, x), _of_heads(sin, x)
     turned = rounded(first * cos) - rounded(second * sin), rounded(second * cos) + rounded(first * sin)
     return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def _rotate_tpu(x: Array, cos: Array, sin: Array) -> Array:
+    """Computes the same bits in one operation: a TPU's compiler fuses a product, but no halves that are joined."""
+    width, wide = x.shape[-1], x.astype(jnp.float32)
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (width, width), axis) for axis in range(2))
+    # Puts the second half, negative, before the first: sums of one number each, so that bfloat16 stays exact.
+    swap = (column - row == width // 2).astype(jnp.float32) - (row - column == width // 2).astype(jnp.float32)
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    swapped = jax.lax.dot_general(wide, swap, (((x.ndim - 1,), (0,)), ((), ())), precision=precision)
+    cos, sin = (_of_heads(jnp.concatenate([part, part], -1), x) for part in (cos, sin))
+    return (rounded(wide * cos) + rounded(swapped * sin)).astype(x.dtype)
+
+
+def _of_heads(part: Float[Array, "b t n"], x: Float[Array, "b t *heads d"]) -> Float[Array, "b t *ones n"]:
+    """Gives a table the axes of the vectors."""
+    return part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1])
 
 
 def rope_tables(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[RopeTable | None]:

@@ -42,6 +42,6 @@ def draw_next(
     scores, tokens, *values = exchange(scores, tokens, *(find(one[:, None], tokens) for one in looked_up))
     some = rejected & (jnp.max(scores[:, 0], axis=-1) > -jnp.inf)
     source = jnp.where(some, 0, 1)
-    part = jnp.argmax(take_row(scores, source), axis=-1)
-    token, *at_next = (in_part(take_row(one, source), part) for one in (tokens, *values))
+    place = source * scores.shape[-1] + jnp.argmax(take_row(scores, source), axis=-1)
+    token, *at_next = (in_part(one.reshape(one.shape[0], -1), place) for one in (tokens, *values))
     return Verdict(accepted, token, at_next=(at_next[0], at_next[1]) if at_next else None)

@@ -14,6 +14,10 @@ needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler; `pip install 'jax[tpu]'` brings it"
 )
 LAYERS = 2
+# Beside the kernel: two of each norm, five products with the cutting of keys from values, two rotations.
+MOST_OF_A_LAYER = 12
+# Behind the last layer's attention: its own, the output head, sampling, verification and the commit.
+MOST_BEHIND = 78
 
 
 def case_of(folder, **options):
@@ -49,3 +53,20 @@ def test_the_loop_with_kernels_copies_no_cache(topology, options, tmp_path):
     assert copies(program, round_of(program), steps).main == 0
     sent = [array.size for step in steps for _, arrays in program.collectives(step) for array in arrays]
     assert sent and max(sent) < 2**20
+
+
+@needs_compiler
+@pytest.mark.optimized
+def test_a_pass_takes_few_operations(tmp_path):
+    """Between the attention of a layer and that of the next, and behind: each takes longer than it computes."""
+    target = shortened("llama-3.1-8b", LAYERS + 1, tmp_path)
+    case = Case(target, "ngram", topology="v5e:2x2", kernels="pallas")
+    program, counts = Program(compile_case(case).text), []
+    for step in program.steps(round_of(program), lambda loop: trips(case, loop)):
+        if step.times and "/attend/" in step.instruction.scope:
+            counts.append(0)
+        elif step.times and step.instruction.cycles and counts:
+            counts[-1] += 1
+    assert len(counts) == LAYERS + 1
+    assert max(counts[:LAYERS]) <= MOST_OF_A_LAYER
+    assert counts[LAYERS] <= MOST_BEHIND

@@ -35,6 +35,13 @@ MUTANTS = (
         (f"{_PARTS}::test_tokens_are_drawn_as_from_the_whole[by row]",),
     ),
     Mutant(
+        "the next token is always taken from the residual",
+        "verifiers/correction.py",
+        "place = source * scores.shape[-1] + jnp.argmax",
+        "place = jnp.argmax",
+        (f"{_PARTS}::test_the_token_after_the_accepted_is_drawn_from_the_same",),
+    ),
+    Mutant(
         "on a mesh a token is drawn from a residual that is empty",
         "verifiers/correction.py",
         "some = rejected & (jnp.max(scores[:, 0], axis=-1) > -jnp.inf)",

@@ -1,4 +1,4 @@
-"""Faults of the kernels for TPUs, which tests see where the kernels are interpreted."""
+"""Faults of what only TPUs run, which tests see where it is interpreted."""
 
 from tests.mutants.mutant import Mutant
 
@@ -20,6 +20,20 @@ MUTANTS = (
         "part[head] = new if rows is None else jnp.where(rows, new, old)",
         "part[head] = new",
         _ATTENDS,
+    ),
+    Mutant(
+        "what a query head finds is given to another",
+        _ATTENTION,
+        "at = (head * group + each) * width",
+        "at = (each * queries.shape[1] + head) * width",
+        _ATTENDS,
+    ),
+    Mutant(
+        "a TPU rotates the other way",
+        "ops/rope.py",
+        "(column - row == width // 2).astype(jnp.float32) - (row - column == width // 2).astype(jnp.float32)",
+        "(row - column == width // 2).astype(jnp.float32) - (column - row == width // 2).astype(jnp.float32)",
+        ("tests/nn/test_models.py::test_a_tpu_rotates_to_the_same_bits",),
     ),
     Mutant(
         "a window ends one slot too early",

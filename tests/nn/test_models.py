@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.ops.matmul import project
-from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, rope_tables, rotate
+from jaxspec.ops.rope import Rope, RopeScaling, _rotate_tpu, apply_rope, rope_tables, rotate
 from tests._fixtures import tiny
 from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
 
@@ -121,6 +121,15 @@ def test_layers_rotate_each_by_its_own_embedding():
     for turn, rope in zip(turns, ropes, strict=True):
         if rope is not None:
             np.testing.assert_allclose(rotate(x, turn), apply_rope(x, positions, rope), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", [(2,), (2, 3)], ids=str)
+def test_a_tpu_rotates_to_the_same_bits(heads, dtype):
+    x = jax.random.normal(jax.random.key(0), (2, 3, *heads, 16)).astype(dtype)
+    (table,) = rope_tables(jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32), 16, (Rope(1e4),))
+    assert table is not None
+    np.testing.assert_array_equal(_rotate_tpu(x, *table), rotate(x, table))
 
 
 def test_angles_are_turned_into_cosines_once_for_all_layers():

@@ -86,18 +86,18 @@ def attend(
     """
     batch, time, heads, group, width = queries.shape
     count, rows = places.shape[2], time * group
-    # A row for each query head: those of one head side by side.
-    flat = jnp.einsum("btgrd->bgrtd", queries).reshape(batch, heads, rows, width)
-    operands = [flat, jnp.tile(places, (1, group, 1)), *fed.parts()]
+    # As the product before writes them, and the one behind reads them: rearranged outside, they would be copied twice.
+    operands = [jnp.einsum("btgrd->bgrtd", queries), jnp.tile(places, (1, group, 1)), *fed.parts()]
+    flat = jax.ShapeDtypeStruct((batch, time, heads * group * width), queries.dtype)
     if oldest is not None:
         operands.insert(2, jnp.tile(oldest, (1, group))[..., None])
-    state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, 1, 1)]
+    state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, width, 1, 1)]
     kernel = functools.partial(
         _kernel, windowed=oldest is not None, scale=scale, time=time, by_path=by_path and count > 1
     )
     found = pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
+        out_shape=flat,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, jax.lax.div(jnp.max(length) + (count + BLOCK - 1), jnp.int32(BLOCK))),
@@ -109,10 +109,10 @@ def attend(
         interpret=interpret,
         name="attend",
     )(length, *operands, *(in_main_memory(x, interpret=interpret) for x in cache.parts()))
-    return jnp.einsum("bgrtd->btgrd", found.reshape(batch, heads, group, time, width))
+    return found.reshape(queries.shape)
 
 
-def _of_row(x: Array) -> pl.BlockSpec:
+def _of_row(x: Any) -> pl.BlockSpec:
     """Reads all of a row of the batch."""
     return pl.BlockSpec((1, *x.shape[1:]), lambda row, index, length: (row, *(0,) * (x.ndim - 1)))
 
@@ -130,15 +130,17 @@ def _of_layer(x: Array, layer: int) -> pl.BlockSpec:
 def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by_path: bool) -> None:
     (queries, places), rest = refs[:2], list(refs[2:])
     oldest = rest.pop(0)[0] if windowed else None
-    out, state, slots = rest[-4], rest[-3:], rest[:-4]
+    out, asking, state, slots = rest[-5], rest[-4], rest[-3:], rest[:-5]
     fed, cached = slots[: len(slots) // 2], slots[len(slots) // 2 :]
     row, index = pl.program_id(0), pl.program_id(1)
     heads, count = fed[0].shape[1:3]
     start, behind = index * BLOCK, index * BLOCK - length[row]
-    add = functools.partial(_add, state, queries, scale=scale)
+    add = functools.partial(_add, state, asking, wide=queries.dtype, scale=scale)
 
     @pl.when(index == 0)
     def _():
+        for head, each, rows in _queries(queries):
+            asking[head, rows] = queries[0, head, each].astype(jnp.float32)
         for part, value in zip(state, (0.0, 0.0, _LOWEST), strict=True):
             part[...] = jnp.full_like(part, value)
 
@@ -166,7 +168,17 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
 
     @pl.when(index == pl.num_programs(1) - 1)
     def _():
-        out[0] = (state[0][...] / state[1][...]).astype(out.dtype)
+        state[0][...] = state[0][...] / state[1][...]
+        group, _, width = queries.shape[2:]
+        for head, each, rows in _queries(queries):
+            at = (head * group + each) * width
+            out[0, :, at : at + width] = state[0][head, rows].astype(out.dtype)
+
+
+def _queries(queries: Any) -> list[tuple[int, int, slice]]:
+    """Lists each query head by its key-value head and its place there, and the rows of its tokens among those."""
+    _, heads, group, time, _ = queries.shape
+    return [(head, each, slice(each * time, (each + 1) * time)) for head in range(heads) for each in range(group)]
 
 
 def _slots(start: Any) -> Int[Array, "1 s"]:
@@ -193,12 +205,21 @@ def _placed(own: Int[Array, "1 u"], behind: Any, fed: Any, cached: Any, head: in
     return place(own, behind, fed[0, head], cached[0, 0, head])
 
 
-def _add(state: list[Any], queries: Any, head: int, block: list[Array], seen: Any, rows: Any = None, *, scale: float):
+def _add(
+    state: list[Any],
+    asking: Any,
+    head: int,
+    block: list[Array],
+    seen: Any,
+    rows: Any = None,
+    *,
+    wide: Any,
+    scale: float,
+) -> None:
     """Adds a block of slots to the unfinished softmax of a head's rows, or of some of them alone."""
     keys, values, *scales = block
     weighted, weight, maximum = (part[head] for part in state)
-    wide = queries.dtype
-    scores = product(queries[0, head], keys.astype(wide), 1) * scale
+    scores = product(asking[head].astype(wide), keys.astype(wide), 1) * scale
     if scales:
         scores = scores * scales[0]
     if seen is not None:
