@@ -64,9 +64,9 @@ def _rotate_tpu(x: Array, cos: Array, sin: Array) -> Array:
     """Computes the same bits in one operation: a TPU's compiler fuses a product, but no halves that are joined."""
     width, wide = x.shape[-1], x.astype(jnp.float32)
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (width, width), axis) for axis in range(2))
-    # Puts the second half, negative, before the first: sums of one number each, so that bfloat16 stays exact.
+    # Puts the second half, negative, before the first: sums of one number each, of which bfloat16 loses nothing.
     swap = (column - row == width // 2).astype(jnp.float32) - (row - column == width // 2).astype(jnp.float32)
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    precision = None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     swapped = jax.lax.dot_general(wide, swap, (((x.ndim - 1,), (0,)), ((), ())), precision=precision)
     cos, sin = (_of_heads(jnp.concatenate([part, part], -1), x) for part in (cos, sin))
     return (rounded(wide * cos) + rounded(swapped * sin)).astype(x.dtype)
