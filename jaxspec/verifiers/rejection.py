@@ -69,7 +69,9 @@ def target_at(proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]
     """Returns the target's log-probability of each draft of a chain, given those before it."""
     if proposal.at_drafts is not None:
         return proposal.at_drafts.target
-    return at_tokens(target_log_probs[:, :-1], proposal.tokens)
+    # With a token for the last row too: without that row, the rest of a long chain would be copied.
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    return at_tokens(target_log_probs, tokens)[:, :-1]
 
 
 def draft_at(proposal: Proposal, log_probs: Float[Array, "b n v"]) -> Float[Array, "b n"]:

@@ -14,7 +14,8 @@ def search(probs, text, *, top_k, depth, nodes):
     for _ in range(depth):
         added = []
         for path, score in level:
-            chances = np.log(probs([*text, *path]))
+            with np.errstate(divide="ignore"):  # of tokens that a head cannot guess
+                chances = np.log(probs([*text, *path]))
             best = sorted(range(len(chances)), key=lambda token: (-round(chances[token], 5), token))[:top_k]
             added += [((*path, token), score + chances[token]) for token in best]
         found += added

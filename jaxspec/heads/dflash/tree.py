@@ -31,7 +31,7 @@ from jaxspec.heads.dflash.head import DFlashHead
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DFlashTreeDrafter(Drafter):
-    """Drafts the likeliest alternatives of each place of a block, in one pass of the head.
+    """Drafts the most probable alternatives of each place of a block, in one pass of the head.
 
     The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
     distribution.

@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core.prefill import Prefilled
-from jaxspec.core.state import Context
 from jaxspec.draft_length.early_stop import CumulativeConfidence
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.heads.dflash.drafter import DFlashDrafter
 from tests._fixtures import tiny
-from tests._fixtures.dflash import Reference, config, random_head
-from tests._fixtures.draft_lengths import Altered, PausesContract, Turns
+from tests._fixtures.dflash import config, random_head
+from tests._fixtures.dflash_blocks import (
+    DFLASH,
+    HEAD,
+    LENGTHS,
+    ROWS,
+    SOME,
+    TARGET,
+    TEXTS,
+    Probs,
+    propose,
+)
+from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import ROUNDS, _init, _probe
-
-TARGET = tiny.transformer(0, sharpness=4.0)
-SOME = (0, 1, 2, 4, 5, 7, 8, 10)
-DSPARK = {"markov_rank": 3, "confidence": "place and token", "feature_norms": True}
-DFLASH = {"first_predicts": False, "query_key_norm": True, "windows": (None, 5), "causal_layers": (False, True)}
-HEAD = random_head(TARGET, ids=SOME, layers=1, seed=4, **DSPARK)
 
 
 class BlockContract(DrafterContract):
@@ -40,36 +43,6 @@ class BlockContract(DrafterContract):
 
     def guess(self, text, offset):
         return self.reference().probs(text[: len(text) - offset], offset, text[-1])
-
-
-class Probs:
-    """What a head's drafts for a text should be, by NumPy."""
-
-    def __init__(self, head):
-        self.head, self.numpy, self.blocks = head, Reference.of(head), {}
-
-    def known(self, text):
-        """What the places of the block know that begins with the last token of `text`."""
-        key = tuple(text)
-        if key not in self.blocks:
-            hidden = full_pass(TARGET, jnp.asarray([[*text, *[0] * (64 - len(text))]], jnp.int32))
-            states = [np.asarray(hidden[i][0, : len(text) - 1], np.float64) for i in self.head.capture]
-            anchor = np.asarray(TARGET.params["embedding"], np.float64)[text[-1]]
-            self.blocks[key] = self.numpy.known(states, anchor, len(text) - 1)
-        return self.blocks[key]
-
-    def probs(self, text, offset, before):
-        return self.numpy.expanded(self.numpy.probs(self.known(text)[offset], before), TARGET.vocab_size)
-
-    def trust(self, text, offset, before):
-        return self.numpy.trust(self.known(text)[offset], before)
-
-
-@jax.jit
-def full_pass(target, tokens):
-    layers = target.module.config.num_layers
-    cache = target.init_cache(1, tokens.shape[1])
-    return target(tokens, cache, capture=tuple(range(layers + 1))).hidden
 
 
 class TestDSpark(BlockContract):
@@ -107,24 +80,6 @@ class TestPauses(PausesContract, BlockContract):
     test_budgets_down_to_nothing = None
     test_nothing_follows_a_stop_token = None
     test_new_values_do_not_trace_again = None
-
-
-ROWS = 16
-TEXTS = jax.random.randint(jax.random.key(7), (ROWS, 12), 0, tiny.VOCAB, jnp.int32)
-LENGTHS = jnp.arange(ROWS, dtype=jnp.int32) % 9 + 1
-
-
-def propose(drafter, sampling, at=-1):
-    """Proposals for random texts, where the draft at `at` is drawn with other noise."""
-    return _propose(drafter, sampling, at)
-
-
-@jax.jit
-def _propose(drafter, sampling, at):
-    hidden = TARGET(TEXTS, TARGET.init_cache(ROWS, 1), capture=drafter.capture).hidden
-    context = Context(TARGET, None, TEXTS, LENGTHS, jnp.zeros(ROWS, jnp.bool_), sampling)
-    rng = Altered(jax.random.split(jax.random.key(50), ROWS), LENGTHS, at=at)
-    return drafter.propose(rng, drafter.init(context, Prefilled(None, hidden), 16), context)[0]
 
 
 def drafted(proposal):

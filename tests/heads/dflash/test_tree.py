@@ -9,10 +9,10 @@ import jaxspec
 from jaxspec.heads.dflash.tree import DFlashTreeDrafter
 from tests._fixtures import tiny
 from tests._fixtures.dflash import random_head
+from tests._fixtures.dflash_blocks import DFLASH, HEAD, LENGTHS, SOME, TARGET, TEXTS, Probs, propose
 from tests._fixtures.dynamic_trees import paths, search
 from tests.contracts import VARIANT_TESTS
 from tests.contracts.tree_drafter import TreeDrafterContract
-from tests.heads.dflash.test_drafter import DFLASH, HEAD, LENGTHS, SOME, TARGET, TEXTS, Probs, propose
 
 PLAIN = random_head(TARGET, seed=1, **DFLASH)
 SAMPLING = jaxspec.Sampling(temperature=1.0)
