@@ -65,7 +65,7 @@ def test_a_round_has_the_pass_of_a_plain_step(tmp_path):
     mine, theirs = compare(case)
     assert mine.keys() == theirs.keys()
     assert {f"layer_{layer}" for layer in range(4)} < {one.scope.partition("/")[0] for one in mine}
-    assert sum(one.scope.startswith("layer_0") for one in mine) > 10
+    assert sum(one.scope.startswith("layer_0") for one in mine) > 8  # attention is one kernel
     assert len(cut_otherwise(mine, theirs)) < len(mine) / 10
     as_it_is, plain = compare(dataclasses.replace(case, rows=None))
     assert len(as_it_is.keys() ^ plain.keys()) > len(plain)
