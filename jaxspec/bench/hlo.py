@@ -212,7 +212,9 @@ class Program:
 
     def called(self, one: Instruction) -> Iterator[Instruction]:
         """Yields the instructions of the computations that one calls, and of those that they call."""
-        for inner in self.computations.get(one.computation("calls"), {}).values():
+        # What a TPU7x leaves to its sparse cores, such as a gather, is a call that is started.
+        attribute = "to_apply" if one.opcode == "call-start" else "calls"
+        for inner in self.computations.get(one.computation(attribute), {}).values():
             yield inner
             yield from self.called(inner)
 

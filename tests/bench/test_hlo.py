@@ -157,6 +157,13 @@ def test_a_collective_beside_several_operations_is_one():
     assert [kind for step in steps for kind, _ in program.collectives(step)] == ["all-gather"]
 
 
+def test_a_collective_that_is_left_to_other_cores_is_one():
+    began = "%f1 = (f32[16]{0}, u32[]) call-start(%a), to_apply=%begin"
+    program = Program(ALONG.replace("%f1 = (f32[16]{0}, u32[]) fusion(%a), kind=kCustom, calls=%begin", began))
+    steps = program.steps(program.entry, lambda loop: 1)
+    assert [kind for step in steps for kind, _ in program.collectives(step)] == ["all-gather"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"), [("f8e4m3b11fnuz", 8), ("f4e2m1fn", 4), ("bf16", 16), ("pred", 8), ("s4", 4), ("c64", 64)]
 )
