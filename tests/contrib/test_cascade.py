@@ -50,8 +50,14 @@ def texts():
     return jnp.asarray(tokens, jnp.int32), jnp.asarray(rng.permutation(12) * 2 + 1, jnp.int32)
 
 
-@pytest.mark.parametrize("sampling", [jaxspec.Greedy(), jaxspec.Sampling(0.6, top_p=0.9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("verifier", [jaxspec.TokenVerifier(), jaxspec.CoupledVerifier()], ids=["own", "shared"])
+@pytest.mark.parametrize(
+    ("verifier", "sampling"),
+    [
+        pytest.param(jaxspec.TokenVerifier(), jaxspec.Greedy(), id="greedy", marks=pytest.mark.slow),
+        pytest.param(jaxspec.TokenVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="own", marks=pytest.mark.slow),
+        pytest.param(jaxspec.CoupledVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="shared"),
+    ],
+)
 def test_the_drafts_are_those_of_the_model_alone(verifier, sampling):
     tokens, length = texts()
     done = jnp.zeros(12, jnp.bool_).at[3].set(True)
