@@ -52,5 +52,5 @@ def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
 def kernels_like(target: Any, draft: _Network) -> _Network:
     """Returns a draft model or a head with Pallas kernels where its target has them, and without where it has not."""
     kinds = PALLAS if getattr(target, "cache_type", None) in _XLA else _XLA
-    own = getattr(draft, "cache_type", None)
+    own: Any = getattr(draft, "cache_type", None)
     return dataclasses.replace(draft, cache_type=kinds[own]) if own in kinds else draft
