@@ -26,6 +26,7 @@ def model():
     return jaxspec.load(DEFAULT_MODEL, weights="stored")
 
 
+@pytest.mark.slow
 def test_all_tensors_are_those_of_gguf_to_the_bit():
     """Of every tensor in blocks, read from the tiles, beside what the package `gguf` makes of the file."""
     import gguf
