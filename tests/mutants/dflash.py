@@ -13,7 +13,23 @@ _PROBS = f"{_TESTS}::TestDSpark::test_the_reported_distribution_is_that_of_the_d
 _CACHE = f"{_TESTS}::TestDSpark::test_the_cache_holds_the_text_after_full_and_zero_acceptance"
 _LOSS = "tests/heads/dflash/test_training.py::test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted"
 
+_TREE = "tests/heads/dflash/test_tree.py::test_the_nodes_are_those_of_a_plain_search"
+
 MUTANTS = (
+    Mutant(
+        "a tree's second place is guessed like its first",
+        "heads/dflash/tree.py",
+        "places = jnp.arange(1, self.max_drafts, dtype=jnp.int32)",
+        "places = jnp.arange(self.max_drafts - 1, dtype=jnp.int32)",
+        (_TREE,),
+    ),
+    Mutant(
+        "a tree's nodes follow the tokens that stand elsewhere",
+        "heads/dflash/tree.py",
+        "head.added(head.before(above))",
+        "head.added(head.before(above[:, ::-1]))",
+        (_TREE,),
+    ),
     Mutant(
         "the context of the last accepted draft is lost",
         _DRAFTER,

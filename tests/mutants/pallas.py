@@ -6,7 +6,30 @@ _ATTENTION, _WRITE, _CACHE = "ops/pallas/attention.py", "ops/pallas/write.py", "
 _ATTENDS = ("tests/ops/pallas/test_attention.py::test_it_attends_to_what_xla_attends_to",)
 _WRITES = ("tests/ops/pallas/test_write.py::test_it_writes_the_fresh_slots_and_no_others",)
 
+_CHOSEN = "tests/nn/test_chosen_kernels.py"
+
 MUTANTS = (
+    Mutant(
+        "an int8 cache loses the kernels",
+        "nn/convert.py",
+        "kernels_like(model, dataclasses.replace(model, cache_type=Int8KVCache))",
+        "dataclasses.replace(model, cache_type=Int8KVCache)",
+        (f"{_CHOSEN}::test_int8_caches_keep_the_kernels",),
+    ),
+    Mutant(
+        "heads of half a tile have kernels by default",
+        "nn/chosen_kernels.py",
+        " and head_dim % _TILE == 0",
+        "",
+        (f"{_CHOSEN}::test_by_the_device",),
+    ),
+    Mutant(
+        "a draft does not follow its target",
+        "named.py",
+        "native_like(self.target, kernels_like(self.target, network))",
+        "native_like(self.target, network)",
+        (f"{_CHOSEN}::test_a_draft_follows_its_target",),
+    ),
     Mutant(
         "the first stale slot is taken for a cached one",
         "ops/pallas/place.py",
