@@ -123,7 +123,7 @@ class DFlashHead(Network):
     def log_trust(self, odds: Float[Array, "b t"]) -> Float[Array, "b t"]:
         """Returns the log of that probability for each draft of a block from the first on, calibrated."""
         scale = self.confidence_scale
-        return jax.nn.log_sigmoid(odds if scale is None else odds / scale[: odds.shape[1]])
+        return jax.nn.log_sigmoid(odds if scale is None else odds / scale[None, : odds.shape[1]])
 
     def _apply(self, method: str, *arguments: Any, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *arguments, method=method, **options)

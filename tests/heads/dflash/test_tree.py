@@ -27,6 +27,8 @@ class TestContract(TreeDrafterContract):
     quick_tests = VARIANT_TESTS
     target = TARGET
     drafter = DFlashTreeDrafter(HEAD, nodes=15, top_k=4, depth=2)
+    # No model drafts: a head does, in one pass.
+    test_its_model_is_traced_twice_however_many_levels_there_are = None
 
     def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         """All nodes at once: the chosen paths, in the order they were found."""
