@@ -23,7 +23,7 @@ _TYPE, _IDS = "jaxspec-early-exit", "token_map"
 _SIZES = {
     "width": "hidden_size",
     "mlp_width": "intermediate_size",
-    "num_blocks": "num_hidden_layers",
+    "num_blocks": "num_blocks",  # may be none, as layers may not
     "norm": "norm",
     "norm_eps": "rms_norm_eps",
 }
