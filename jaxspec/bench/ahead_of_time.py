@@ -124,13 +124,9 @@ class Case:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
-        if self.draft_devices is not None and not self._has_draft_model:
+        no_model = parse(self.draft) is not None or self.draft.partition(":")[0] in (NoDrafter.name, *DRAFTERS)
+        if self.draft_devices is not None and no_model:
             raise ValueError(f"draft_devices is about draft models, got {self.draft!r}; leave it out")
-
-    @property
-    def _has_draft_model(self) -> bool:
-        word = self.draft.partition(":")[0]
-        return parse(self.draft) is None and word != NoDrafter.name and word not in DRAFTERS
 
 
 def default_k(draft: str) -> int:

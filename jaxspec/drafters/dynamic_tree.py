@@ -76,12 +76,7 @@ class DynamicTreeDrafter(Drafter):
     def __post_init__(self) -> None:
         for name in ("top_k", "depth", "nodes"):
             positive(name, getattr(self, name))
-        found = self.top_k + (self.depth - 1) * self.top_k**2
-        if self.nodes > found:
-            raise ValueError(
-                f"nodes must be at most {found}, which a top_k of {self.top_k} finds at a depth of {self.depth}, got "
-                f"{self.nodes}; pass fewer nodes or a larger top_k"
-            )
+        check_nodes(self.nodes, self.top_k, self.depth)
 
     @property
     def tree(self) -> bool:
@@ -151,9 +146,26 @@ class DynamicTreeDrafter(Drafter):
 
     def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
-        scores, tokens = top_tokens(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
-        # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
-        return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
+        return best_children(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
+
+
+def check_nodes(nodes: int, top_k: int, depth: int) -> None:
+    """Raises `ValueError` if a tree has more nodes than are found."""
+    found = top_k + (depth - 1) * top_k**2
+    if nodes > found:
+        raise ValueError(
+            f"nodes must be at most {found}, which a top_k of {top_k} finds at a depth of {depth}, got {nodes}; pass "
+            "fewer nodes or a larger top_k"
+        )
+
+
+def best_children(
+    log_probs: Float[Array, "*rows n"], top_k: int
+) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
+    """Returns the log-probabilities and tokens of the `top_k` most probable children."""
+    scores, tokens = top_tokens(log_probs, top_k)
+    # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
+    return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 
 
 def expand(

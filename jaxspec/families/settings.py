@@ -130,7 +130,7 @@ SETTINGS: dict[str, Setting] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), NOT_NEGATIVE.or_null()),
     "use_bidirectional_attention": FLAG.or_null(),
     **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), FLAG),
-    "num_nextn_predict_layers": COUNT.or_null(),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_blocks"), COUNT.or_null()),
     "eos_token_id": IDS.or_null(),
 }
 

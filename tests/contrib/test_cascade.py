@@ -53,9 +53,12 @@ def texts():
 @pytest.mark.parametrize(
     ("verifier", "sampling"),
     [
-        pytest.param(jaxspec.TokenVerifier(), jaxspec.Greedy(), id="greedy", marks=pytest.mark.slow),
-        pytest.param(jaxspec.TokenVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="own", marks=pytest.mark.slow),
-        pytest.param(jaxspec.CoupledVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="shared"),
+        pytest.param(jaxspec.TokenVerifier(), jaxspec.Greedy(), id="own-greedy", marks=pytest.mark.slow),
+        pytest.param(jaxspec.CoupledVerifier(), jaxspec.Greedy(), id="shared-greedy", marks=pytest.mark.slow),
+        pytest.param(
+            jaxspec.TokenVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="own-sampled", marks=pytest.mark.slow
+        ),
+        pytest.param(jaxspec.CoupledVerifier(), jaxspec.Sampling(0.6, top_p=0.9), id="shared-sampled"),
     ],
 )
 def test_the_drafts_are_those_of_the_model_alone(verifier, sampling):

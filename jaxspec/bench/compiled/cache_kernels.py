@@ -1,16 +1,16 @@
 """Gives a compiled program's caches the kernels that it is asked for, or that its devices have by default."""
 
-from typing import TypeVar
+from typing import TypeVar, cast, get_args
 
 import jax
 
-from jaxspec.nn.chosen_kernels import kernels_for, kernels_like, with_kernels
+from jaxspec.nn.chosen_kernels import Kernels, kernels_for, kernels_like, with_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 
 _Tree = TypeVar("_Tree")
 # For commands; the first is what `jaxspec.load` chooses.
-NAMES = ("auto", "xla", "pallas")
+NAMES = ("auto", *get_args(Kernels))
 
 
 def choose(target: LanguageModel, drafter: _Tree, name: str, kind: str) -> tuple[LanguageModel, _Tree]:
@@ -22,8 +22,8 @@ def choose(target: LanguageModel, drafter: _Tree, name: str, kind: str) -> tuple
       name: one of `NAMES`.
       kind: the devices' `device_kind`.
     """
-    chosen = kernels_for(kind, target.module.config.head_dim) if name == "auto" else name
-    target = with_kernels(target, "pallas" if chosen == "pallas" else "xla")
+    own = kernels_for(kind, target.module.config.head_dim)
+    target = with_kernels(target, own if name == "auto" else cast(Kernels, name))
     is_model = lambda node: isinstance(node, Network)  # noqa: E731
     like = lambda node: kernels_like(target, node) if is_model(node) else node  # noqa: E731
     return target, jax.tree.map(like, drafter, is_leaf=is_model)

@@ -22,8 +22,8 @@ from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree_arguments import positive
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.dynamic_tree import Candidates, expand, join, submit
-from jaxspec.drafters.frontier import of_rows, top_tokens
+from jaxspec.drafters.dynamic_tree import Candidates, best_children, check_nodes, expand, join, submit
+from jaxspec.drafters.frontier import of_rows
 from jaxspec.heads.dflash.drafter import DFlashDrafter, DFlashState
 from jaxspec.heads.dflash.head import DFlashHead
 
@@ -56,7 +56,6 @@ class DFlashTreeDrafter(Drafter):
     """
 
     name: ClassVar[str] = "dflash-tree"
-    bounded_by_heads: ClassVar[bool] = True
 
     head: DFlashHead
     nodes: int = dataclasses.field(default=63, metadata={"static": True})
@@ -69,12 +68,7 @@ class DFlashTreeDrafter(Drafter):
         places, vocabulary = self._chain.max_drafts, self.head.config.vocab_size
         if self.top_k > vocabulary:
             raise ValueError(f"top_k is {self.top_k}, the head guesses {vocabulary} tokens; pass fewer")
-        found = self.top_k + (places - 1) * self.top_k**2
-        if self.nodes > found:
-            raise ValueError(
-                f"nodes must be at most {found}, which a top_k of {self.top_k} finds at a depth of {places}, got "
-                f"{self.nodes}; pass fewer nodes or a larger top_k"
-            )
+        check_nodes(self.nodes, self.top_k, places)
 
     @property
     def _chain(self) -> DFlashDrafter:
@@ -145,9 +139,8 @@ class DFlashTreeDrafter(Drafter):
         head, by_place = self.head, lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]
 
         def best(logits: Float[Array, "*rows n"]) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
-            scores, places = top_tokens(jax.nn.log_softmax(logits), self.top_k)
-            # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
-            return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), head.ids[places]
+            scores, places = best_children(jax.nn.log_softmax(logits), self.top_k)
+            return scores, head.ids[places]
 
         if head.config.markov_rank:
             of_place = by_place(logits)

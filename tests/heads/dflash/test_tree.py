@@ -81,5 +81,6 @@ def test_trees_that_cannot_be_drafted(options, message):
 
 
 def test_other_targets_are_refused():
-    with pytest.raises((TypeError, ValueError)):
-        jaxspec.generate(tiny.wide_transformer(), DFlashTreeDrafter(HEAD, nodes=4, top_k=2), np.ones((1, 3), np.int32))
+    drafter = DFlashTreeDrafter(HEAD, nodes=4, top_k=2)
+    with pytest.raises(ValueError, match="head reads states of width 16, got a target of width 32"):
+        jaxspec.generate(tiny.wide_transformer(), drafter, np.ones((1, 3), np.int32), max_new_tokens=2)
