@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
+from jaxspec.core.parts import whole
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
@@ -163,7 +164,8 @@ def best_children(
     log_probs: Float[Array, "*rows n"], top_k: int
 ) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
     """Returns the log-probabilities and tokens of the `top_k` most probable children."""
-    scores, tokens = top_tokens(log_probs, top_k)
+    # Complete on every device: the search goes on in them without a word to the others.
+    scores, tokens = map(whole, top_tokens(log_probs, top_k))
     # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
     return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 

@@ -77,14 +77,15 @@ def _add_fed(
     at = jnp.broadcast_to(jnp.clip(behind, 0, order.shape[2] - 1)[:, None], (*order.shape[:2], slots.shape[1]))
     order = jnp.take_along_axis(order, at, axis=2)
     cached = behind < 0
-    own = jnp.arange(len(slots), dtype=jnp.int32)[:, None, None]
+    # Not by index: where devices hold some rows each, none asks for another's.
+    of_row = jax.vmap(lambda row, at: row[at])
     seen = cached[:, None] | (behind[:, None] < count[..., None])
     if window is not None:
-        places = jnp.where(cached[:, None], slots[:, None], fresh.positions[own, order])
+        places = jnp.where(cached[:, None], slots[:, None], of_row(fresh.positions, order))
         seen = seen & (places > fresh.positions[:, -queries.shape[3] :, None] - window)
     held = cache.block(layer, slots[:, 0], slots.shape[1])
     keys, values = (
-        jnp.where(cached[:, None, None, :, None], old[:, None], jnp.moveaxis(new[own, order], 2, 3))
+        jnp.where(cached[:, None, None, :, None], old[:, None], jnp.moveaxis(of_row(new, order), 2, 3))
         for old, new in zip(held, (fresh.keys, fresh.values), strict=True)
     )
     if fresh.mask is None:

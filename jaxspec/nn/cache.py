@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
 from jaxspec.core.layout import Layout
+from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
 
 # Attention reads the cache in blocks of this many slots, so that cost follows use.
@@ -178,18 +179,37 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
 
 def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, "*b"], count: int) -> Array:
     """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
+    if start.ndim:
+        # A CPU copies what it gathers from: there rows are read one after the other, or on a mesh a layer is copied.
+        cpu = functools.partial(_row_by_row if on_one_device() else _of_layer, layer=layer, count=count)
+        default = functools.partial(_of_rows, layer=layer, count=count)
+        return jax.lax.platform_dependent(buffer, start, cpu=cpu, default=default)
     _, batch, heads, _, width = buffer.shape
     zero = jnp.zeros((), start.dtype)
-    if start.ndim:
-        own = jnp.arange(batch, dtype=start.dtype)
-        take = lambda row, at: jax.lax.dynamic_slice(  # noqa: E731
-            buffer, (jnp.full((), layer, start.dtype), row, zero, at, zero), (1, 1, heads, count, width)
-        )[0, 0]
-        # A CPU copies what it gathers from: there rows are read one after the other.
-        one_by_one = lambda own, start: jax.lax.map(lambda each: take(*each), (own, start))  # noqa: E731
-        return jax.lax.platform_dependent(own, start, cpu=one_by_one, default=jax.vmap(take))
     index = (jnp.full((), layer, start.dtype), zero, zero, start, zero)
     return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
+
+
+def _row_by_row(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+    _, batch, heads, _, width = buffer.shape
+    first, zero = jnp.full((), layer, start.dtype), jnp.zeros((), start.dtype)
+
+    def take(each: tuple[Array, Array]) -> Array:
+        return jax.lax.dynamic_slice(buffer, (first, each[0], zero, each[1], zero), (1, 1, heads, count, width))[0, 0]
+
+    return jax.lax.map(take, (jnp.arange(batch, dtype=start.dtype), start))
+
+
+def _of_layer(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+    return _of_rows(buffer[layer : layer + 1], start, layer=0, count=count)
+
+
+def _of_rows(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+    _, _, heads, _, width = buffer.shape
+    first, zero = jnp.full((), layer, start.dtype), jnp.zeros((), start.dtype)
+    # By an axis of the gather's own batch, so that a device which holds some of the rows asks no other for them.
+    take = lambda row, at: jax.lax.dynamic_slice(row, (first, zero, at, zero), (1, heads, count, width))[0]  # noqa: E731
+    return jax.vmap(take, in_axes=(1, 0))(buffer, start)
 
 
 def write(

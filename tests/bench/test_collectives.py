@@ -80,3 +80,14 @@ def case(tmp_path):
 )
 def test_a_round_waits_for_other_devices_no_more_often_than_it_must(sampling, most, case):
     assert outside_layers(case, compiled(case, sampling)) == most
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_a_tree_of_a_block_is_searched_without_a_word_between_devices(tmp_path):
+    path = tmp_path / "target.json"
+    path.write_text(json.dumps(SHAPES["qwen3-4b"] | {"num_hidden_layers": 6}))
+    cases = [Case(str(path), f"dflash-tree:{block}", topology="v5p:2x2x1", k=12, context=512) for block in (4, 8)]
+    short, long = (outside_layers(case, compiled(case, jaxspec.Greedy())) for case in cases)
+    assert short == long
