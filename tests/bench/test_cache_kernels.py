@@ -34,7 +34,7 @@ def case_of(folder, **options):
     [
         ("v5e:2x2", {"batch": 3}),
         ("v6e:2x2", {"rows": 16}),
-        pytest.param("tpu7x:2x2x1", {}, marks=pytest.mark.slow),
+        ("tpu7x:2x2x1", {}),
         pytest.param("v5e:2x2", {"context": 32768}, marks=pytest.mark.slow),
     ],
 )

@@ -73,7 +73,7 @@ def drafters(draft):
 
 NAMED = drafters(DRAFT)
 # The others draw, look up and reduce distributions in the same few ways.
-FIRST = ("plain", "drawn tree, recursive")
+FIRST = ("plain",)
 ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in NAMED]
 
 
@@ -157,15 +157,12 @@ def by_hand(model, like, mesh):
     return jaxspec.LanguageModel(model.module, jax.tree.map(put, model.params, like.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "inside"),
     [
         ("plain", AxisType.Explicit, False),
-        *(
-            pytest.param("model, block", kind, inside, marks=pytest.mark.slow)
-            for kind in (AxisType.Auto, AxisType.Explicit)
-            for inside in (False, True)
-        ),
+        *(("model, block", kind, inside) for kind in (AxisType.Auto, AxisType.Explicit) for inside in (False, True)),
     ],
 )
 def test_models_that_the_caller_has_split(name, kind, inside):
