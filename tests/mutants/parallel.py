@@ -15,7 +15,6 @@ MUTANTS = (
         "rng.of_draft(number)",
         "rng.of_draft(0 * number)",
         (_PROPOSALS,),
-        slow=True,
     ),
     Mutant(
         "the distribution of another model is reported",
@@ -23,7 +22,6 @@ MUTANTS = (
         "target.logits(_side_by_side(chains.log_probs))",
         "target.logits(_side_by_side(chains.log_probs[::-1]))",
         (_PROPOSALS,),
-        slow=True,
     ),
     Mutant(
         "every place along the axis gets the first model",
@@ -31,7 +29,6 @@ MUTANTS = (
         "(part,) = parts[index[0]]",
         "part = parts[0]",
         (_HELD, _PROPOSALS),
-        slow=True,
     ),
     Mutant(
         "models keep drafts that only another one's chain kept",
@@ -39,7 +36,6 @@ MUTANTS = (
         "jnp.argmin(heard.accepted, axis=0)",
         "jnp.argmax(heard.accepted, axis=0)",
         (_PROPOSALS,),
-        slow=True,
     ),
     Mutant(
         "shared noise is sent to the drafts",

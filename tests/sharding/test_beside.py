@@ -20,11 +20,12 @@ from tests._fixtures import tiny
 from tests._fixtures.collectives import collectives
 from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, run, same
 
-pytestmark = pytest.mark.slow
-
 # Not gated: on a CPU the two halves of a gated block are flattened, and gathered for that.
 TARGET = tiny.wide_transformer(0, vocab=VOCAB, gated_mlp=False)
 MESHES = [(2, 4), (4, 2), (8, 1)]
+SLOW_MESHES = [
+    pytest.param(shape, marks=[] if shape == (2, 4) else [pytest.mark.slow], id=str(shape)) for shape in MESHES
+]
 K = 2
 
 
@@ -99,7 +100,7 @@ def on_a_mesh(shape):
     return found, target, drafter, state
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_the_proposals_are_those_of_a_union(shape):
     """Tokens and distributions, round after round: each model has its own noise, and hears what was accepted."""
     for ours, theirs in zip(on_a_mesh(shape)[0], rounds(TARGET, union(shape[0]))[0], strict=True):
@@ -109,7 +110,7 @@ def test_the_proposals_are_those_of_a_union(shape):
         assert ours.depth == theirs.depth == K
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_each_device_holds_its_own_draft_alone(shape):
     target, drafter, state = on_a_mesh(shape)[1:]
     for array in jax.tree.leaves((drafter.models, state.drafters)):
@@ -131,8 +132,11 @@ def sent_between_drafts(verifier, shape):
     return [c for c in found if c.crosses(shape, 0)]
 
 
-@pytest.mark.parametrize("verifier", ["recursive", "coupled", "greedy"])
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "verifier", ["recursive", *(pytest.param(x, marks=pytest.mark.slow) for x in ("coupled", "greedy"))]
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions(shape, verifier):
     """Distributions only where they are read, and cut over all devices: each gets its part of the vocabulary of all."""
     sent = sent_between_drafts(verifier, shape)
@@ -146,6 +150,7 @@ def test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions(shap
     assert any(c.dtype == "s32" and np.prod(c.shape) == chains for c in sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_the_same_tokens_on_a_mesh_as_on_one_device(shape, verifier):
@@ -166,11 +171,13 @@ def of_two():
     return generate(TARGET, union(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_mesh_can_be_passed(kind):
     same(generate(TARGET, parallel(2), mesh=make_mesh((2, 4), kind)), of_two())
 
 
+@pytest.mark.slow
 def test_inside_the_callers_jit():
     mesh = make_mesh((2, 4))
     same(jax.jit(lambda target, drafter: generate(target, drafter, mesh=mesh))(TARGET, parallel(2)), of_two())
@@ -180,6 +187,7 @@ def test_inside_the_callers_jit():
         same(jax.jit(generate)(*placed), of_two())
 
 
+@pytest.mark.slow
 def test_models_that_lie_on_the_mesh_already_are_put_side_by_side():
     mesh = make_mesh((2, 4))
     target, *drafts = (shard(model, mesh, DRAFTS_BESIDE.within(mesh)) for model in (TARGET, *models(2)))
@@ -188,6 +196,7 @@ def test_models_that_lie_on_the_mesh_already_are_put_side_by_side():
     same(generate(target, drafter), of_two())
 
 
+@pytest.mark.slow
 def test_rows_split_too():
     mesh = jax.make_mesh((2, 2, 2), ("data", "draft", "model"), axis_types=(AxisType.Auto,) * 3)
     target, drafter = shard_models((TARGET, parallel(2)), mesh)
@@ -197,11 +206,13 @@ def test_rows_split_too():
     same(generate(target, drafter), of_two())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(drafts="draft"), Rules(vocab="model", drafts="draft")], ids=["whole", "vocab"])
 def test_other_rules(rules):
     same(generate(*shard_models((TARGET, parallel(2)), make_mesh((2, 4)), rules)), of_two())
 
 
+@pytest.mark.slow
 def test_replicas_of_one_model_draft_independently():
     replicas = jaxspec.contrib.ParallelDrafter(models(1)[0], k=K, num_drafts=4)
     alone = jaxspec.contrib.UnionDrafter((jaxspec.ModelDrafter(models(1)[0], k=K),) * 4)
