@@ -49,6 +49,7 @@ MUTANTS = (
         "if AxisType.Explicit in mesh.axis_types), None)",
         "if AxisType.Manual in mesh.axis_types), None)",
         (f"{_MESHES}::test_models_that_the_caller_has_split",),
+        slow=True,
     ),
     Mutant(
         "results stay split",
