@@ -102,7 +102,8 @@ class Options:
         bool,
         typer.Option(
             "--bit-exact",
-            help="Write what plain decoding with --bit-exact writes, to the bit, in bfloat16 and on accelerators too.",
+            help="Write what plain decoding with --bit-exact writes, to the bit, in bfloat16 and on accelerators too; "
+            "at a temperature with --verifier coupled.",
         ),
     ] = False
     rows: Annotated[

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -28,7 +29,7 @@ def rows_of(model: object) -> int | None:
     return rows
 
 
-def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None, *, nodes: int = 0) -> _Model:
+def as_bit_exact(target: _Model, bit_exact: object, rows: int | None, *, nodes: int = 0) -> _Model:
     """Returns the target, with passes that agree to the bit if that is asked for.
 
     Args:
@@ -38,9 +39,13 @@ def as_bit_exact(target: _Model, bit_exact: bool, rows: int | None, *, nodes: in
       nodes: the most drafts that a pass must hold.
 
     Raises:
-      TypeError: it cannot have them.
+      TypeError: it cannot have them, or `bit_exact` is no truth value.
       ValueError: `rows` is given where they are not asked for, is no positive integer, or does not hold the drafts.
     """
+    if not isinstance(bit_exact, bool | np.bool_):
+        raise TypeError(
+            f"bit_exact must be True or False, got {bit_exact!r}; pass bit_exact=True, and rows=... beside it"
+        )
     if bit_exact:
         make: Any = getattr(target, "bit_exact", None)
         if make is None:

@@ -67,9 +67,9 @@ def score(
     validate.prompt(ids, length, model.vocab_size, _LENGTH)
     if prompt_length is None:
         raise ValueError("prompt_length must be one integer or one a row, got None; pass 1 where there was no prompt")
-    validate.prompt(ids, prompt_length, model.vocab_size, _PROMPT)
     batch, width = ids.shape
     _check_prompt_length(prompt_length, width if length is None else length)
+    validate.prompt(ids, prompt_length, model.vocab_size, _PROMPT)
     validate.sampling(sampling, batch)
     validate.fits(width, 0, None, model.context_length)
     policy = one_a_row(sampling, batch) if isinstance(sampling, Sampling) else sampling

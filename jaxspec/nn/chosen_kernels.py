@@ -10,6 +10,7 @@ import jax
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import PALLAS
+from jaxspec.nn.exact_passes import BY_SLOT
 from jaxspec.nn.network import Network
 
 _Network = TypeVar("_Network", bound=Network)
@@ -21,6 +22,7 @@ PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
 # A kernel reads heads in tiles of so many numbers: of smaller ones it would read padding.
 _TILE = 128
 _XLA: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({kernels: xla for xla, kernels in PALLAS.items()})
+_PLAIN: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({slots: plain for plain, slots in BY_SLOT.items()})
 
 
 def kernels_for(kind: str, head_dim: int) -> Kernels:
@@ -41,16 +43,17 @@ def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
       model: a model with a cache.
       kernels: `None` is the default of the first device; a native cache stays.
     """
-    found = model.cache_type
+    found = plain = _PLAIN.get(model.cache_type, model.cache_type)
     if kernels is not None:
         found = KVCache if found is NativeKVCache else _XLA.get(found, found)
     if (kernels or kernels_for(jax.devices()[0].device_kind, model.module.config.head_dim)) == "pallas":
         found = PALLAS.get(found, found)
-    return dataclasses.replace(model, cache_type=found)
+    return dataclasses.replace(model, cache_type=found if plain is model.cache_type else BY_SLOT[found])
 
 
 def kernels_like(target: Any, draft: _Network) -> _Network:
     """Returns a draft model or a head with Pallas kernels where its target has them, and without where it has not."""
-    kinds = PALLAS if getattr(target, "cache_type", None) in _XLA else _XLA
+    theirs: Any = getattr(target, "cache_type", None)
+    kinds = PALLAS if _PLAIN.get(theirs, theirs) in _XLA else _XLA
     own: Any = getattr(draft, "cache_type", None)
     return dataclasses.replace(draft, cache_type=kinds[own]) if own in kinds else draft

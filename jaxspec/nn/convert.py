@@ -23,6 +23,7 @@ from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
+from jaxspec.nn.exact_passes import BY_SLOT, is_by_row
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.nn.transformer import Transformer
@@ -120,7 +121,7 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
     """Returns the model with caches of int8 keys and values, one scale for each vector (`Int8KVCache`).
 
     Keys and values are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to
-    rounding in bfloat16.
+    rounding in bfloat16. Where native kernels multiply they agree to the bit: the cache is attended to slot by slot.
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`.
@@ -133,6 +134,8 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
         dtype('int8')
     """
     _check(model, "quantize_cache", heads=False)
+    if is_by_row(model):
+        return dataclasses.replace(model, cache_type=BY_SLOT[Int8KVCache])
     found = kernels_like(model, dataclasses.replace(model, cache_type=Int8KVCache))
     return found if model.rows is None else found.bit_exact()
 

@@ -53,7 +53,7 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
 
     Raises:
       TypeError: the model is of another kind, or has caches or products that do not agree.
-      ValueError: `rows` is no positive integer.
+      ValueError: `rows` is no positive integer, or more than the model's texts may have tokens.
 
     Example:
         >>> exact = jaxspec.nn.bit_exact(target, rows=8)
@@ -69,16 +69,21 @@ def bit_exact(model: _Model, rows: int | None = None) -> _Model:
             f"passes of a {type(module).__name__} are not known to agree to the bit; pass a model that jaxspec.load "
             "returns, or bit_exact=False"
         )
+    longest = module.config.context_length
+    if rows is not None and longest is not None and rows > longest:
+        raise ValueError(
+            f"passes of rows={rows} tokens are longer than the context of {longest}; pass fewer, such as {ROWS}"
+        )
     cache_type = BY_SLOT.get(model.cache_type, model.cache_type)
     if cache_type not in BY_SLOT.values():
         raise TypeError(f"a {cache_type.__name__} does not attend slot by slot; pass a model with one of {_names()}")
-    if _is_by_row(model):
+    if is_by_row(model):
         params = jax.tree.map(lambda x: x.in_any_rows() if is_packed(x) else x, model.params, is_leaf=is_packed)
         return dataclasses.replace(model, params=params, cache_type=cache_type, rows=None)
     return dataclasses.replace(model, cache_type=cache_type, rows=rows or rows_of(model) or ROWS)
 
 
-def _is_by_row(model: Network) -> bool:
+def is_by_row(model: Network) -> bool:
     """Returns whether native kernels compute all products, whose rows have bits of their own."""
     plain = [path for path, _ in jax.tree.leaves_with_path(model.params) if getattr(path[-1], "key", "") in PRODUCTS]
     packed = packed_weights(model)

@@ -11,7 +11,10 @@ from jaxspec.core.model import ModelOutput
 def fill(
     rows: int, tokens: Int[Array, "b t"], mask: Bool[Array, "b t t"] | None, positions: Int[Array, "b t"] | None
 ) -> tuple[Int[Array, "b rows"], Bool[Array, "b rows rows"] | None, Int[Array, "b rows"] | None]:
-    """Appends tokens that no other sees, `rows` in all; of a chain those behind are not seen anyway."""
+    """Appends tokens that no other sees, `rows` in all; of a chain those behind are not seen anyway.
+
+    They repeat the first: a token that no text here has might have weights that are no numbers.
+    """
     count = tokens.shape[1]
     after = ((0, 0), (0, rows - count))
     if mask is not None:
@@ -20,7 +23,8 @@ def fill(
         mask = jnp.pad(mask, (*after, after[1])) | behind[None]
     if positions is not None:
         positions = jnp.pad(positions, after, mode="edge")
-    return jnp.pad(tokens, after), mask, positions
+    filler = jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], rows - count))
+    return jnp.concatenate([tokens, filler], axis=1), mask, positions
 
 
 def first(count: int, output: ModelOutput) -> ModelOutput:

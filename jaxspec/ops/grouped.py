@@ -21,8 +21,10 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.ops.matmul import MOST_FUSED_ROWS, pad_rows
+from jaxspec.core.sums import rounded
+from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, pad_rows
 from jaxspec.ops.packed import Axes, PackedWeight
 
 DTYPES = (jnp.dtype(jnp.int8), jnp.dtype(jnp.int4))
@@ -199,7 +201,7 @@ def _combine(
         # Not subtracted before the product: compilers would write the difference, as wide as activations.
         totals = jnp.sum(x.astype(jnp.float32), axis=-1).T
         sums = sums - totals.reshape(*sums.shape[:2], *(1,) * (zero.ndim - 1)) * zero.astype(jnp.float32)[:, None]
-    return jnp.sum(sums * scale.astype(jnp.float32)[:, None], axis=0)
+    return rounded(jnp.sum(sums * scale.astype(jnp.float32)[:, None], axis=0))
 
 
 def _tpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
@@ -207,18 +209,29 @@ def _tpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
 
 
 def _cpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
-    values, scale, zero = parts
-    groups, *out, group = values.shape
+    groups, *out, group = parts[0].shape
     rows, wide = math.prod(x.shape[:2]), x.astype(jnp.float32)
-    if values.dtype == jnp.int4:
-        # Within a product int4 is widened one by one, at six times the time.
-        values = jax.lax.optimization_barrier(values.astype(jnp.int8))
-    if rows > MOST_FUSED_ROWS:
-        return _contract(wide, (values, scale, zero)).astype(x.dtype)
-    # As in `multiply_and_sum`, whose comments say why: rows in fours, a barrier, and flat outputs.
-    grouped = jnp.pad(wide.reshape(rows, groups, group), ((0, -rows % 4), (0, 0), (0, 0)))
-    grouped, values = jax.lax.optimization_barrier((grouped, values.reshape(groups, -1, group)))
-    sums = jnp.sum(values[None].astype(jnp.float32) * grouped[:, :, None], axis=-1)
-    flat_zero = None if zero is None else zero.reshape(groups, -1)
-    found = _combine(jnp.swapaxes(sums, 0, 1), grouped, scale.reshape(groups, -1), flat_zero)
-    return found[:rows].astype(x.dtype).reshape(*x.shape[:2], *out)
+    # On a mesh the groups may be split over devices: nothing goes through them one by one.
+    if rows > MOST_FUSED_ROWS or not on_one_device():
+        found = _contract(wide, parts)
+    else:
+        found = _group_by_group(wide.reshape(rows, groups, group), parts)
+    return found.astype(x.dtype).reshape(*x.shape[:2], *out)
+
+
+def _group_by_group(x: Float[Array, "rows groups group"], parts: _Parts) -> Float[Array, "rows out"]:
+    """Adds one group after the other, each in one pass over its integers."""
+    groups, *_, group = parts[0].shape
+    values, *flat = (None if part is None else part.reshape(groups, -1) for part in parts)
+    assert values is not None  # only zeros may be missing
+
+    def add(sums: Array, of_group: tuple[Array, Array, tuple[Array, Array | None]]) -> tuple[Array, None]:
+        x, values, (scale, zero) = of_group
+        # Within a product int4 is widened one by one, at six times the time: `multiply_and_sum` has a barrier.
+        found = multiply_and_sum(x, values.astype(jnp.int8).reshape(-1, group))
+        if zero is not None:
+            found = found - jnp.sum(x, axis=-1, keepdims=True) * zero.astype(jnp.float32)[None]
+        return sums + rounded(found * scale.astype(jnp.float32)[None]), None
+
+    sums = jnp.zeros((x.shape[0], values.shape[1] // group), jnp.float32)
+    return jax.lax.scan(add, sums, (jnp.swapaxes(x, 0, 1), values, tuple(flat)))[0]

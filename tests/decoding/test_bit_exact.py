@@ -139,6 +139,10 @@ def test_rows_belong_to_the_mode():
         jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=4, rows=8)
     with pytest.raises(ValueError, match="got rows=8 without bit_exact=True"):
         jaxspec.score(TARGET, PROMPT, rows=8)
+    with pytest.raises(TypeError, match="bit_exact must be True or False, got 16; pass bit_exact=True, and rows="):
+        jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=4, bit_exact=16)
+    with pytest.raises(ValueError, match="passes of rows=513 tokens are longer than the context of 512"):
+        jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=4, bit_exact=True, rows=513)
 
 
 def test_what_cannot_have_it_is_refused():

@@ -19,15 +19,15 @@ from tests._fixtures import tiny
 from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree, run
 
 ROWS, LENGTH = 12, 150  # beyond the first block of 128 slots
-FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8")
+FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8", "int4", "int8 in groups")
 QUICK = (("gemma", "float32"),)
 
 
 def model(family, form):
     """A tiny model of a family, its weights and caches as `form` says."""
     found = tiny.transformer(**FAMILIES[family])
-    if form == "int8":
-        return jaxspec.quantize_weights(found)
+    if form.startswith("int"):
+        return jaxspec.quantize_weights(found, bits=int(form[3]), group=4 if "groups" in form else None)
     dtype = jnp.dtype(form.partition(",")[0])
     found = tiny.in_dtype(found, dtype)
     return jaxspec.quantize_cache(found) if "cache" in form else found
@@ -145,6 +145,25 @@ def test_an_int8_cache_keeps_what_was_asked_for():
     first, last = (jaxspec.quantize_cache(target.bit_exact(8)), jaxspec.quantize_cache(target).bit_exact(8))
     assert first.cache_type is last.cache_type is BY_SLOT[jaxspec.nn.Int8KVCache]
     assert first.rows == last.rows == 8
+
+
+def test_where_native_kernels_multiply_an_int8_cache_is_attended_to_by_slot():
+    """In either order, and without being asked."""
+    native = jaxspec.native_kernels(model("llama", "float32"))
+    first, last = jaxspec.quantize_cache(native.bit_exact()), jaxspec.quantize_cache(native).bit_exact()
+    assert first.cache_type is last.cache_type is BY_SLOT[jaxspec.nn.Int8KVCache]
+    assert jax.tree.structure(first) == jax.tree.structure(last)
+    assert jaxspec.quantize_cache(native).cache_type is first.cache_type
+
+
+@pytest.mark.parametrize("prompt", [[[3, 4]], [[3]]])
+def test_what_fills_a_pass_up_is_of_the_text(prompt):
+    """A token that no text here has may have weights that are no numbers."""
+    target = tiny.transformer(layers=1, tied_head=False)
+    embedding = target.params["embedding"].at[0].set(jnp.nan)
+    target = dataclasses.replace(target, params=target.params | {"embedding": embedding})
+    found = jaxspec.generate(target, None, prompt, max_new_tokens=3, bit_exact=True)
+    assert 0 not in np.asarray(found.tokens)[0, :2] and found.length.tolist() == [3]
 
 
 def test_weights_side_by_side_are_native_if_their_parts_are():

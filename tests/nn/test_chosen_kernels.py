@@ -88,3 +88,11 @@ def test_int8_caches_keep_the_kernels(cache, found):
     rows = 8 if issubclass(cache, BySlotKVCache) else None
     held = dataclasses.replace(WIDE, cache_type=cache, rows=rows)
     assert jaxspec.quantize_cache(held).cache_type is found
+
+
+def test_kernels_are_chosen_before_and_after_passes_are_made_to_agree():
+    exact = with_kernels(WIDE, "xla").bit_exact(8)
+    assert with_kernels(exact, "pallas").cache_type is BySlotPallasKVCache
+    assert with_kernels(with_kernels(exact, "pallas"), "xla").cache_type is BySlotKVCache
+    assert kernels_like(with_kernels(exact, "pallas"), WIDE).cache_type is PallasKVCache
+    assert kernels_like(exact, with_kernels(WIDE, "pallas")).cache_type is KVCache

@@ -66,6 +66,20 @@ def test_a_product_is_that_of_the_weight_it_stands_for(bits, zero, rows):
         assert (np.abs(np.asarray(found, np.float64) - expected) <= bound).all()
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize(("groups", "group"), [(1, 64), (4, 4), (2, 64)])
+@pytest.mark.parametrize(
+    "rows", [24, pytest.param(48, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)]
+)
+def test_rows_of_many_outputs_are_their_own(groups, group, rows):
+    """As many as two texts have in passes that `bit_exact` fills up; XLA's fusion of these sums confused them."""
+    packed, dense = made(4, zero=True, groups=groups, group=group, out=(3000,))
+    x = jnp.asarray(RNG.normal(size=(1, rows, groups * group)), jnp.float32)
+    found = jax.jit(lambda x, packed: 0.5 * project(x, packed) + 1.0)(x, packed)
+    expected = 0.5 * np.einsum("bti,oi->bto", np.asarray(x, np.float64), dense) + 1.0
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+
+
 @pytest.mark.slow
 def test_activations_keep_their_dtype():
     packed, dense = made(4, zero=True)

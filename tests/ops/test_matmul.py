@@ -20,6 +20,18 @@ def test_it_contracts_the_last_axis(rows, out):
 
 
 @pytest.mark.optimized
+@pytest.mark.parametrize(("rows", "out", "width"), [(24, 3000, 16), (32, 1152, 32), (48, 1000, 64)])
+def test_no_row_is_another_s_where_products_are_fused_with_what_follows(rows, out, width):
+    """XLA's fusion of such sums and, say, a residual confuses the rows of some 33,000 outputs or more."""
+    rng = np.random.default_rng(rows)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, rows, width), (out, width)))
+    residual = jnp.asarray(rng.normal(size=out), jnp.float32)
+    found = jax.jit(lambda x, kernel: 0.5 * project(x, kernel) + residual[None, None])(x, kernel)
+    expected = 0.5 * np.einsum("bti,oi->bto", *(np.asarray(each, np.float64) for each in (x, kernel))) + np.asarray(residual)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.optimized
 def test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it():
     """As in a draft model that is fed a window and then a level with as many rows."""
     kernel, x = jnp.ones((4096, 64)), jnp.ones((16, 2, 64))
