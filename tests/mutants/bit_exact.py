@@ -107,4 +107,25 @@ MUTANTS = (
         "x",
         ("tests/ops/test_native_bits.py::test_passes_of_any_width_give_the_same_logits",),
     ),
+    Mutant(
+        "short sums of products are fused with what follows them",
+        "ops/matmul.py",
+        "jax.lax.reduce_precision(jnp.sum(products, axis=-1), exponent_bits=8, mantissa_bits=23)",
+        "jnp.sum(products, axis=-1)",
+        ("tests/ops/test_matmul.py::test_no_row_is_another_s_where_products_are_fused_with_what_follows",),
+    ),
+    Mutant(
+        "an int8 cache beside native kernels is not attended to by slot",
+        "nn/convert.py",
+        "cache_type=BY_SLOT[Int8KVCache]",
+        "cache_type=Int8KVCache",
+        (f"{_NN}::test_where_native_kernels_multiply_an_int8_cache_is_attended_to_by_slot",),
+    ),
+    Mutant(
+        "passes are filled up with the vocabulary's first token",
+        "nn/fixed_rows.py",
+        "jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], rows - count))",
+        "jnp.zeros((tokens.shape[0], rows - count), tokens.dtype)",
+        (f"{_NN}::test_what_fills_a_pass_up_is_of_the_text",),
+    ),
 )

@@ -27,7 +27,9 @@ def test_no_row_is_another_s_where_products_are_fused_with_what_follows(rows, ou
     x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, rows, width), (out, width)))
     residual = jnp.asarray(rng.normal(size=out), jnp.float32)
     found = jax.jit(lambda x, kernel: 0.5 * project(x, kernel) + residual[None, None])(x, kernel)
-    expected = 0.5 * np.einsum("bti,oi->bto", *(np.asarray(each, np.float64) for each in (x, kernel))) + np.asarray(residual)
+    expected = 0.5 * np.einsum("bti,oi->bto", *(np.asarray(each, np.float64) for each in (x, kernel))) + np.asarray(
+        residual
+    )
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
