@@ -221,17 +221,18 @@ def _cpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
 
 def _group_by_group(x: Float[Array, "rows groups group"], parts: _Parts) -> Float[Array, "rows out"]:
     """Adds one group after the other, each in one pass over its integers."""
-    groups, *_, group = parts[0].shape
-    values, *flat = (None if part is None else part.reshape(groups, -1) for part in parts)
-    assert values is not None  # only zeros may be missing
+    values, scale, zero = parts
+    groups, *_, group = values.shape
+    flat_zero = None if zero is None else zero.reshape(groups, -1)
 
     def add(sums: Array, of_group: tuple[Array, Array, tuple[Array, Array | None]]) -> tuple[Array, None]:
         x, values, (scale, zero) = of_group
         # Within a product int4 is widened one by one, at six times the time: `multiply_and_sum` has a barrier.
-        found = multiply_and_sum(x, values.astype(jnp.int8).reshape(-1, group))
+        found = multiply_and_sum(x, values.astype(jnp.int8))
         if zero is not None:
             found = found - jnp.sum(x, axis=-1, keepdims=True) * zero.astype(jnp.float32)[None]
         return sums + rounded(found * scale.astype(jnp.float32)[None]), None
 
-    sums = jnp.zeros((x.shape[0], values.shape[1] // group), jnp.float32)
-    return jax.lax.scan(add, sums, (jnp.swapaxes(x, 0, 1), values, tuple(flat)))[0]
+    by_group = jnp.swapaxes(x, 0, 1), values.reshape(groups, -1, group), (scale.reshape(groups, -1), flat_zero)
+    sums = jnp.zeros((x.shape[0], by_group[1].shape[1]), jnp.float32)
+    return jax.lax.scan(add, sums, by_group)[0]
