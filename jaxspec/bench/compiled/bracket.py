@@ -9,8 +9,8 @@ Neither end is a measurement. Collectives come on top of both, at their shortest
            gives 1.21 us to any small one on every generation. What is fetched ahead is charged nothing: it goes through
            one queue to memory, behind what the operations read, and its user waits for it.
 
-A Pallas kernel, which the compiler charges nothing either, takes at both ends the longer of its machine code, once for
-each step of its grid, and the bytes of its blocks at the bandwidth.
+A Pallas kernel, which the compiler charges nothing either, takes the longer of its machine code and the bytes of its
+blocks at the bandwidth. A step of its grid takes at most the longest path through that code; at least it is run once.
 
 The host is in neither: the loop has none.
 """
@@ -94,8 +94,8 @@ class Bracket:
         charged, small, wait = one.cycles / self.chip.clock, self.constants.small_operation, self.constants.dma_wait
         words = code.bundles / self.chip.clock
         if (kernel := self.program.kernel(one)) is not None:
-            words, reading = words * kernel.steps, self._reading(moved)
-            return Range(max(words, reading.low), max(words, reading.high) + code.waits * wait.high)
+            reading, waits = self._reading(moved), code.waits * wait.high
+            return Range(max(words, reading.low), max(words * kernel.steps, reading.high) + waits)
         low = words + code.waits * wait.low
         if 0 < charged <= SMALL:
             low, charged = max(low, small.low), min(charged, small.high)

@@ -22,7 +22,7 @@ class Kernel:
 
     Attributes:
       steps: how often its body runs.
-      scalars: how many operands come before those that have blocks.
+      scalars: how many operands come before those that have blocks, bounds of the grid among them.
       blocks: how many elements of each operand, then of each result, a step sees; `None` where the kernel copies
         what it needs itself.
       stated: the bytes that its author says it moves; `None` if nothing was said.
@@ -80,7 +80,8 @@ def _read(body: str, unknown: int, stated: int | None) -> Kernel | None:
             if "window_params" in attributes:
                 bounds = [int(size) for size in re.findall(r"-?\d+", attributes["iteration_bounds"].partition(":")[2])]
                 scalars = int(attributes.get("scalar_prefetch", "0").split()[0])
-                # A bound that depends on data is below 0.
+                # A bound that depends on data is below 0, and an operand before all others.
+                scalars += sum(size <= 0 for size in bounds)
                 steps = math.prod(size if size > 0 else unknown for size in bounds)
                 return Kernel(steps, scalars, _blocks(attributes["window_params"]), stated)
     return None

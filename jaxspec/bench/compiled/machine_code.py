@@ -1,12 +1,12 @@
 """Reads the machine code that the TPU compiler made of each operation: how many instruction words, and where it waits.
 
 libtpu writes them into a folder as it compiles, if it was told to before it was loaded: for each operation that is a
-function of its own `NUMBER-NAME-NN-final_bundles.txt`, the very long instruction words ("bundles", one a cycle), and
-`...-schedule-analysis_final_bundles.txt`, how many they are. What is too small for a function stands in the program's
-own, `TLP`, whose analysis counts the words of each operation. Of operations that are alike one is written.
+function of its own `NUMBER-NAME-NN-final_bundles.txt`, the very long instruction words ("bundles", one a cycle). What
+is too small for a function stands in the program's own, `TLP`, with an analysis that counts the words of each operation,
+`...-schedule-analysis_final_bundles.txt`. Of operations that are alike one is written.
 
-A count is a lower bound of cycles: loops inside an operation are counted once, and stalls not at all. An operation that
-starts a copy from the main memory and waits for it takes that memory's latency besides.
+Words of the longest path are counted (`jaxspec.bench.compiled.paths`). That is no bound from above: loops inside an
+operation count once, and stalls not at all. An operation that starts a copy from the main memory and waits for it takes that memory's latency besides.
 """
 
 import functools
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxspec.bench.compiled.paths import longest_path
 from jaxspec.bench.hlo import Instruction, Program
 
 _FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
 _VARIABLE = "LIBTPU_INIT_ARGS"
 _FILE = re.compile(r"\d+-(.+)-\d+-(schedule-analysis_)?final_bundles\.txt")
-_TOTAL = re.compile(r"total scheduled bundles:\s+(\d+)")
 _PART = re.compile(r"^\s+([\d.]+) scheduled bundles \([^)]*\): %(\S+) = ", re.MULTILINE)
 _START, _WAIT = re.compile(r"= dma\.(?!done)"), re.compile(r"= dma\.done\.wait (?!\()")
 _WHOLE = "TLP"
@@ -33,7 +33,7 @@ class Code(NamedTuple):
     """Gives what an operation's machine code says.
 
     Attributes:
-      bundles: instruction words, each once.
+      bundles: instruction words of its longest path.
       waits: waits for copies from or to the main memory that it started itself; of several at once, one.
     """
 
@@ -83,20 +83,17 @@ def collect() -> Written:
 
 def read(folder: Path) -> Written:
     """Reads the files of one compilation in a folder."""
-    bundles: dict[str, float] = {}
-    waits: dict[str, int] = {}
+    functions: dict[str, Code] = {}
     parts: dict[str, float] = {}
     for path in sorted(folder.iterdir()):
         if (match := _FILE.fullmatch(path.name)) is None:
             continue
         name, text = match[1], path.read_text(errors="replace")
         if match[2] is None:
-            waits[name] = _waits(text)
+            functions[name] = Code(longest_path(text), _waits(text))
         elif name == _WHOLE:
             parts |= {part: float(count) for count, part in _PART.findall(text)}
-        elif (total := _TOTAL.search(text)) is not None:
-            bundles[name] = float(total[1])
-    return Written({name: Code(count, waits.get(name, 0)) for name, count in bundles.items()}, parts)
+    return Written(functions, parts)
 
 
 def _waits(text: str) -> int:
