@@ -30,6 +30,8 @@ from jaxspec.ops.pallas.place import place, place_row, product
 # Divides every cache's capacity; the same for every pass, whose bits it would change.
 BLOCK = 256
 _LOWEST = -1e30
+# A number of a row stands in all lanes of a register: one lane would have to be spread for each block.
+_LANES = 128
 _MOST_VMEM = 64 * 2**20
 
 
@@ -91,7 +93,7 @@ def attend(
     flat = jax.ShapeDtypeStruct((batch, time, heads * group * width), queries.dtype)
     if oldest is not None:
         operands.insert(2, jnp.tile(oldest, (1, group))[..., None])
-    state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, width, 1, 1)]
+    state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, width, _LANES, _LANES)]
     kernel = functools.partial(
         _kernel, windowed=oldest is not None, scale=scale, time=time, by_path=by_path and count > 1
     )
@@ -144,14 +146,12 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
         for part, value in zip(state, (0.0, 0.0, _LOWEST), strict=True):
             part[...] = jnp.full_like(part, value)
 
-    @pl.when(behind + BLOCK <= 0)
-    def _():
+    def of_cached():
         seen = None if oldest is None else _slots(start) >= oldest
         for head in range(heads):
             add(head, [x[0, 0, head : head + 1] if len(x.shape) == 4 else x[0, 0, head] for x in cached], seen)
 
-    @pl.when((behind + BLOCK > 0) & (behind < count))
-    def _():
+    def of_fed():
         def with_fed(own, query):
             """Adds the block with the fed tokens at these places; of `query` alone, unless it is none."""
             seen = _seen(places[0], own, behind)
@@ -166,10 +166,13 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
             each = lambda query, _: with_fed(places[0, pl.ds(query, 1), :], query)  # noqa: E731
             jax.lax.fori_loop(0, time, each, None)
 
+    # One or the other: the compiler's code says so, and none of it can be taken to run in both.
+    jax.lax.cond(behind + BLOCK <= 0, of_cached, lambda: pl.when(behind < count)(of_fed))
+
     @pl.when(index == pl.num_programs(1) - 1)
     def _():
-        state[0][...] = state[0][...] / state[1][...]
         group, _, width = queries.shape[2:]
+        state[0][...] = state[0][...] / _across(state[1][...], width)
         for head, each, rows in _queries(queries):
             at = (head * group + each) * width
             out[0, :, at : at + width] = state[0][head, rows].astype(out.dtype)
@@ -185,6 +188,12 @@ def _slots(start: Any) -> Int[Array, "1 s"]:
     return start + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
 
 
+def _across(x: Float[Array, "... 128"], size: int) -> Float[Array, "... size"]:
+    """Returns numbers that are alike along the last axis, with so many there."""
+    times = -(-size // _LANES)
+    return jnp.concatenate([x] * times, axis=-1)[..., :size]
+
+
 def _rows(count: int, time: int, query: Any) -> Array:
     """Returns which of `count` rows are heads of a query, `[count, 1]`."""
     row = jax.lax.broadcasted_iota(jnp.int32, (count, 1), 0)
@@ -194,7 +203,7 @@ def _rows(count: int, time: int, query: Any) -> Array:
 def _seen(places: Int[Array, "n u"], own: Int[Array, "1 u"], behind: Any) -> Array:
     """Returns which slots of a block each row sees, `[n, s]`: cached ones, and fed tokens that stand at `own`."""
     there = behind + jax.lax.broadcasted_iota(jnp.int32, (BLOCK, 1), 0) == own
-    fed = product((places >= 0).astype(jnp.float32), there.astype(jnp.float32), 1)
+    fed = product((places >= 0).astype(jnp.bfloat16), there.astype(jnp.bfloat16), 1)
     return (_slots(behind) < 0) | (fed > 0)
 
 
@@ -226,8 +235,8 @@ def _add(
         scores = jnp.where(seen, scores, -jnp.inf)
     most = jnp.maximum(maximum, jnp.max(scores, axis=1, keepdims=True))
     shrink = jnp.exp(maximum - most)
-    weights = jnp.exp(scores - most)
+    weights = jnp.exp(scores - _across(most, BLOCK))
     mixed = product((weights * scales[1] if scales else weights).astype(wide), values.astype(wide), 0)
-    found = weighted * shrink + mixed, weight * shrink + jnp.sum(weights, axis=1, keepdims=True), most
+    found = weighted * _across(shrink, mixed.shape[1]) + mixed, weight * shrink + jnp.sum(weights, axis=1, keepdims=True), most
     for part, old, new in zip(state, (weighted, weight, maximum), found, strict=True):
         part[head] = new if rows is None else jnp.where(rows, new, old)
