@@ -12,6 +12,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.heads.dflash.tree import DFlashTreeDrafter
 from jaxspec.heads.medusa.drafter import MedusaDrafter
 from jaxspec.named import drafter_of, has_weights, load_drafter, load_head
 from jaxspec.nn.convert import native_like
@@ -74,6 +75,13 @@ def _beside(drafter: Drafter) -> Drafter:
 
 _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
     "medusa": {"tree": lambda head: MedusaDrafter(head, topology=best_tree(head.accuracies, 20))},
-    "eagle": {"tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20)},
-    "dflash": {},
+    "eagle": {
+        "tree": lambda head: DynamicTreeDrafter(head, top_k=6, depth=5, nodes=20),
+        "wide tree": lambda head: DynamicTreeDrafter(head, top_k=8, depth=6, nodes=63),
+    },
+    # In one pass of the head: what a chain of its block costs but for the verification.
+    "dflash": {
+        "tree": lambda head: DFlashTreeDrafter(head, top_k=6, nodes=20),
+        "wide tree": lambda head: DFlashTreeDrafter(head, top_k=8, nodes=63),
+    },
 }

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "a softmax is not rescaled when a block has a larger score",
         _ATTENTION,
-        "found = weighted * shrink + mixed,",
+        "found = weighted * _across(shrink, mixed.shape[1]) + mixed,",
         "found = weighted + mixed,",
         _ATTENDS,
     ),

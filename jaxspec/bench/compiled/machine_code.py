@@ -2,11 +2,12 @@
 
 libtpu writes them into a folder as it compiles, if it was told to before it was loaded: for each operation that is a
 function of its own `NUMBER-NAME-NN-final_bundles.txt`, the very long instruction words ("bundles", one a cycle). What
-is too small for a function stands in the program's own, `TLP`, with an analysis that counts the words of each operation,
+is too small for a function stands in the program's own, `TLP`, with an analysis that counts each operation's words,
 `...-schedule-analysis_final_bundles.txt`. Of operations that are alike one is written.
 
 Words of the longest path are counted (`jaxspec.bench.compiled.paths`). That is no bound from above: loops inside an
-operation count once, and stalls not at all. An operation that starts a copy from the main memory and waits for it takes that memory's latency besides.
+operation count once, and stalls not at all. An operation that starts a copy from the main memory and waits for it
+takes that memory's latency besides.
 """
 
 import functools

@@ -227,7 +227,7 @@ def _add(
 ) -> None:
     """Adds a block of slots to the unfinished softmax of a head's rows, or of some of them alone."""
     keys, values, *scales = block
-    weighted, weight, maximum = (part[head] for part in state)
+    before = weighted, weight, maximum = [part[head] for part in state]
     scores = product(asking[head].astype(wide), keys.astype(wide), 1) * scale
     if scales:
         scores = scores * scales[0]
@@ -237,6 +237,7 @@ def _add(
     shrink = jnp.exp(maximum - most)
     weights = jnp.exp(scores - _across(most, BLOCK))
     mixed = product((weights * scales[1] if scales else weights).astype(wide), values.astype(wide), 0)
-    found = weighted * _across(shrink, mixed.shape[1]) + mixed, weight * shrink + jnp.sum(weights, axis=1, keepdims=True), most
-    for part, old, new in zip(state, (weighted, weight, maximum), found, strict=True):
+    weight = weight * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    found = weighted * _across(shrink, mixed.shape[1]) + mixed, weight, most
+    for part, old, new in zip(state, before, found, strict=True):
         part[head] = new if rows is None else jnp.where(rows, new, old)
