@@ -4,8 +4,8 @@ import pytest
 
 from jaxspec.bench.compiled.paths import longest_path
 
-# Shortened from what libtpu writes of a kernel with two branches: of words 3 to 6 and 7 to 9, and the second of a
-# region inside. A word may take several lines.
+# Shortened from what libtpu writes of a kernel: a branch skips words up to 6, another from 7 to 9, and each stretch has
+# one inside. A word may take several lines.
 BOTH = """control target key start
      0   :  { %s1 = smov 0 }
    0x1   :  { %p1_p0 = scmp.gt.s32.totalorder %s9_s2, 0  ;;  %p2_p1 = scmp.OTHER.s32.totalorder %s9_s2, 0 }

@@ -27,6 +27,20 @@ MUTANTS = (
         (f"{_BRACKET}::test_what_is_fetched_ahead_is_waited_for_at_the_high_end_alone",),
     ),
     Mutant(
+        "a bound of a kernel's grid is no operand",
+        "bench/compiled/kernels.py",
+        "scalars += sum(size <= 0 for size in bounds)",
+        "scalars += 0",
+        ("tests/bench/test_kernels.py::test_a_grid_that_depends_on_data_is_counted_as_the_caller_says",),
+    ),
+    Mutant(
+        "stretches of code that exclude each other both run",
+        "bench/compiled/paths.py",
+        "max(length, lengths.pop(_opposite(key), 0))",
+        "length + lengths.pop(_opposite(key), 0)",
+        ("tests/bench/test_paths.py::test_of_stretches_that_exclude_each_other_the_longer_counts",),
+    ),
+    Mutant(
         "a kernel moves what its author said",
         "bench/compiled/kernels.py",
         "seen + whole if self.stated is None or not whole else max(seen, self.stated)",

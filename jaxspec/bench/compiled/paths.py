@@ -54,10 +54,11 @@ def _longest(first: int, last: int, stretches: list[_Stretch]) -> int:
         total -= one.last - one.first
         within = [each for each in inside if each != one]
         lengths[one.skipped_if] = lengths.get(one.skipped_if, 0) + _longest(one.first, one.last, within)
-    other = lambda key: (_OPPOSITE.get(key[0], ""), *key[1:])  # noqa: E731
-    return total + sum(length for key, length in lengths.items() if _counts(length, lengths.get(other(key), 0), key))
+    while lengths:
+        key, length = lengths.popitem()
+        total += max(length, lengths.pop(_opposite(key), 0))
+    return total
 
 
-def _counts(length: int, opposite: int, key: tuple[str, ...]) -> bool:
-    """Returns whether what runs excludes nothing longer; of two alike the first by name."""
-    return length > opposite or (length == opposite and key[0] < _OPPOSITE.get(key[0], "~"))
+def _opposite(skipped_if: tuple[str, ...]) -> tuple[str, ...]:
+    return _OPPOSITE.get(skipped_if[0], ""), *skipped_if[1:]
