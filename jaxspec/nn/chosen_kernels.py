@@ -16,8 +16,8 @@ from jaxspec.nn.network import Network
 _Network = TypeVar("_Network", bound=Network)
 Kernels = Literal["xla", "pallas"]
 
-# Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket
-# (`docs/benchmarks/tpu.md`).
+# Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket,
+# but for 1 % at a v6e's low one (`docs/benchmarks/tpu.md`).
 PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
 # A kernel reads heads in tiles of so many numbers: of smaller ones it would read padding.
 _TILE = 128
