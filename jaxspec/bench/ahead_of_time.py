@@ -4,11 +4,13 @@ The TPU compiler comes with `jax[tpu]` and runs on any machine: it is given shap
 description of a topology, and returns the program that the TPUs would run.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -32,6 +34,9 @@ _TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The compiler's error where a program does not fit: all that it needs, or already its temporaries.
 _OUT_OF_MEMORY = re.compile(r"(?:Used |temporaries \()([\d.]+)([BKMGT])(?: of|\) exceeds)")
+# Callers that an operation remembers. With int8 weights and EAGLE a compilation takes a minute up to 20 of them, and
+# hours with the 50 of a command.
+_FRAMES = 10
 # Keeps the compiler from asking a machine that is no TPU about itself.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -194,7 +199,8 @@ def compile_case(case: Case) -> Compiled:
     sampled: dict[str, Any] = {name: like((), kind) for name, (value, kind) in given.items() if value is not None}
     sampling = jaxspec.Sampling(**sampled)
     arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling)
-    lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
+    with _few_frames():
+        lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
     machine_code.collect()  # what else was compiled is none of this
     try:
         program = lowered.compile()
@@ -207,6 +213,17 @@ def compile_case(case: Case) -> Compiled:
     memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
     code = machine_code.collect()
     return Compiled(program.as_text() or "", memory, chip, len(devices), target, drafter, code)
+
+
+@contextlib.contextmanager
+def _few_frames() -> Iterator[None]:
+    """Has operations remember their innermost callers alone: the TPU compiler took hours over those of a deep stack."""
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", _FRAMES)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 def _devices(case: Case) -> tuple[list, Chip]:
