@@ -21,11 +21,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.bench.compiled import cache_kernels, machine_code
-from jaxspec.bench.compiled.heads import HEAD_DRAFTS, head_drafter, parse
+from jaxspec.bench.compiled.heads import HEAD_DRAFTS, OF_LARGE, head_drafter, parse
 from jaxspec.bench.compiled.placed import HEAD_WEIGHTS, WEIGHTS, placed
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.model import ModelDrafter
+from jaxspec.families.shapes import shape
 from jaxspec.named import DRAFTERS
 from jaxspec.nn.cache import BLOCK
 from jaxspec.nn.language_model import LanguageModel
@@ -34,6 +35,8 @@ _TOPOLOGY = re.compile(r"\w+:\d+(x\d+)+")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The compiler's error where a program does not fit: all that it needs, or already its temporaries.
 _OUT_OF_MEMORY = re.compile(r"(?:Used |temporaries \()([\d.]+)([BKMGT])(?: of|\) exceeds)")
+# Parameters of a target from which on a block's drafter is worth its own.
+_LARGE = 4e9
 # Callers that an operation remembers. With int8 weights and EAGLE a compilation takes a minute up to 20 of them, and
 # hours with the 50 of a command.
 _FRAMES = 10
@@ -134,6 +137,21 @@ class Case:
             raise ValueError(f"draft_devices is about draft models, got {self.draft!r}; leave it out")
 
 
+def default_draft(model: str) -> str:
+    """Returns what drafts for a model where nothing is said: a block in one pass from 4B on, below that copies.
+
+    Raises:
+      ValueError: there is no such model.
+
+    Example:
+      >>> from jaxspec.bench.ahead_of_time import default_draft
+      >>> default_draft("qwen3-4b"), default_draft("llama-3.2-1b")
+      ('dflash', 'ngram')
+    """
+    parameters = sum(x.size for x in jax.tree.leaves(abstract_model(shape(model), jnp.bfloat16).params))
+    return OF_LARGE if parameters >= _LARGE else next(iter(DRAFTERS))
+
+
 def default_k(draft: str) -> int:
     """Returns how many tokens a round drafts where nothing is said: all of a block or of heads, else 4."""
     if draft == NoDrafter.name:
@@ -218,7 +236,7 @@ def compile_case(case: Case) -> Compiled:
 @contextlib.contextmanager
 def _few_frames() -> Iterator[None]:
     """Has operations remember their innermost callers alone: the TPU compiler took hours over those of a deep stack."""
-    before = jax.config.jax_traceback_in_locations_limit
+    before = jax.config.read("jax_traceback_in_locations_limit")
     jax.config.update("jax_traceback_in_locations_limit", _FRAMES)
     try:
         yield

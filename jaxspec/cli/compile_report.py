@@ -37,8 +37,15 @@ class Options:
 
     model: Annotated[str, typer.Option("--model", "-m", help="A known shape, or a config.json.")] = "llama-3.1-8b"
     draft: Annotated[
-        str, Listed(_drafts), typer.Option("--draft", "-d", help="The same, {names}, or 'none' for plain decoding.")
-    ] = "llama-3.2-1b"
+        str | None,
+        Listed(_drafts),
+        typer.Option(
+            "--draft",
+            "-d",
+            help="The same, {names}, or 'none' for plain decoding.  [default: dflash from 4B on, else ngram]",
+            show_default=False,
+        ),
+    ] = None
     topology: Annotated[str, typer.Option(help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...")] = "v5e:2x2"
     k: Annotated[
         int | None,
@@ -102,14 +109,15 @@ def run(options: Options) -> None:
     jax.config.update("jax_platforms", "cpu")
     from rich.console import Console
 
-    from jaxspec.bench.ahead_of_time import Case, default_k
+    from jaxspec.bench.ahead_of_time import Case, default_draft, default_k
     from jaxspec.bench.compiled.constants import Constants
     from jaxspec.bench.tpu import as_json, report
 
-    k = default_k(options.draft) if options.k is None else options.k
+    draft = default_draft(options.model) if options.draft is None else options.draft
+    k = default_k(draft) if options.k is None else options.k
     sizes = (options.batch, options.context, options.devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
-    first = (options.model, options.draft, options.topology, k, *sizes, options.weights, options.rows)
+    first = (options.model, draft, options.topology, k, *sizes, options.weights, options.rows)
     case = Case(*first, **named, draft_devices=options.draft_devices)
     constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {options.topology} ..."):

@@ -152,13 +152,16 @@ def small(tmp_path):
     return shortened("llama-3.2-1b", 2, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "drafts"), [("eagle:16000", 4), ("dflash:8", 7), ("dflash-tree:8", 7), ("medusa", 4)])
+@pytest.mark.parametrize(
+    ("kind", "drafts"),
+    [("eagle:16000", 4), ("p-eagle:16000", 7), ("dflash:8", 7), ("dflash-tree:8", 7), ("medusa", 4)],
+)
 def test_a_head_can_be_compiled_by_its_sizes_alone(kind, drafts, small):
     mesh = jax.make_mesh((2,), ("model_0",))
     target = placed(small, mesh, "int8")
     case = Case(small, kind, k=ahead_of_time.default_k(kind), weights="int8")
     drafter = ahead_of_time._drafter(case, target, mesh)
-    assert drafter.name == kind.partition(":")[0] and drafter.max_drafts == drafts
+    assert drafter.name == kind.partition(":")[0].removeprefix("p-") and drafter.max_drafts == drafts
     assert drafter.head.placement == target.placement
     assert packed_weights(drafter.head)
     assert all(x.sharding.mesh == target.placement.mesh for x in jax.tree.leaves(drafter.head))
@@ -170,7 +173,13 @@ def test_a_head_can_be_compiled_by_its_sizes_alone(kind, drafts, small):
     if kind == "eagle:16000":
         assert own == sizes.pop("fuse") + 4 * (sum(sizes.values()) + dense)
     else:
-        assert own == sum(sizes.values()) + (5 * dense if kind.startswith("dflash") else 0)
+        layers = {"dflash": 5, "dflash-tree": 5, "p-eagle": 4}.get(kind.partition(":")[0], 0)
+        assert own == sum(sizes.values()) + layers * dense
+
+
+def test_what_drafts_where_nothing_is_said():
+    found = {model: ahead_of_time.default_draft(model) for model in ("llama-3.2-1b", "qwen3-4b", "llama-3.1-405b")}
+    assert found == {"llama-3.2-1b": "ngram", "qwen3-4b": "dflash", "llama-3.1-405b": "dflash"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Makes drafters of heads by their sizes alone, as none need be at hand to be compiled: EAGLE-3's, DFlash's, Medusa's.
+"""Makes drafters of heads by their sizes alone, as none need be at hand to be compiled.
 
 Their weights are shapes, in the dtype and placement of the target's.
 """
@@ -55,6 +55,10 @@ def _eagle(target: LanguageModel, vocabulary: int) -> Any:
     return eagle.init(target, jax.random.key(0), draft_vocabulary=vocabulary)
 
 
+def _parallel_eagle(target: LanguageModel, vocabulary: int) -> Any:
+    return eagle.init_parallel(target, jax.random.key(0), draft_vocabulary=vocabulary)
+
+
 def _medusa(target: LanguageModel, heads: int) -> Any:
     # About the width that they have by default, and one that groups and meshes divide.
     width = _MULTIPLE * round(4 * target.module.config.width / (3 * _MULTIPLE))
@@ -89,11 +93,14 @@ def _evenly_spaced(layers: int) -> tuple[int, ...]:
 HEAD_DRAFTS: Mapping[str, HeadDraft] = MappingProxyType(
     {
         "eagle": HeadDraft("VOCAB", 32000, _eagle, eagle.EagleDrafter, lambda _: 4, lambda k: k, once=("fuse",)),
+        "p-eagle": HeadDraft("VOCAB", 32000, _parallel_eagle, eagle.EagleDrafter, lambda _: 7, lambda _: 1),
         "dflash": HeadDraft("BLOCK", 16, _dflash, dflash.DFlashDrafter, lambda block: block - 1, lambda _: 1),
         "dflash-tree": HeadDraft("BLOCK", 16, _dflash, _tree, lambda _: _NODES, lambda _: 1),
         "medusa": HeadDraft("HEADS", 4, _medusa, medusa.MedusaDrafter, lambda heads: heads, lambda _: 1),
     }
 )
+# What drafts for a large target where nothing is said: one pass in place of several is the draft that a TPU wants.
+OF_LARGE = "dflash"
 
 
 def parse(draft: str) -> tuple[HeadDraft, int] | None:

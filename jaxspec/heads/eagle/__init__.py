@@ -1,4 +1,7 @@
-"""Drafts with EAGLE-1 (2401.15077), EAGLE-3 (2503.01840) or multi-token prediction (DeepSeek-V3, 2412.19437)."""
+"""Drafts with EAGLE-1 (2401.15077), EAGLE-3 (2503.01840), P-EAGLE (2602.01469) or multi-token prediction.
+
+The last is of DeepSeek-V3 (2412.19437).
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from jaxspec.heads.eagle.head import EagleHead as EagleHead
     from jaxspec.heads.eagle.head import init as init
     from jaxspec.heads.eagle.mtp import init_mtp as init_mtp
+    from jaxspec.heads.eagle.parallel import init_parallel as init_parallel
     from jaxspec.heads.eagle.training import EagleRecipe as EagleRecipe
 
 _MTP = re.compile(r"^(?:model\.)?layers\.\d+\.eh_proj\.weight$")
@@ -58,6 +62,7 @@ __getattr__, __dir__ = lazy(
         "drafter": ("EagleDrafter",),
         "head": ("EagleHead", "init"),
         "mtp": ("init_mtp",),
+        "parallel": ("init_parallel",),
         "training": ("EagleRecipe",),
     },
 )

@@ -80,8 +80,6 @@ class EagleDraft(Draft):
         return self.head.capture
 
     def check(self, name: str, target: Model) -> None:
-        if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
-            raise TypeError(f"{name} needs an EagleHead, got {type(self.head).__name__}; jaxspec.load_head reads one")
         model = check_capture(name, target, self.head.capture, self._target_width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
         own, shared = self.head.module.config.width, model.module.config.width
@@ -247,5 +245,11 @@ class EagleDrafter(ChainDrafter):
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
         return model.layer(self.head, k)
 
+    def check(self, target: Model) -> None:
+        if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
+            kind = type(self.head).__name__
+            raise TypeError(f"EagleDrafter needs an EagleHead, got {kind}; jaxspec.load_head reads one")
+        super().check(target)
+
     def draft(self, target: Model) -> Draft:
-        return EagleDraft(self.head, self.max_drafts)
+        return self.head.as_draft(self.max_drafts)

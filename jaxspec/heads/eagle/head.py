@@ -1,7 +1,7 @@
 """Defines `EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,8 @@ from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
+
+_Head = TypeVar("_Head", bound="EagleHead")
 
 
 @register_dataclass
@@ -69,8 +71,8 @@ class EagleHead(Network):
         return jnp.dtype(self.module.dtype)
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
-        """Makes an empty cache of its one layer."""
-        return self.empty_cache(1, batch, capacity)
+        """Makes an empty cache of its layers."""
+        return self.empty_cache(self.module.config.num_layers, batch, capacity)
 
     def features(self, target: Any, hidden: tuple[Float[Array, "b t d"], ...]) -> Float[Array, "b t f"]:
         """Concatenates the captured states, as they wait until the layer reads them."""
@@ -159,7 +161,24 @@ def init(
     counts = untrained.known_counts(target, token_counts)
     ids = untrained.draft_vocabulary(target, draft_vocabulary, counts)
     module = layer_for(target, capture, len(ids), num_kv_heads, mlp_width)
-    blank, width = EagleHead(module, {}, None, None, target.vocab_size, capture), module.config.width
+    blank = EagleHead(module, {}, None, None, target.vocab_size, capture)
+    return start(blank, target, rng, ids, counts, dtype)
+
+
+def start(
+    blank: _Head, target: LanguageModel, rng: Array, ids: np.ndarray, counts: np.ndarray, dtype: DTypeLike | None
+) -> _Head:
+    """Returns a head with the parameters that training begins with.
+
+    Args:
+      blank: the head without them.
+      target: the model to draft for.
+      rng: a JAX key; random weights are drawn from it.
+      ids: the draft vocabulary.
+      counts: how often each of the target's tokens stands in texts.
+      dtype: of weights and activations; `None` is the target's.
+    """
+    module, capture, width = blank.module, blank.capture, blank.module.config.width
     state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
     params = untrained.initial(module, rng, state, features, blank.init_cache(1, 1), method="everything")
     # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is read as
@@ -171,7 +190,7 @@ def init(
     params = untrained.in_dtype(params | {"head": target.head[jnp.asarray(ids)]}, dtype)
     every = len(ids) == target.vocab_size
     module = dataclasses.replace(module, dtype=dtype)
-    return EagleHead(module, params, None if every else jnp.asarray(ids), None, target.vocab_size, capture)
+    return dataclasses.replace(blank, module=module, params=params, ids=None if every else jnp.asarray(ids))
 
 
 def default_capture(target: LanguageModel) -> tuple[int, ...]:
