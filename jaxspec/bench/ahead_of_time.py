@@ -236,7 +236,7 @@ def compile_case(case: Case) -> Compiled:
 @contextlib.contextmanager
 def _few_frames() -> Iterator[None]:
     """Has operations remember their innermost callers alone: the TPU compiler took hours over those of a deep stack."""
-    before = jax.config.read("jax_traceback_in_locations_limit")
+    before: int = getattr(jax.config, "jax_traceback_in_locations_limit")  # noqa: B009 (its stub lacks it)
     jax.config.update("jax_traceback_in_locations_limit", _FRAMES)
     try:
         yield

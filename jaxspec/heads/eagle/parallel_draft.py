@@ -33,7 +33,7 @@ class ParallelEagleDraft(EagleDraft):
         return self._chunk
 
     def blank(self, batch: int) -> Hidden:
-        return (jnp.zeros((batch, max(self.k - 1, 1), self.draft_vocab_size), jnp.float32),)
+        return (jnp.zeros((batch, max(self.k - 1, 1) * self.draft_vocab_size), jnp.float32),)
 
     def first(self, state: EagleState, context: Context) -> tuple[Window, EagleState]:
         head, cache, chunk = self.head, state.cache, self._chunk
@@ -52,7 +52,7 @@ class ParallelEagleDraft(EagleDraft):
         cache = cache.append(fed).truncate(cache.length + waiting)
         shape = jax.tree.map(lambda x: x[:, :, :, :2], fed)
         after = EagleState(cache, state.state, state.features, state.waiting - waiting)
-        return Window(logits[:, 0], cache, shape, (logits[:, 1:],)), after
+        return Window(logits[:, 0], cache, shape, (logits[:, 1:].reshape(logits.shape[0], -1),)), after
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (logits,) = hidden
@@ -60,4 +60,5 @@ class ParallelEagleDraft(EagleDraft):
         layers, _, heads, _, width = cache.keys.shape
         # What stands behind the text is never read: no draft sees another.
         nothing = jnp.zeros((layers, batch, heads, time, width), self.head.dtype)
-        return ModelOutput(logits[:, :, 0], KVEntries(nothing, nothing), (jnp.roll(logits, -1, axis=2),))
+        count = self.draft_vocab_size
+        return ModelOutput(logits[:, :, :count], KVEntries(nothing, nothing), (jnp.roll(logits, -count, axis=2),))

@@ -16,7 +16,8 @@ from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.eagle import TARGET
 from tests.contracts import VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract
+from tests.contracts.tree_drafter import TreeDrafterContract, _before_round
+from tests.contracts.tree_drafter import _init as init_rows
 
 MOST_TEXT, MASK = 80, 4
 
@@ -106,6 +107,15 @@ class TestDynamicTree(TreeDrafterContract):
     target = TARGET
     sees_every_acceptance = False
     drafter = jaxspec.drafters.DynamicTreeDrafter(HEAD, top_k=2, depth=3, nodes=6)
+
+    def test_its_model_is_traced_twice_however_many_levels_there_are(self, monkeypatch):
+        keys = jax.random.split(jax.random.key(5), 4)
+        state, calls = init_rows(TARGET, self.drafter, keys, jnp.arange(4)), []
+        call = ParallelEagleHead.__call__
+        counted = lambda self, *args, **options: (calls.append(1), call(self, *args, **options))[1]
+        monkeypatch.setattr(ParallelEagleHead, "__call__", counted)
+        jax.eval_shape(lambda state: self.drafter.propose(*_before_round(TARGET, state)), state)
+        assert len(calls) == 2
 
     def test_the_reported_distribution_is_that_of_the_drafts(self, rounds):
         for tokens, length, proposal, _, _ in rounds:
