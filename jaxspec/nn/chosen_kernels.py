@@ -55,5 +55,6 @@ def kernels_like(target: Any, draft: _Network) -> _Network:
     """Returns a draft model or a head with Pallas kernels where its target has them, and without where it has not."""
     theirs: Any = getattr(target, "cache_type", None)
     kinds = PALLAS if _PLAIN.get(theirs, theirs) in _XLA else _XLA
-    own: Any = getattr(draft, "cache_type", None)
+    # Of a head without caches, such as Medusa's, the attribute is its class's.
+    own: Any = draft.cache_type if "cache_type" in getattr(draft, "__dataclass_fields__", ()) else None
     return dataclasses.replace(draft, cache_type=kinds[own]) if own in kinds else draft

@@ -14,6 +14,7 @@ from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
 from tests._fixtures import tiny
+from tests._fixtures.medusa import paper_head
 
 
 def model(head_dim):
@@ -96,3 +97,9 @@ def test_kernels_are_chosen_before_and_after_passes_are_made_to_agree():
     assert with_kernels(with_kernels(exact, "pallas"), "xla").cache_type is BySlotKVCache
     assert kernels_like(with_kernels(exact, "pallas"), WIDE).cache_type is PallasKVCache
     assert kernels_like(exact, with_kernels(WIDE, "pallas")).cache_type is KVCache
+
+
+def test_a_head_without_caches_stays_beside_any_target():
+    head = paper_head(WIDE)
+    for kernels in ("xla", "pallas"):
+        assert kernels_like(with_kernels(WIDE, kernels), head) is head
