@@ -33,7 +33,8 @@ class ParallelEagleDraft(EagleDraft):
         return self._chunk
 
     def blank(self, batch: int) -> Hidden:
-        return (jnp.zeros((batch, max(self.k - 1, 1) * self.draft_vocab_size), jnp.float32),)
+        # The logits of the drafts that are left, each its own array: on a mesh none of them moves.
+        return (jnp.zeros((batch, self.draft_vocab_size), jnp.float32),) * max(self.k - 1, 1)
 
     def first(self, state: EagleState, context: Context) -> tuple[Window, EagleState]:
         head, cache, chunk = self.head, state.cache, self._chunk
@@ -52,13 +53,11 @@ class ParallelEagleDraft(EagleDraft):
         cache = cache.append(fed).truncate(cache.length + waiting)
         shape = jax.tree.map(lambda x: x[:, :, :, :2], fed)
         after = EagleState(cache, state.state, state.features, state.waiting - waiting)
-        return Window(logits[:, 0], cache, shape, (logits[:, 1:].reshape(logits.shape[0], -1),)), after
+        return Window(logits[:, 0], cache, shape, tuple(jnp.unstack(logits[:, 1:], axis=1))), after
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
-        (logits,) = hidden
         batch, time = tokens.shape
         layers, _, heads, _, width = cache.keys.shape
         # What stands behind the text is never read: no draft sees another.
         nothing = jnp.zeros((layers, batch, heads, time, width), self.head.dtype)
-        count = self.draft_vocab_size
-        return ModelOutput(logits[:, :, :count], KVEntries(nothing, nothing), (jnp.roll(logits, -count, axis=2),))
+        return ModelOutput(hidden[0], KVEntries(nothing, nothing), (*hidden[1:], hidden[-1]))
