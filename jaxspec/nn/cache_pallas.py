@@ -1,4 +1,4 @@
-"""Holds keys and values as the Pallas kernels for TPUs read and write them; elsewhere as XLA does."""
+"""Holds keys and values as the kernels of TPUs and GPUs read them, and those of TPUs write; elsewhere as XLA does."""
 
 import dataclasses
 import functools
@@ -21,6 +21,8 @@ from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.network import Network
 from jaxspec.ops.int8 import quantize
 from jaxspec.ops.pallas import attention, write
+from jaxspec.ops.slots import Slots
+from jaxspec.ops.triton import attention as triton
 
 _Network = TypeVar("_Network", bound=Network)
 
@@ -28,7 +30,7 @@ _Network = TypeVar("_Network", bound=Network)
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Kernels(KVCache):
-    """Attends and writes by a TPU's kernels, on each device over its own rows and heads.
+    """Attends by kernels, and writes by a TPU's, on each device over its own rows and heads.
 
     Attributes:
       layout: of its arrays on devices.
@@ -59,47 +61,52 @@ class _Kernels(KVCache):
 
         if self.positions is not None or self.capacity == 0:
             return by_xla(queries, fresh, self)
-        kernel = functools.partial(_attend, layer=layer, scale=scale, window=window)
-        return on_tpu(kernel, by_xla, queries, fresh, self)
+        options = {"layer": layer, "scale": scale, "window": window}
+        kernels = {"tpu": functools.partial(_attend, **options)}
+        # Passes of a GPU's kernel are not promised to agree to the bit: nobody has compared them on one.
+        if triton.fits(queries.shape[-1]) and not self.by_path:
+            kernels["cuda"] = functools.partial(_attend_by_triton, **options)
+        return by_platform(kernels, by_xla, queries, fresh, self)
 
     def write(
         self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
     ) -> Shaped[Array, "l b g s d"]:
         if buffer.shape[-1] == 1 or self.capacity % write.TILE:
             return xla.write(buffer, fresh, start)  # scales: a kernel would pad each to a whole tile
-        return on_tpu(functools.partial(_write, self.layout), xla.write, buffer, fresh, start)
+        kernels = {"tpu": functools.partial(_write, self.layout)}
+        return by_platform(kernels, xla.write, buffer, fresh, start)
 
-    def slots(self) -> attention.Slots:
+    def slots(self) -> Slots:
         """Returns the arrays that the kernel reads."""
-        return attention.Slots(self.keys, self.values)
+        return Slots(self.keys, self.values)
 
-    def fed(self, fresh: Fresh) -> attention.Slots:
+    def fed(self, fresh: Fresh) -> Slots:
         """Returns fed tokens as the cache holds them."""
-        return attention.Slots(jnp.swapaxes(fresh.keys, 1, 2), jnp.swapaxes(fresh.values, 1, 2))
+        return Slots(jnp.swapaxes(fresh.keys, 1, 2), jnp.swapaxes(fresh.values, 1, 2))
 
 
 class _Int8Kernels(_Kernels, Int8KVCache):
     """Attends to integers: a score, and a weight of a value, is multiplied by the scale of its slot."""
 
-    def slots(self) -> attention.Slots:
-        return attention.Slots(self.keys, self.values, self.key_scale[..., 0], self.value_scale[..., 0])
+    def slots(self) -> Slots:
+        return Slots(self.keys, self.values, self.key_scale[..., 0], self.value_scale[..., 0])
 
-    def fed(self, fresh: Fresh) -> attention.Slots:
+    def fed(self, fresh: Fresh) -> Slots:
         both = (quantize(jnp.swapaxes(x, 1, 2)) for x in (fresh.keys, fresh.values))
         (keys, key_scale), (values, value_scale) = both
-        return attention.Slots(keys, values, key_scale, value_scale)
+        return Slots(keys, values, key_scale, value_scale)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PallasKVCache(_Kernels):
-    """Holds a `KVCache` that a TPU's kernels attend to and write."""
+    """Holds a `KVCache` that kernels attend to, and a TPU's write."""
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PallasInt8KVCache(_Int8Kernels):
-    """Holds an `Int8KVCache` that a TPU's kernels attend to and write."""
+    """Holds an `Int8KVCache` that kernels attend to, and a TPU's write."""
 
 
 @register_dataclass
@@ -130,9 +137,9 @@ PALLAS: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
 
 
 def pallas_kernels(model: _Network) -> _Network:
-    """Returns a model whose caches are attended to and written by Pallas kernels on TPUs; elsewhere nothing changes.
+    """Returns a model whose caches are attended to by Pallas kernels on TPUs and GPUs; elsewhere nothing changes.
 
-    Compiled for v5e, v6e and TPU7x, and not run on any (`docs/benchmarks/tpu.md`).
+    A TPU's write them too. Compiled for v5e, v6e, TPU7x, H100 and A100, and not run on any (`docs/benchmarks`).
 
     Args:
       model: a `LanguageModel` or a head with caches; sharded before or after this.
@@ -153,9 +160,9 @@ def pallas_kernels(model: _Network) -> _Network:
     return dataclasses.replace(model, cache_type=PALLAS.get(model.cache_type, model.cache_type))
 
 
-def on_tpu(kernel: Callable[..., Array], default: Callable[..., Array], *arguments: Any) -> Array:
-    """Calls a kernel where the program is lowered for a TPU, else what computes the same."""
-    return jax.lax.platform_dependent(*arguments, tpu=kernel, default=default)
+def by_platform(kernels: Mapping[str, Callable[..., Array]], default: Callable[..., Array], *arguments: Any) -> Array:
+    """Calls the kernel of the platform that the program is lowered for, or what computes the same."""
+    return jax.lax.platform_dependent(*arguments, default=default, **kernels)
 
 
 def _attend(
@@ -176,17 +183,17 @@ def _attend(
         seen = seen & within(positions, fresh.positions, window)
         places = jnp.where(seen, jnp.arange(seen.shape[2], dtype=jnp.int32), -1)
     oldest = [] if window is None else [positions - (window - 1)]
-    held, fed = cache.slots(), cache.fed(fresh)
+    fed = cache.fed(fresh)
 
     def on_device(queries, places, length, *rest):
         own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
         half = len(parts) // 2
         return attention.attend(
             queries,
-            attention.Slots(*parts[:half]),
+            Slots(*parts[:half]),
             places,
             own,
-            attention.Slots(*parts[half:]),
+            Slots(*parts[half:]),
             length,
             layer=layer,
             scale=scale,
@@ -194,8 +201,40 @@ def _attend(
             interpret=interpret,
         )
 
+    return _on_each_device(on_device, cache, fed, (queries, places), oldest)
+
+
+def _attend_by_triton(
+    queries: Float[Array, "b t g r d"],
+    fresh: Fresh,
+    cache: _Kernels,
+    *,
+    layer: int,
+    scale: float,
+    window: int | None,
+    interpret: bool = False,
+) -> Float[Array, "b t g r d"]:
+    positions = fresh.positions[:, -queries.shape[1] :]
+    seen = fresh.seen & within(positions, fresh.positions, window)
+    oldest = [] if window is None else [positions - (window - 1)]
+
+    def on_device(queries, seen, length, *rest):
+        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
+        half = len(parts) // 2
+        fed, held = Slots(*parts[:half]), Slots(*parts[half:])
+        found = triton.attend(queries, fed, seen, own, held, length, layer=layer, scale=scale, interpret=interpret)
+        return found.astype(queries.dtype)
+
+    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), oldest)
+
+
+def _on_each_device(
+    on_device: Callable[..., Array], cache: _Kernels, fed: Slots, asked: tuple[Array, Array], oldest: list[Array]
+) -> Float[Array, "b t g r d"]:
+    """Calls a kernel on each device with its rows and heads: of queries, what they see, and keys and values."""
+    held = cache.slots()
     vectors = lambda x: ("batch", "kv_heads", *(None,) * (x.ndim - 2))  # noqa: E731
-    arguments = (queries, places, cache.length, *oldest, *fed.parts(), *held.parts())
+    arguments = (*asked, cache.length, *oldest, *fed.parts(), *held.parts())
     axes = [("batch", None, "kv_heads", "queries", None), ("batch", None, None), ("batch",)]
     axes += [("batch", None)] * len(oldest) + [vectors(x) for x in fed.parts()]
     axes += [(None, *vectors(x)[:-1]) for x in held.parts()]

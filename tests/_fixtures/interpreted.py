@@ -1,4 +1,4 @@
-"""Runs the kernels for TPUs as ordinary operations."""
+"""Runs the kernels for accelerators as ordinary operations."""
 
 import functools
 
@@ -10,5 +10,19 @@ from jaxspec.nn import cache_pallas
 @pytest.fixture
 def interpreted(monkeypatch):
     """Lets caches of kernels use them here, as they would on a TPU."""
-    run = lambda kernel, default, *arguments: functools.partial(kernel, interpret=True)(*arguments)  # noqa: E731
-    monkeypatch.setattr(cache_pallas, "on_tpu", run)
+    _run_those_of("tpu", monkeypatch)
+
+
+@pytest.fixture
+def interpreted_on_gpu(monkeypatch):
+    """Lets caches of kernels use them here, as they would on a GPU."""
+    _run_those_of("cuda", monkeypatch)
+
+
+def _run_those_of(platform, monkeypatch):
+    def by_platform(kernels, default, *arguments):
+        if platform not in kernels:
+            return default(*arguments)
+        return functools.partial(kernels[platform], interpret=True)(*arguments)
+
+    monkeypatch.setattr(cache_pallas, "by_platform", by_platform)

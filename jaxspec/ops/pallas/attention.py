@@ -12,7 +12,6 @@ holds 6 tokens:
 Blocks beyond a row's tokens are neither read nor computed. The grid is the rows, and the blocks of the longest one.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -21,11 +20,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 
-from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.pallas.memory import in_main_memory
 from jaxspec.ops.pallas.place import place, place_row, product
+from jaxspec.ops.slots import Slots
 
 # Divides every cache's capacity; the same for every pass, whose bits it would change.
 BLOCK = 256
@@ -33,28 +32,6 @@ _LOWEST = -1e30
 # A number of a row stands in all lanes of a register: one lane would have to be spread for each block.
 _LANES = 128
 _MOST_VMEM = 64 * 2**20
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Slots:
-    """Holds keys and values by slot: of a cache's layers, or without the first axis of fed tokens.
-
-    Attributes:
-      keys: numbers, or integers where there are scales.
-      values: the same.
-      key_scale: multiplies each key.
-      value_scale: multiplies each value.
-    """
-
-    keys: Shaped[Array, "*l b g s d"]
-    values: Shaped[Array, "*l b g s d"]
-    key_scale: Float[Array, "*l b g s"] | None = None
-    value_scale: Float[Array, "*l b g s"] | None = None
-
-    def parts(self) -> list[Array]:
-        """Returns the arrays that there are, keys and values first."""
-        return [x for x in (self.keys, self.values, self.key_scale, self.value_scale) if x is not None]
 
 
 def attend(

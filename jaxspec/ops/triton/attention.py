@@ -1,0 +1,190 @@
+"""Computes the attention of a few fed tokens over the cache: one GPU kernel whose loop over slots runs inside it.
+
+Each program reads every `splits`-th block of a row's live slots for the query heads of one key-value head, and the
+last of them the fed tokens too; what they found of the softmax is merged behind the kernel (Flash-Decoding, Dao et al.
+2023). No loop condition leaves the card: XLA's form has two of them in each layer, which the host waits for.
+
+    row of 300 tokens, blocks of 64, 2 splits
+    split 0      0   2   4              of 64 slots each; the last is live in part
+    split 1        1   3    fed         the fed tokens, by their mask
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.ops.slots import Slots
+
+# Slots that are read at once; they divide every cache's capacity.
+_BLOCK = 64
+# Query rows of one program: fewer are padded, as its products take sixteen.
+_LEAST_ROWS, _MOST_ROWS = 16, 64
+# Programs that fill a large GPU: what each finds is written and read once more.
+_PROGRAMS = 128
+_LOWEST = -1e30
+
+
+def fits(head_dim: int) -> bool:
+    """Returns whether the kernel takes heads of this size: powers of two."""
+    return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
+
+
+def attend(
+    queries: Float[Array, "b t g r d"],
+    fed: Slots,
+    seen: Bool[Array, "b t u"],
+    oldest: Int[Array, "b t"] | None,
+    cache: Slots,
+    length: Int[Array, "b"],
+    *,
+    layer: int,
+    scale: float,
+    interpret: bool = False,
+) -> Float[Array, "b t g r d"]:
+    """Attends from each fed token to the cached ones and to those fed tokens that it sees.
+
+    Args:
+      queries: `r` heads for each key-value head.
+      fed: keys and values of the fed tokens, and of pending ones before them.
+      seen: which of these each query sees.
+      oldest: the first slot that each query sees; `None` is all.
+      cache: keys and values of all layers.
+      length: cached tokens of each row.
+      layer: which of them.
+      scale: multiplies every score.
+      interpret: run as ordinary operations, on any platform.
+    """
+    batch, time, heads, group, width = queries.shape
+    rows = time * group
+    tile = min(max(pl.next_power_of_2(rows), _LEAST_ROWS), _MOST_ROWS)
+    tiles = -(-rows // tile)
+    splits = _splits(batch * heads * tiles, cache.keys.shape[3] // _BLOCK)
+    operands = [queries, seen.astype(jnp.int8), *([] if oldest is None else [oldest])]
+    # As the products before write them: no axis is moved on the way.
+    operands += [jnp.swapaxes(x, 1, 2) for x in fed.parts()]
+    sizes = {"heads": heads, "group": group, "interpret": interpret}
+    found = _call(
+        functools.partial(_kernel, layer=layer, scale=scale, tile=tile, splits=splits, windowed=oldest is not None),
+        [jax.ShapeDtypeStruct((batch, heads, splits, rows, *x), jnp.float32) for x in [(width,), (), ()]],
+        (batch * heads, tiles, splits),
+        name="attend",
+        **sizes,
+    )(length, *operands, *cache.parts())
+    out = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
+    return _call(_merge, out, (batch * heads, rows), name="merge", **sizes)(*found)
+
+
+def _call(kernel: Any, out: Any, grid: tuple[int, ...], *, heads: int, group: int, interpret: bool, name: str) -> Any:
+    return pl.pallas_call(
+        functools.partial(kernel, heads=heads, group=group),
+        out_shape=out,
+        grid=grid,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name=name,
+    )
+
+
+def _splits(programs: int, blocks: int) -> int:
+    """Returns over how many programs the slots of a row are spread: a power of two, so that the card is full."""
+    return min(pl.next_power_of_2(max(_PROGRAMS // programs, 1)), pl.next_power_of_2(max(blocks, 1)))
+
+
+def _row_and_head(heads: int) -> tuple[Any, Any]:
+    return jax.lax.div(pl.program_id(0), jnp.int32(heads)), jax.lax.rem(pl.program_id(0), jnp.int32(heads))
+
+
+def _kernel(
+    length: Any, *refs: Any, layer: int, scale: float, heads: int, group: int, tile: int, splits: int, windowed: bool
+) -> None:
+    """Reads a split's blocks for a tile of query rows: of each token its heads, one after the other."""
+    found, refs = refs[-3:], list(refs[:-3])
+    queries, seen = refs.pop(0), refs.pop(0)
+    oldest = refs.pop(0) if windowed else None
+    fed, cached = refs[: len(refs) // 2], refs[len(refs) // 2 :]
+    (row, head), split = _row_and_head(heads), pl.program_id(2)
+    number = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
+    asking = number < queries.shape[1] * group
+    token, member = jax.lax.div(number, jnp.int32(group)), jax.lax.rem(number, jnp.int32(group))
+    across = jnp.arange(queries.shape[-1], dtype=jnp.int32)[None]
+    place = queries.at[row, token[:, None], head, member[:, None], across]
+    asked = triton.load(place, mask=asking[:, None], other=0)
+    first = None if oldest is None else triton.load(oldest.at[row, token], mask=asking, other=0)[:, None]
+    held, add = length[row], functools.partial(_add, asked, scale=scale)
+
+    def of_cached(index, state):
+        start = (index * splits + split) * _BLOCK
+        slot = start + jnp.arange(_BLOCK, dtype=jnp.int32)
+        there = slot[None] < held
+        there = there if first is None else there & (slot[None] >= first)
+        keys, values, *scales = [_cached(x, (layer, row, head, pl.ds(start, _BLOCK))) for x in cached]
+        # What is stale may be no number, and nothing times that is none either.
+        values = jnp.where(slot[:, None] < held, values, jnp.zeros((), values.dtype))
+        return add(state, [keys, values, *scales], there)
+
+    def of_fed(_, state):
+        count = seen.shape[2]
+        other = jnp.arange(max(pl.next_power_of_2(count), _LEAST_ROWS), dtype=jnp.int32)
+        here = other < count
+        block = [_fed(x, (row, other, head), here) for x in fed]
+        there = asking[:, None] & here[None]
+        return add(state, block, triton.load(seen.at[row, token[:, None], other[None]], mask=there, other=0) > 0)
+
+    state = jnp.zeros(asked.shape, jnp.float32), jnp.zeros(tile, jnp.float32), jnp.full(tile, _LOWEST, jnp.float32)
+    blocks = jax.lax.div(held + (_BLOCK - 1), jnp.int32(_BLOCK))
+    own = jax.lax.div(jnp.maximum(blocks - split + (splits - 1), 0), jnp.int32(splits))
+    state = jax.lax.fori_loop(jnp.int32(0), own, of_cached, state)
+    state = jax.lax.fori_loop(jnp.int32(0), (split == splits - 1).astype(jnp.int32), of_fed, state)
+    triton.store(found[0].at[row, head, split, number[:, None], across], state[0], mask=asking[:, None])
+    triton.store(found[1].at[row, head, split, number], state[1], mask=asking)
+    triton.store(found[2].at[row, head, split, number], state[2], mask=asking)
+
+
+def _merge(weighted: Any, weight: Any, maximum: Any, out: Any, *, heads: int, group: int) -> None:
+    """Merges what the splits found for one query row."""
+    (row, head), number = _row_and_head(heads), pl.program_id(1)
+    most = maximum[row, head, :, number]
+    shrink = jnp.exp(most - jnp.max(most, axis=0))
+    total = jnp.sum(weight[row, head, :, number] * shrink, axis=0)
+    mixed = jnp.sum(weighted[row, head, :, number, :] * shrink[:, None], axis=0) / total
+    token, member = jax.lax.div(number, jnp.int32(group)), jax.lax.rem(number, jnp.int32(group))
+    out[row, token, head, member, :] = mixed.astype(out.dtype)
+
+
+def _cached(x: Any, at: tuple[Any, ...]) -> Array:
+    """Reads vectors, or the scales of as many."""
+    return x[at] if len(x.shape) == len(at) else x[(*at, slice(None))]
+
+
+def _fed(x: Any, at: tuple[Any, Array, Any], there: Array) -> Array:
+    """Reads the same by their numbers; those that are not there are zeros."""
+    row, number, head = at
+    if len(x.shape) == len(at):
+        return triton.load(x.at[row, number, head], mask=there, other=0)
+    across = jnp.arange(x.shape[-1], dtype=jnp.int32)[None]
+    return triton.load(x.at[row, number[:, None], head, across], mask=there[:, None], other=0)
+
+
+def _add(asked: Array, state: tuple[Array, Array, Array], block: list[Array], seen: Array, *, scale: float) -> Any:
+    """Adds a block of slots to the unfinished softmax of a program's rows."""
+    (weighted, weight, maximum), (keys, values, *scales) = state, block
+    scores = _product(asked, keys.astype(asked.dtype).T) * scale
+    if scales:
+        scores = scores * scales[0][None]
+    scores = jnp.where(seen, scores, -jnp.inf)
+    most = jnp.maximum(maximum, jnp.max(scores, axis=1))
+    shrink, weights = jnp.exp(maximum - most), jnp.exp(scores - most[:, None])
+    mixed = _product((weights * scales[1][None] if scales else weights).astype(asked.dtype), values.astype(asked.dtype))
+    return weighted * shrink[:, None] + mixed, weight * shrink + jnp.sum(weights, axis=1), most
+
+
+def _product(x: Float[Array, "n i"], y: Float[Array, "i m"]) -> Float[Array, "n m"]:
+    """Multiplies to float32; float32 is not rounded before."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)
