@@ -1,7 +1,7 @@
-"""Compiles the real `generate` for TPUs that need not be here.
+"""Compiles the real `generate` for TPUs and GPUs that need not be here.
 
-The TPU compiler comes with `jax[tpu]` and runs on any machine: it is given shapes and the
-description of a topology, and returns the program that the TPUs would run.
+Their compilers come with `jax[tpu]` and `jax[cuda]` and run on any machine: they are given shapes and the
+description of a topology, and return the program that the devices would run.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.bench.compiled import cache_kernels, machine_code
+from jaxspec.bench.compiled import cache_kernels, gpus, machine_code
+from jaxspec.bench.compiled.chips import CHIPS, Chip
 from jaxspec.bench.compiled.heads import HEAD_DRAFTS, OF_LARGE, head_drafter, parse
 from jaxspec.bench.compiled.placed import HEAD_WEIGHTS, WEIGHTS, placed
 from jaxspec.checkpoints.params import abstract_model
@@ -47,35 +48,6 @@ _ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """Gives the sizes of one chip of a TPU generation, or of one device, where a chip is several.
-
-    Attributes:
-      memory: bytes of main memory.
-      bandwidth: bytes of it that can be read in a second.
-      clock: cycles a second.
-    """
-
-    memory: int
-    bandwidth: float
-    clock: float
-
-    def part(self, count: int) -> Self:
-        """Returns one of the `count` devices of a chip."""
-        return dataclasses.replace(self, memory=self.memory // count, bandwidth=self.bandwidth / count)
-
-
-# By `device_kind`; of Cloud TPU's documentation.
-CHIPS = {
-    "TPU v4": Chip(32 * 2**30, 1.228e12, 1.05e9),
-    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 1.5e9),
-    "TPU v5": Chip(95 * 2**30, 2.765e12, 1.75e9),
-    "TPU v6 lite": Chip(32 * 2**30, 1.64e12, 1.75e9),
-    "TPU7x": Chip(192 * 2**30, 7.38e12, 1.9e9),
 }
 
 
@@ -190,8 +162,11 @@ def compile_case(case: Case) -> Compiled:
       ValueError: there is no such topology or model, or it has fewer devices than asked for.
       ImportError: the TPU compiler is not installed.
     """
-    devices, chip = _devices(case)
-    mesh = _mesh(devices)
+    found, chip = gpus.devices(case.topology) if gpus.is_gpu(case.topology) else _tpus(case.topology)
+    devices = found[: case.devices]
+    if case.devices is not None and not 1 <= case.devices <= len(found):
+        raise ValueError(f"devices must be 1 to the {len(found)} of {case.topology}, got {case.devices}")
+    platform, mesh = "cuda" if gpus.is_gpu(case.topology) else "tpu", _mesh(devices)
     target = placed(case.model, mesh, case.weights)
     drafter = _drafter(case, target, mesh)
     target, drafter = cache_kernels.choose(target, drafter, case.kernels, devices[0].device_kind)
@@ -218,7 +193,7 @@ def compile_case(case: Case) -> Compiled:
     sampling = jaxspec.Sampling(**sampled)
     arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling)
     with _few_frames():
-        lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=("tpu",))
+        lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=(platform,))
     machine_code.collect()  # what else was compiled is none of this
     try:
         program = lowered.compile()
@@ -244,27 +219,24 @@ def _few_frames() -> Iterator[None]:
         jax.config.update("jax_traceback_in_locations_limit", before)
 
 
-def _devices(case: Case) -> tuple[list, Chip]:
+def _tpus(topology: str) -> tuple[list, Chip]:
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError("the TPU compiler is not installed; `pip install 'jax[tpu]'` brings it")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     machine_code.ask_for_it()
-    if not _TOPOLOGY.fullmatch(case.topology):
-        raise ValueError(f"topology must be a generation and its extent, such as v5e:2x2, got {case.topology!r}")
+    if not _TOPOLOGY.fullmatch(topology):
+        raise ValueError(f"topology must be a generation and its extent, such as v5e:2x2, got {topology!r}")
     try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=case.topology, **_options(case.topology))
+        described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **_options(topology))
         devices = described.devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        raise ValueError(f"{case.topology!r} is no topology that the TPU compiler knows: {error}") from error
-    count = len(devices) if case.devices is None else case.devices
-    if not 1 <= count <= len(devices):
-        raise ValueError(f"devices must be 1 to the {len(devices)} of {case.topology}, got {count}")
+        raise ValueError(f"{topology!r} is no topology that the TPU compiler knows: {error}") from error
     kind = devices[0].device_kind
     if kind not in CHIPS:
-        raise ValueError(f"{case.topology} has devices of kind {kind!r}, of which only {', '.join(CHIPS)} are known")
-    chips = math.prod(int(size) for size in re.findall(r"\d+", case.topology.split(":")[1]))
-    return devices[:count], CHIPS[kind].part(len(devices) // chips)
+        raise ValueError(f"{topology} has devices of kind {kind!r}, of which only {', '.join(CHIPS)} are known")
+    chips = math.prod(int(size) for size in re.findall(r"\d+", topology.split(":")[1]))
+    return devices, CHIPS[kind].part(len(devices) // chips)
 
 
 def _options(topology: str) -> dict[str, str]:

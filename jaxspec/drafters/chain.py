@@ -12,13 +12,14 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.argmax import argmax
+from jaxspec.core.known import known_on_gpu
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, draw
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.draft_length.base import DraftLength, as_draft_length
+from jaxspec.draft_length.base import DraftLength, Fixed, as_draft_length
 from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.draft_model import Draft, Hidden
 
@@ -100,7 +101,7 @@ class Chain:
 
         Loops of zero or one trip stand in place of `lax.cond`, whose branches would copy the cache.
         """
-        draft = self.draft
+        draft, max_drafts = self.draft, self.draft_length.lengths[-1]
 
         def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
             # Tokens are drawn in the draft's own vocabulary; `_over_vocabulary` follows for all of them together.
@@ -128,12 +129,16 @@ class Chain:
             after = jax.tree.map(lambda x: x[:, 0], output.hidden)
             return add(drafts, output.logits[:, 0], after, draft.put(drafts.draft_state, cache.append(output.entries)))
 
-        begins = jnp.any(drafts.going)
+        begins, always = jnp.any(drafts.going), isinstance(self.draft_length, Fixed) and context.asked is None
         drafts = dataclasses.replace(drafts, draft_state=draft.catch_up(drafts.draft_state, context, begins))
         with jax.named_scope("first_draft"):
-            drafts = jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)
+            trips = known_on_gpu(begins.astype(jnp.int32), 1) if always else begins.astype(jnp.int32)
+            drafts = jax.lax.fori_loop(jnp.int32(0), trips, first, drafts)
         with jax.named_scope("further_drafts"):
-            return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
+            if not always:
+                return jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)
+            more = known_on_gpu(trips * (max_drafts - 1), max_drafts - 1)
+            return jax.lax.fori_loop(jnp.int32(0), more, lambda _, drafts: another(drafts), drafts)
 
 
 class ChainDrafter(AdjustableDrafter):

@@ -32,10 +32,15 @@ def trips(case: Case, loop: Instruction) -> int:
     In the round that is counted every row drafts all it can and the whole context is live. Of a loop that is none of
     those that a round is known to have, one trip is counted.
     """
-    known = {"catch_up": 0, "first_draft": 1, "further_drafts": case.k - 1, "with_drafts": 1, "without_drafts": 0}
+    known = {
+        "catch_up": 0,
+        "take_in": 0,
+        "first_draft": 1,
+        "further_drafts": case.k - 1,
+        "with_drafts": 1,
+        "without_drafts": 0,
+    }
     known["in_place"] = 1  # a write of a kernel
-    # What one round accepted is no more than one of its pieces; it is taken in where the round drafts, not before.
-    known |= {"take_in": 1 if "/first_draft/" in loop.scope else 0}
     name = name_of(loop)
     if name.startswith("history_by_"):
         return math.ceil(case.context / int(name.removeprefix("history_by_")))

@@ -140,35 +140,36 @@ class EagleDraft(Draft):
         return context.length > 1
 
     def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        full = jnp.any(~context.done & (state.waiting + self._chunk > self._room))
-        return self._take_in(state, context, ~begins & full)
+        """Feeds what waits, a round's worth at a time: all but the last where `first` follows, else all if there is no room."""
+        most = jnp.max(jnp.where(context.done, 0, state.waiting))
+        trips, full = (most + self._chunk - 1) // self._chunk, most + self._chunk > self._room
+        trips = jnp.where(begins, jnp.maximum(trips - 1, 0), jnp.where(full, trips, 0))
+
+        def feed(_, state):
+            state = self._take_in(state, context)
+            left = jnp.pad(state.features[:, self._chunk :], ((0, 0), (0, self._chunk), (0, 0)))
+            return dataclasses.replace(state, features=left)
+
+        with jax.named_scope("take_in"):
+            return jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, state)
 
     def first(self, state: Any, context: Context) -> tuple[Window, Any]:
-        state = self._take_in(state, context, jnp.ones((), jnp.bool_))
+        state = self._take_in(state, context)
         logits = self.head.guesses(state.state[:, None])[:, 0]
         shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
         return Window(logits, state.cache, shape, (state.state,)), state
 
-    def _take_in(self, state: EagleState, context: Context, needed) -> EagleState:
-        """Feeds what waits, a round's worth at a time; nothing unless it is needed."""
-        head, chunk = self.head, self._chunk
-        waiting = jnp.where(context.done | ~needed, 0, state.waiting)
-        most = context.tokens.shape[1] - 1
-
-        def feed(index, carry):
-            cache, newest = carry
-            features = jax.lax.dynamic_slice_in_dim(state.features, index * chunk, chunk, axis=1)
-            at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
-            tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, most), axis=1)
-            states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
-            count = jnp.clip(waiting - index * chunk, 0, chunk)
-            newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), newest)
-            return cache.append(entries).truncate(cache.length + count), newest
-
-        trips = (jnp.max(waiting) + chunk - 1) // chunk
-        with jax.named_scope("take_in"):
-            cache, newest = jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, (state.cache, state.state))
-        return EagleState(cache, newest, state.features, state.waiting - waiting)
+    def _take_in(self, state: EagleState, context: Context) -> EagleState:
+        """Feeds the first of the pairs that wait, as many as a round brings."""
+        head, chunk, cache = self.head, self._chunk, state.cache
+        count = jnp.minimum(jnp.where(context.done, 0, state.waiting), chunk)
+        at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
+        tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, context.tokens.shape[1] - 1), axis=1)
+        features = state.features[:, :chunk]
+        states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
+        newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state.state)
+        cache = cache.append(entries).truncate(cache.length + count)
+        return EagleState(cache, newest, state.features, state.waiting - count)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (states,) = hidden
