@@ -1,0 +1,158 @@
+"""Reports what a round costs on GPUs, for `jaxspec compile-report --gpu`: kernels, what the host waits for, bytes, collectives.
+
+For a case two programs are compiled, of speculative and of plain decoding. Everything is read from them; nothing is
+run, and no time is told.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from jaxspec.bench.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.bench.compiled.least import least_bytes
+from jaxspec.bench.compiled.loops import round_of, trips
+from jaxspec.bench.hlo import Computation, Instruction, Program
+from jaxspec.bench.tpu import kinds
+from jaxspec.nn.cache import BLOCK
+
+_KERNEL = 'custom_call_target="__gpu$xla.gpu.triton"'
+
+
+class GpuProgram(Program):
+    """Reads a program compiled for GPUs."""
+
+    def moved(self, one: Instruction, inside: Computation) -> int:
+        """Returns the bytes that an instruction reads and writes; a kernel's, of a cache, in one layer."""
+        if _KERNEL not in one.text:
+            return super().moved(one, inside)
+        read = sum(_read(array) for name in one.operands if name in inside for array in inside[name].arrays)
+        return read + sum(array.size for array in one.arrays)
+
+    def conditions(self, computation: str, case: Case, times: int = 1) -> int:
+        """Counts the conditions that the host reads from the card in a computation, with the loops' last."""
+        total = 0
+        for one in self.computations[computation].values():
+            if one.opcode == "while":
+                known = self.trips(one)
+                count = trips(case, one) if known is None else known
+                total += times * (count + 1) if known is None else 0
+                total += self.conditions(one.computation("body"), case, times * count)
+            elif one.opcode == "conditional":
+                total += times + self.conditions(self.branch(one, lambda loop: trips(case, loop)), case, times)
+            elif one.opcode == "call":
+                total += self.conditions(one.computation("to_apply"), case, times)
+        return total
+
+
+def _read(array) -> int:
+    """Returns how much of an operand a kernel reads: of a cache's layers one."""
+    of_cache = len(array.shape) >= 4 and array.shape[3] >= BLOCK and array.shape[3] % BLOCK == 0
+    return array.size // array.shape[0] if of_cache else array.size
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCosts:
+    """Gives the costs of one round, or one step of plain decoding, on one GPU.
+
+    Attributes:
+      bytes: moved from and to the main memory, whatever of it a cache on the chip holds.
+      least_bytes: the weights it must read and the live cache, over the number of devices.
+      kernels: how many run.
+      layer_kernels: how many of them in each layer of the target.
+      conditions: how many conditions the host reads from the card before it goes on, the round's own among them.
+      layer_collectives: how many of each kind a layer of the target has.
+      other_collectives: how many of each kind there are outside the target's layers.
+    """
+
+    bytes: int
+    least_bytes: float
+    kernels: int
+    layer_kernels: float
+    conditions: int
+    layer_collectives: dict[str, float]
+    other_collectives: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuReport:
+    """Gives the costs of a case's two programs; `round` and `plain` are `None` if one does not fit.
+
+    Attributes:
+      devices: how many run it.
+      memory: bytes that each needs.
+      available: bytes that each has.
+    """
+
+    case: Case
+    devices: int
+    memory: int
+    available: int
+    round: GpuCosts | None
+    plain: GpuCosts | None
+
+
+def costs(case: Case, compiled: Compiled) -> GpuCosts:
+    """Reads the costs from a program that fits.
+
+    Raises:
+      ValueError: the program has not exactly one loop over rounds.
+    """
+    program = GpuProgram(compiled.text)
+    body = round_of(program)
+    steps = list(program.steps(body, lambda loop: trips(case, loop)))
+    layers = compiled.target.module.config.num_layers
+    kernels, inside, outside = Counter(), Counter(), Counter()
+    for step in steps:
+        own = "/layer_" in step.instruction.scope and "/propose/" not in step.instruction.scope
+        kernels[own] += 0 if step.instruction.opcode.endswith("-done") else step.times
+        for kind, _ in program.collectives(step):
+            (inside if own else outside)[kind] += step.times
+    return GpuCosts(
+        bytes=sum(step.bytes * step.times for step in steps),
+        least_bytes=least_bytes(case, compiled),
+        kernels=sum(kernels.values()),
+        layer_kernels=round(kernels[True] / layers, 1),
+        conditions=program.conditions(body, case) + 1,
+        layer_collectives={kind: round(count / layers, 2) for kind, count in sorted(inside.items())},
+        other_collectives=dict(sorted(outside.items())),
+    )
+
+
+def report(case: Case) -> GpuReport:
+    """Compiles a case and reads its programs.
+
+    Raises:
+      ValueError: there is no such topology, model or number of devices.
+      ImportError: the GPU compiler is not installed.
+    """
+    compiled = compile_case(case)
+    sizes = (case, compiled.devices, compiled.memory, compiled.chip.memory)
+    if not compiled.text or compiled.memory > compiled.chip.memory:
+        return GpuReport(*sizes, round=None, plain=None)
+    own = costs(case, compiled)
+    alone = dataclasses.replace(case, draft="none", k=0, draft_devices=None)
+    plain = own if case.draft == "none" else costs(alone, compile_case(alone))
+    return GpuReport(*sizes, round=own, plain=plain)
+
+
+def as_json(one: GpuReport) -> str:
+    """Returns a report as one line of JSON."""
+    return json.dumps(dataclasses.asdict(one))
+
+
+def lines(one: GpuReport) -> Iterator[tuple[str, str]]:
+    """Yields a report line by line: a name and a value."""
+    case, over = one.case, one.memory - one.available
+    yield "target, draft", f"{case.model}, {case.draft}, k = {case.k}"
+    sizes = f"batch {case.batch}, context {case.context}, {case.weights} weights"
+    yield "devices", f"{one.devices} of {case.topology}, {sizes}"
+    room = f"{-over / 1e9:.1f} GB to spare" if over <= 0 else f"does not fit: {over / 1e9:.1f} GB too much"
+    yield "memory a device", f"{one.memory / 1e9:.2f} GB of {one.available / 1e9:.1f}, {room}"
+    for name, own in (("round", one.round), ("plain step", one.plain)):
+        if own is None:
+            continue
+        yield name, f"{own.bytes / 1e9:.3f} GB, {own.bytes / own.least_bytes:.2f} of the least possible"
+        yield "", f"{own.kernels:,} kernels, {own.layer_kernels:g} in a layer of the target"
+        yield "", f"{own.conditions} conditions that the host reads from the card"
+        yield "", f"a layer: {kinds(own.layer_collectives, ', ')}; elsewhere: {kinds(own.other_collectives, ', ')}"
