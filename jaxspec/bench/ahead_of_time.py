@@ -96,7 +96,9 @@ class Case:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
         if self.kernels not in cache_kernels.NAMES:
             raise ValueError(f"kernels must be one of {', '.join(cache_kernels.NAMES)}, got {self.kernels!r}")
-        least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": BLOCK}
+        # Half of the context is the prompt, and what is written besides the drafts at least nothing.
+        context = max(BLOCK, 2 * (self.k + 1))
+        least = {"k": 0 if self.draft == NoDrafter.name else 1, "batch": 1, "context": context}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
@@ -106,7 +108,9 @@ class Case:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
         no_model = parse(self.draft) is not None or self.draft.partition(":")[0] in (NoDrafter.name, *DRAFTERS)
         if self.draft_devices is not None and no_model:
-            raise ValueError(f"draft_devices is about draft models, got {self.draft!r}; leave it out")
+            raise ValueError(
+                f"draft_devices is about draft models, got the draft {self.draft!r}; pass a model, or leave it out"
+            )
 
 
 def default_draft(model: str) -> str:

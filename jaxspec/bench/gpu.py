@@ -1,4 +1,4 @@
-"""Reports what a round costs on GPUs, for `jaxspec compile-report --gpu`: kernels, what the host waits for, bytes, collectives.
+"""Reports what a round costs on GPUs, for `jaxspec compile-report --gpu`: kernels, waits of the host, and bytes.
 
 For a case two programs are compiled, of speculative and of plain decoding. Everything is read from them; nothing is
 run, and no time is told.

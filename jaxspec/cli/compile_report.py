@@ -3,14 +3,11 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from jaxspec.cli.options import DRAFTERS, Listed, OneOf
-
-if TYPE_CHECKING:
-    from jaxspec.bench.tpu import Report
 
 
 def _drafts() -> Iterable[str]:
@@ -23,6 +20,12 @@ def _weights() -> Iterable[str]:
     from jaxspec.bench.compiled.placed import WEIGHTS
 
     return WEIGHTS
+
+
+def _gpus() -> Iterable[str]:
+    from jaxspec.bench.compiled.gpus import GPUS
+
+    return GPUS
 
 
 def _kernels() -> Iterable[str]:
@@ -46,11 +49,23 @@ class Options:
             show_default=False,
         ),
     ] = None
-    topology: Annotated[str, typer.Option(help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...")] = "v5e:2x2"
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...  [default: v5e:2x2]", show_default=False
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        OneOf(_gpus),
+        typer.Option(help="Compile for so many GPUs as --devices says, or one.", show_default=False),
+    ] = None
     k: Annotated[
         int | None,
         typer.Option(
-            "-k", help="Drafted tokens a round.  [default: 4; of a block or of heads: all]", show_default=False
+            "-k",
+            help="Drafted tokens a round.  [default: 4; p-eagle 7; of a block or Medusa's heads all, of a tree 63]",
+            show_default=False,
         ),
     ] = None
     batch: Annotated[int, typer.Option(help="Rows.")] = 1
@@ -96,46 +111,57 @@ class Options:
     def __post_init__(self):
         if self.draft == "none" and self.k is not None:
             raise ValueError(f"-k {self.k} needs a draft; leave out --draft none")
+        if self.gpu is not None:
+            given = {"--topology": self.topology, "--calibration": self.calibration}
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(f"{name} {value} is about TPUs; leave it out beside --gpu {self.gpu}")
 
 
 def run(options: Options) -> None:
-    """Compiles generation for TPUs that need not be here, and reports what it costs there.
+    """Compiles generation for TPUs or GPUs that need not be here, and reports what it costs there.
 
-    Needs the TPU compiler (`pip install "jax[tpu]"`) and a minute or more; nothing is run on any TPU.
+    Needs their compiler (`pip install "jax[tpu]"`, `"jax[cuda]"`) and a minute or more; nothing is run on any.
     """
-    # Before anything asks JAX for devices: the compiler must not look for a TPU here.
+    # Before anything asks JAX for devices: the compiler must not look for one here.
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     from rich.console import Console
 
+    from jaxspec.bench import gpu, tpu
     from jaxspec.bench.ahead_of_time import Case, default_draft, default_k
     from jaxspec.bench.compiled.constants import Constants
-    from jaxspec.bench.tpu import as_json, report
 
     draft = default_draft(options.model) if options.draft is None else options.draft
     k = default_k(draft) if options.k is None else options.k
-    sizes = (options.batch, options.context, options.devices)
+    topology, devices = options.topology or "v5e:2x2", options.devices
+    if options.gpu is not None:
+        topology, devices = f"{options.gpu}:{1 if devices is None else devices}", None
+    sizes = (options.batch, options.context, devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
-    first = (options.model, draft, options.topology, k, *sizes, options.weights, options.rows)
+    first = (options.model, draft, topology, k, *sizes, options.weights, options.rows)
     case = Case(*first, **named, draft_devices=options.draft_devices)
     constants = Constants() if options.calibration is None else Constants.load(options.calibration)
-    with Console(stderr=True).status(f"compiling for {options.topology} ..."):
-        found = report(case, constants)
+    with Console(stderr=True).status(f"compiling for {topology} ..."):
+        if options.gpu is not None:
+            one = gpu.report(case)
+            text, lines = gpu.as_json(one), gpu.lines(one)
+        else:
+            found = tpu.report(case, constants)
+            text, lines = tpu.as_json(found), tpu.lines(found)
     if options.as_json:
-        typer.echo(as_json(found))
+        typer.echo(text)
     else:
-        _print(found)
+        _print(lines)
 
 
-def _print(found: "Report") -> None:
+def _print(lines: Iterable[tuple[str, str]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from jaxspec.bench.tpu import lines
-
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    for name, value in lines(found):
+    for name, value in lines:
         table.add_row(name, value)
     Console(highlight=False).print(table)

@@ -12,10 +12,13 @@ from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import PALLAS
 from jaxspec.nn.exact_passes import BY_SLOT
 from jaxspec.nn.network import Network
+from jaxspec.ops.triton import attention
 
 _Network = TypeVar("_Network", bound=Network)
 Kernels = Literal["xla", "pallas"]
 
+# Kinds of devices that run Triton's kernels, where XLA's attention has the host wait twice in each layer.
+_GPUS = "NVIDIA"
 # Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket,
 # but for 1 % at a v6e's low one (`docs/benchmarks/tpu.md`).
 PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
@@ -32,8 +35,11 @@ def kernels_for(kind: str, head_dim: int) -> Kernels:
         >>> from jaxspec.nn.chosen_kernels import kernels_for
         >>> kernels_for("TPU v6 lite", 128), kernels_for("TPU v6 lite", 64), kernels_for("TPU v5", 128)
         ('pallas', 'xla', 'xla')
+        >>> kernels_for("NVIDIA H100 80GB HBM3", 64), kernels_for("NVIDIA H100 80GB HBM3", 96)
+        ('pallas', 'xla')
     """
-    return "pallas" if kind in PALLAS_DEVICES and head_dim % _TILE == 0 else "xla"
+    fits = head_dim % _TILE == 0 if kind in PALLAS_DEVICES else kind.startswith(_GPUS) and attention.fits(head_dim)
+    return "pallas" if fits else "xla"
 
 
 def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:

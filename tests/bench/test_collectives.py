@@ -28,7 +28,7 @@ MORE_WITH_TOP_K_AND_TOP_P = 5 * (1 + 8 + 8)
 
 def compiled(case, sampling):
     """The program of `compile_case`, with another policy."""
-    devices, _ = ahead_of_time._devices(case)
+    devices = ahead_of_time._tpus(case.topology)[0][: case.devices]
     mesh = ahead_of_time._mesh(devices)
     target = placed(case.model, mesh, case.weights)
     drafter = ahead_of_time._drafter(case, target, mesh)

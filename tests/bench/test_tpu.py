@@ -245,20 +245,20 @@ def test_shapes_have_as_many_weights_as_the_models(name, billions):
         (["-k", "0"], "k must be at least 1, got 0"),
         (["--top-k", "0"], "top_k must be at least 1, got 0; None keeps all tokens"),
         (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
-        (["--draft", "eagle:many"], "eagle takes a positive number as VOCAB, got 'eagle:many'; pass eagle:32000"),
+        (["--draft", "eagle:many"], "eagle takes a number from 1 on as VOCAB, got 'eagle:many'; pass eagle:32000"),
         (["--context", "10"], "context must be at least 256, got 10"),
         (["--model", "smollm2-135m", "--draft", "none", "--weights", "int4"], "got 128 for the 576 of embedding"),
     ],
 )
 def test_mistakes_are_said(monkeypatch, options, text):
-    monkeypatch.setattr(ahead_of_time, "_devices", lambda case: ([ahead_of_time.jax.devices()[0]], None))
+    monkeypatch.setattr(ahead_of_time, "_tpus", lambda topology: ([ahead_of_time.jax.devices()[0]], None))
     result = CliRunner().invoke(app, ["compile-report", *options])
     assert result.exit_code == 2
     assert re.search(text, " ".join(result.output.split()))
 
 
 def test_a_case_is_checked_before_the_compiler_is_asked_for():
-    with pytest.raises(ValueError, match="eagle takes a positive number as VOCAB, got 'eagle:many'; pass eagle:32000"):
+    with pytest.raises(ValueError, match="eagle takes a number from 1 on as VOCAB, got 'eagle:many'; pass eagle:32000"):
         Case("llama-3.1-8b", "eagle:many")
 
 
@@ -281,7 +281,7 @@ def test_topologies_that_do_not_exist_are_refused():
 
 @needs_compiler
 def test_a_chip_of_v4_is_one_device():
-    devices, chip = ahead_of_time._devices(Case("smollm2-135m", "none", "v4:2x2x1", k=0))
+    devices, chip = ahead_of_time._tpus("v4:2x2x1")
     assert len(devices) == 4 and chip == CHIPS["TPU v4"]
 
 

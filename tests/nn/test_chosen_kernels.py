@@ -40,7 +40,7 @@ def on(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("TPU v5 lite", PallasKVCache), ("TPU7x", PallasKVCache), ("TPU v5", KVCache), ("NVIDIA H100", KVCache)],
+    [("TPU v5 lite", PallasKVCache), ("TPU7x", PallasKVCache), ("TPU v5", KVCache)],
 )
 def test_by_the_device(on, kind, expected):
     on(kind)
@@ -103,3 +103,10 @@ def test_a_head_without_caches_stays_beside_any_target():
     head = paper_head(WIDE)
     for kernels in ("xla", "pallas"):
         assert kernels_like(with_kernels(WIDE, kernels), head) is head
+
+
+@pytest.mark.parametrize(("head_dim", "expected"), [(64, PallasKVCache), (128, PallasKVCache), (96, KVCache)])
+def test_by_the_heads_of_a_gpu(on, head_dim, expected):
+    on("NVIDIA H100 80GB HBM3")
+    assert with_kernels(model(head_dim)).cache_type is expected
+    assert with_kernels(model(head_dim), "xla").cache_type is KVCache

@@ -25,7 +25,7 @@ from jaxspec.sharding.placement import put
 _DFLASH_LAYERS = 5
 _MULTIPLE = 256
 # Of a tree where nothing is said: with the last committed token 64.
-_NODES = 63
+_NODES, _CHILDREN = 63, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,7 @@ class HeadDraft:
       drafts: returns how many drafts a round has by default, of that number.
       passes: returns how many passes of the head a round of `k` drafts has.
       once: parameters that a round reads once, whatever its passes.
+      least: the least number.
     """
 
     argument: str
@@ -49,14 +50,21 @@ class HeadDraft:
     drafts: Callable[[int], int]
     passes: Callable[[int], int]
     once: tuple[str, ...] = ()
+    least: int = 1
 
 
 def _eagle(target: LanguageModel, vocabulary: int) -> Any:
-    return eagle.init(target, jax.random.key(0), draft_vocabulary=vocabulary)
+    return eagle.init(target, jax.random.key(0), draft_vocabulary=_known(target, vocabulary))
 
 
 def _parallel_eagle(target: LanguageModel, vocabulary: int) -> Any:
-    return eagle.init_parallel(target, jax.random.key(0), draft_vocabulary=vocabulary)
+    return eagle.init_parallel(target, jax.random.key(0), draft_vocabulary=_known(target, vocabulary))
+
+
+def _known(target: LanguageModel, vocabulary: int) -> int:
+    if vocabulary > target.vocab_size:
+        raise ValueError(f"VOCAB is {vocabulary:,}, the target has {target.vocab_size:,} tokens; pass fewer")
+    return vocabulary
 
 
 def _medusa(target: LanguageModel, heads: int) -> Any:
@@ -80,7 +88,12 @@ def _dflash(target: LanguageModel, block: int) -> Any:
 
 
 def _tree(head: Any, k: int) -> Drafter:
-    return dflash.DFlashTreeDrafter(head, nodes=k)
+    return dflash.DFlashTreeDrafter(head, nodes=k, top_k=_CHILDREN)
+
+
+def _nodes(block: int) -> int:
+    """Returns how many nodes a tree of a block has where nothing is said: no more than there are."""
+    return min(_NODES, _CHILDREN + (block - 2) * _CHILDREN**2)
 
 
 def _evenly_spaced(layers: int) -> tuple[int, ...]:
@@ -94,8 +107,8 @@ HEAD_DRAFTS: Mapping[str, HeadDraft] = MappingProxyType(
     {
         "eagle": HeadDraft("VOCAB", 32000, _eagle, eagle.EagleDrafter, lambda _: 4, lambda k: k, once=("fuse",)),
         "p-eagle": HeadDraft("VOCAB", 32000, _parallel_eagle, eagle.EagleDrafter, lambda _: 7, lambda _: 1),
-        "dflash": HeadDraft("BLOCK", 16, _dflash, dflash.DFlashDrafter, lambda block: block - 1, lambda _: 1),
-        "dflash-tree": HeadDraft("BLOCK", 16, _dflash, _tree, lambda _: _NODES, lambda _: 1),
+        "dflash": HeadDraft("BLOCK", 16, _dflash, dflash.DFlashDrafter, lambda block: block - 1, lambda _: 1, least=2),
+        "dflash-tree": HeadDraft("BLOCK", 16, _dflash, _tree, _nodes, lambda _: 1, least=2),
         "medusa": HeadDraft("HEADS", 4, _medusa, medusa.MedusaDrafter, lambda heads: heads, lambda _: 1),
     }
 )
@@ -107,7 +120,7 @@ def parse(draft: str) -> tuple[HeadDraft, int] | None:
     """Returns the head that a draft names and its number; `None` if it names none.
 
     Raises:
-      ValueError: what follows the colon is no positive number.
+      ValueError: what follows the colon is no number, or one too small.
 
     Example:
       >>> from jaxspec.bench.compiled.heads import parse
@@ -119,9 +132,9 @@ def parse(draft: str) -> tuple[HeadDraft, int] | None:
         return None
     if not colon:
         return kind, kind.default
-    if not argument.isdecimal() or int(argument) < 1:
+    if not argument.isdecimal() or int(argument) < kind.least:
         raise ValueError(
-            f"{word} takes a positive number as {kind.argument}, got {draft!r}; pass {word}:{kind.default}"
+            f"{word} takes a number from {kind.least} on as {kind.argument}, got {draft!r}; pass {word}:{kind.default}"
         )
     return kind, int(argument)
 

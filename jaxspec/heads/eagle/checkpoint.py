@@ -58,7 +58,7 @@ from jaxspec.sharding.placement import Placement
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _OF_FIRST, _OF_THIRD = "EagleForCausalLM", "LlamaForCausalLMEagle3"
 # Options of later variants that change what the layer computes.
-_UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual")
+_UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_residual", "parallel_drafting")
 _SETTINGS = {
     _LAYERS: STATES.or_null(),
     "eagle_config": table_of({_LAYERS: STATES.or_null()}).or_null(),
@@ -88,6 +88,10 @@ def read_eagle(
     for name in _UNSUPPORTED:
         if config.get(name):
             raise SettingError(name, f"unsupported option {name}={config[name]!r}; it must be unset")
+    if (layers := config.get("num_hidden_layers") or 1) != 1:
+        raise SettingError(
+            "num_hidden_layers", f"an EAGLE head has one layer, got {layers}; P-EAGLE's are not read yet"
+        )
     if third:
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
         return _third(folder, config, tensors, target, dtype, placement)
@@ -162,8 +166,8 @@ def write_eagle(
       >>> jaxspec.load_head(folder / "head", target).capture == head.capture
       True
     """
-    if not isinstance(head.module, EagleLayer):
-        raise TypeError(f"write_eagle writes EAGLE-3 heads, got a layer of type {type(head.module).__name__}")
+    if type(head.module) is not EagleLayer:
+        raise TypeError(f"write_eagle writes EAGLE-3 heads, got one of {type(head.module).__name__}")
     layer = head.module.config
     ids = np.arange(head.vocab_size) if head.ids is None else np.asarray(head.ids)
     mappings = [one for one in eagle3_mappings(layer, head.module.features) if with_head or one.path != ("head",)]

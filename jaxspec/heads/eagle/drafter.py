@@ -140,7 +140,7 @@ class EagleDraft(Draft):
         return context.length > 1
 
     def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Any:
-        """Feeds what waits, a round's worth at a time: all but the last where `first` follows, else all if room is short."""
+        """Feeds what waits, a round at a time: all but the last where `first` follows, else all if there is no room."""
         most = jnp.max(jnp.where(context.done, 0, state.waiting))
         trips, full = (most + self._chunk - 1) // self._chunk, most + self._chunk > self._room
         trips = jnp.where(begins, jnp.maximum(trips - 1, 0), jnp.where(full, trips, 0))
@@ -244,7 +244,7 @@ class EagleDrafter(ChainDrafter):
         return self.head
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        return model.layer(self.head, k)
+        return self.head.draft_costs(model, k)
 
     def check(self, target: Model) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, EagleHead):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.drafters.draft_vocabulary import expand
 from jaxspec.heads import untrained
@@ -107,6 +108,10 @@ class EagleHead(Network):
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """Returns the target's ids of tokens of the draft vocabulary."""
         return places if self.ids is None else self.ids[places]
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        """Returns what its drafts take: a pass each."""
+        return model.layer(self, k)
 
     def as_draft(self, k: int) -> Draft:
         """Returns what chains and trees of up to `k` tokens along a path are drawn from."""

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.draft_model import Draft
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.head import EagleHead, default_capture, layer_for, start
@@ -84,6 +85,10 @@ class ParallelEagleHead(EagleHead):
     def mask(self) -> Float[Array, "f"]:
         """Returns the trained state of a mask, as wide as the target's captured ones together."""
         return self._apply(method="mask")
+
+    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
+        """Returns what its drafts take: one pass for all of them."""
+        return model.one_pass(self, k)
 
     def as_draft(self, k: int) -> Draft:
         from jaxspec.heads.eagle.parallel_draft import ParallelEagleDraft  # which imports this module

@@ -104,10 +104,10 @@ def _kernel(
     length: Any, *refs: Any, layer: int, scale: float, heads: int, group: int, tile: int, splits: int, windowed: bool
 ) -> None:
     """Reads a split's blocks for a tile of query rows: of each token its heads, one after the other."""
-    found, refs = refs[-3:], list(refs[:-3])
-    queries, seen = refs.pop(0), refs.pop(0)
-    oldest = refs.pop(0) if windowed else None
-    fed, cached = refs[: len(refs) // 2], refs[len(refs) // 2 :]
+    queries, seen, *rest = refs
+    oldest, found = rest.pop(0) if windowed else None, rest[-3:]
+    slots = rest[:-3]
+    fed, cached = slots[: len(slots) // 2], slots[len(slots) // 2 :]
     (row, head), split = _row_and_head(heads), pl.program_id(2)
     number = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
     asking = number < queries.shape[1] * group

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.draft_length.costs import CostModel
 from jaxspec.heads import eagle
 from jaxspec.heads.eagle.parallel import ParallelEagleHead, ParallelEagleLayers
 from tests._fixtures import tiny
@@ -139,7 +140,29 @@ def test_a_round_has_one_pass_of_the_head():
     assert sorted(calls) == [6, 6 + 4, 16]
 
 
-def test_what_it_refuses():
+def test_its_cost_is_that_of_one_pass():
+    model = CostModel(TARGET)
+    costs = [HEAD.draft_costs(model, k) for k in (1, 7)]
+    assert costs[0].each == costs[1].each == 0
+    assert 0 < costs[0].first <= costs[1].first < 2 * costs[0].first
+
+
+@pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
+def test_it_is_split_over_devices():
+    """The same tokens on a mesh."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    run = lambda target, head: jaxspec.generate(
+        target, jaxspec.EagleDrafter(head, k=3), jnp.asarray(PROMPTS), max_new_tokens=8
+    )
+    whole, split = run(TARGET, HEAD), run(*jaxspec.sharding.shard_models((TARGET, HEAD), mesh))
+    np.testing.assert_array_equal(split.tokens, whole.tokens)
+    np.testing.assert_array_equal(split.stats.accepted, whole.stats.accepted)
+
+
+def test_what_it_refuses(tmp_path):
+    with pytest.raises(TypeError, match="writes EAGLE-3 heads, got one of ParallelEagleLayers"):
+        eagle.write_eagle(HEAD, tmp_path / "head")
+    assert not (tmp_path / "head").exists()
     with pytest.raises(ValueError, match="num_layers must be at least 1, got 0"):
         eagle.init_parallel(TARGET, jax.random.key(0), num_layers=0)
     with pytest.raises(ValueError, match=f"from 0 to {TARGET.vocab_size - 1}, got {TARGET.vocab_size}"):

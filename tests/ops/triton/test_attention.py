@@ -10,7 +10,7 @@ from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_pallas import BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
 from jaxspec.ops.triton import attention
 from tests._fixtures.interpreted import interpreted_on_gpu  # noqa: F401
-from tests.ops.pallas.test_attention import FIELDS, drawn
+from tests._fixtures.slots import FIELDS, drawn
 
 CASES = {
     "one token": {"fed": 1, "tree": False},
