@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
+from jaxspec.core.known import known_on_gpu
 from jaxspec.core.model import Cache, Model, ModelOutput, chunk_of
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
@@ -154,7 +155,9 @@ class EagleDraft(Draft):
             return jax.lax.fori_loop(jnp.zeros((), trips.dtype), trips, feed, state)
 
     def first(self, state: Any, context: Context) -> tuple[Window, Any]:
-        state = self._take_in(state, context)
+        trips = known_on_gpu(jnp.any(~context.done & (state.waiting > 0)).astype(jnp.int32), 1)
+        with jax.named_scope("take_in"):
+            state = jax.lax.fori_loop(jnp.int32(0), trips, lambda _, state: self._take_in(state, context), state)
         logits = self.head.guesses(state.state[:, None])[:, 0]
         shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
         return Window(logits, state.cache, shape, (state.state,)), state
