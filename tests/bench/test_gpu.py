@@ -32,6 +32,7 @@ WAITS = 2
     ],
 )
 def test_the_host_waits_for_rounds_alone(draft, gpu, options, tmp_path):
+    (tmp_path / "draft").mkdir()
     own = shortened("llama-3.2-1b", 2, tmp_path / "draft") if draft == "model" else draft
     case = Case(shortened("llama-3.1-8b", 2, tmp_path), own, f"{gpu}:1", k=default_k(own), **options)
     compiled = compile_case(case)

@@ -184,7 +184,7 @@ def test_what_drafts_where_nothing_is_said():
 
 @pytest.mark.parametrize(
     ("draft", "name", "trips"),
-    [("none", "history_by_1024", 2), ("eagle", "further_drafts", 3), ("eagle", "take_in", 0)],
+    [("none", "history_by_1024", 2), ("eagle", "first_draft/while/body/take_in", 1), ("eagle", "take_in", 0)],
 )
 def test_loops_of_a_round_are_known_by_their_scopes(draft, name, trips):
     case = Case("llama-3.2-1b", draft, k=ahead_of_time.default_k(draft))

@@ -34,7 +34,8 @@ def trips(case: Case, loop: Instruction) -> int:
     """
     known = {
         "catch_up": 0,
-        "take_in": 0,
+        # What the last round left is taken in where the round drafts, what others left before that.
+        "take_in": 1 if "/first_draft/" in loop.scope else 0,
         "first_draft": 1,
         "further_drafts": case.k - 1,
         "with_drafts": 1,
