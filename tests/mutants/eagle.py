@@ -11,6 +11,9 @@ _FRESH = f"{_TESTS}::TestDraftVocabulary::test_after_any_acceptance_it_drafts_as
 _STEPS = "tests/heads/eagle/test_training.py::test_each_step_is_the_drafter_s_own"
 _THIRD = "tests/heads/eagle/test_checkpoint.py::test_a_third_eagle_is_the_paper_s_arithmetic"
 
+_PARALLEL = "heads/eagle/parallel_draft.py"
+_ONE_PASS = "tests/heads/eagle/test_parallel.py::TestParallel"
+
 MUTANTS = (
     Mutant(
         "a state is paired with its own token and not the next",
@@ -75,5 +78,26 @@ MUTANTS = (
         'integers["d2t"] + np.arange(len(integers["d2t"]))',
         'integers["d2t"]',
         (_THIRD,),
+    ),
+    Mutant(
+        "masks stand in the place of the pairs that wait",
+        _PARALLEL,
+        "true = place < waiting[:, None]",
+        "true = place < 0 * waiting[:, None]",
+        (_ONE_PASS,),
+    ),
+    Mutant(
+        "a further draft has the logits of the first",
+        _PARALLEL,
+        "return ModelOutput(hidden[0], KVEntries(nothing, nothing), (*hidden[1:], hidden[-1]))",
+        "return ModelOutput(hidden[0], KVEntries(nothing, nothing), hidden)",
+        (_ONE_PASS,),
+    ),
+    Mutant(
+        "what a paused head left is fed once only",
+        "heads/eagle/drafter.py",
+        "left = jnp.pad(state.features[:, self._chunk :], ((0, 0), (0, self._chunk), (0, 0)))",
+        "left = state.features",
+        ("tests/heads/eagle/test_drafter.py::test_what_a_paused_head_left_is_taken_in_piece_by_piece",),
     ),
 )

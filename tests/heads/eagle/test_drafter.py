@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core.prefill import Prefilled
+from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.heads.eagle.head import EagleHead
@@ -119,6 +121,33 @@ class TestPauses(PausesContract, EagleContract):
     """Features wait while a draft length drafts nothing, and are all taken in afterwards."""
 
     drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
+
+
+@pytest.mark.parametrize(("begins", "waits"), [(True, 9), (False, 18), (True, 1)])
+def test_what_a_paused_head_left_is_taken_in_piece_by_piece(begins, waits):
+    """Pairs of several rounds, of a row that waits and of one that has less to take in."""
+    draft = jaxspec.EagleDrafter(HEAD, k=3).draft(TARGET)
+    tokens, length = (
+        jnp.asarray(np.random.default_rng(3).integers(0, TARGET.vocab_size, (2, 40))),
+        jnp.asarray([24, 23]),
+    )
+    begun = length - waits
+    context = Context(TARGET, None, tokens, begun + 1, jnp.zeros(2, bool), jaxspec.Greedy())
+    hidden = TARGET(tokens, TARGET.init_cache(2, 40), capture=HEAD.capture).hidden
+    state = draft.init(context, Prefilled(None, hidden), 40)
+    features = HEAD.features(TARGET, hidden)
+    at = (begun - 1)[:, None] + jnp.arange(waits)[None]
+    left = state.features.at[:, :waits].set(jnp.take_along_axis(features, at[..., None], axis=1))
+    state = dataclasses.replace(state, features=left, waiting=jnp.full(2, waits))
+    context = dataclasses.replace(context, length=length)
+    state = draft.catch_up(state, context, jnp.asarray(begins))
+    if not begins:
+        assert state.waiting.tolist() == [0, 0]
+        np.testing.assert_array_equal(state.cache.length, length - 1)
+    window, state = draft.first(state, context)
+    for row in range(2):
+        expected = logits_after(HEAD, jnp.pad(tokens[row : row + 1], ((0, 0), (0, 40))), length[row], 0)
+        np.testing.assert_allclose(window.logits[row], expected, atol=1e-4)
 
 
 class EagleTreeContract(TreeDrafterContract):

@@ -1,0 +1,65 @@
+"""Faults of the attention kernel of GPUs, which tests see where it is interpreted, and of what is read of programs."""
+
+from tests.mutants.mutant import Mutant
+
+_ATTENTION, _REPORT = "ops/triton/attention.py", "bench/gpu.py"
+_ATTENDS = ("tests/ops/triton/test_attention.py::test_it_attends_to_what_xla_attends_to",)
+
+MUTANTS = (
+    Mutant(
+        "stale values are multiplied by nothing",
+        _ATTENTION,
+        "values = jnp.where(slot[:, None] < held, values, jnp.zeros((), values.dtype))",
+        "values = values + 0",
+        _ATTENDS,
+    ),
+    Mutant(
+        "fed tokens are seen by all",
+        _ATTENTION,
+        "triton.load(seen.at[row, token[:, None], other[None]], mask=there, other=0) > 0)",
+        "there)",
+        _ATTENDS,
+    ),
+    Mutant(
+        "a window does not bound cached slots",
+        _ATTENTION,
+        "there = there if first is None else there & (slot[None] >= first)",
+        "there = there | (slot[None] < 0)",
+        _ATTENDS,
+    ),
+    Mutant(
+        "each split adds the fed tokens",
+        _ATTENTION,
+        "(split == splits - 1).astype(jnp.int32), of_fed",
+        "(split >= 0).astype(jnp.int32), of_fed",
+        _ATTENDS,
+    ),
+    Mutant(
+        "splits are merged as if their maxima were alike",
+        _ATTENTION,
+        "shrink = jnp.exp(most - jnp.max(most, axis=0))",
+        "shrink = jnp.where(most > _LOWEST, 1.0, 0.0)",
+        _ATTENDS,
+    ),
+    Mutant(
+        "passes that agree to the bit take the GPU's kernel",
+        "nn/cache_pallas.py",
+        "if triton.fits(queries.shape[-1]) and not self.by_path:",
+        "if triton.fits(queries.shape[-1]):",
+        ("tests/ops/triton/test_attention.py::test_what_it_does_not_take_is_attended_to_by_xla",),
+    ),
+    Mutant(
+        "a kernel reads all layers of a cache",
+        _REPORT,
+        "return array.size // array.shape[0] if of_cache else array.size",
+        "return array.size",
+        ("tests/bench/test_gpu.py::test_a_kernel_reads_one_layer_of_a_cache",),
+    ),
+    Mutant(
+        "a loop's last condition is not read",
+        _REPORT,
+        "total += times * (count + 1) if known is None else 0",
+        "total += times * count if known is None else 0",
+        ("tests/bench/test_gpu.py::test_conditions_of_known_loops_are_not_read",),
+    ),
+)
