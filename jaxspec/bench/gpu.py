@@ -29,6 +29,10 @@ class GpuProgram(Program):
         read = sum(_read(array) for name in one.operands if name in inside for array in inside[name].arrays)
         return read + sum(array.size for array in one.arrays)
 
+    def scopes(self, one: Instruction) -> list[str]:
+        """Returns the names that an instruction was traced under: those of its parts, where it has none."""
+        return [one.scope] if one.scope else [inner.scope for inner in self.called(one)]
+
     def conditions(self, computation: str, case: Case, times: int = 1) -> int:
         """Counts the conditions that the host reads from the card in a computation, with the loops' last."""
         total = 0
@@ -104,7 +108,7 @@ def costs(case: Case, compiled: Compiled) -> GpuCosts:
     layers = compiled.target.module.config.num_layers
     kernels, inside, outside = Counter(), Counter(), Counter()
     for step in steps:
-        own = "/layer_" in step.instruction.scope and "/propose/" not in step.instruction.scope
+        own = any("/layer_" in name and "/propose/" not in name for name in program.scopes(step.instruction))
         kernels[own] += 0 if step.instruction.opcode.endswith("-done") else step.times
         for kind, _ in program.collectives(step):
             (inside if own else outside)[kind] += step.times
