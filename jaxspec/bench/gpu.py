@@ -16,6 +16,7 @@ from jaxspec.bench.hlo import Computation, Instruction, Program
 from jaxspec.bench.tpu import kinds
 from jaxspec.nn.cache import BLOCK
 
+_VIEWS = ("bitcast", "get-tuple-element")
 _KERNEL = 'custom_call_target="__gpu$xla.gpu.triton"'
 
 
@@ -29,9 +30,21 @@ class GpuProgram(Program):
         read = sum(_read(array) for name in one.operands if name in inside for array in inside[name].arrays)
         return read + sum(array.size for array in one.arrays)
 
-    def scopes(self, one: Instruction) -> list[str]:
-        """Returns the names that an instruction was traced under: those of its parts, where it has none."""
-        return [one.scope] if one.scope else [inner.scope for inner in self.called(one)]
+    def in_layers(self) -> set[str]:
+        """Returns the names of the instructions of the target's layers: split products have no scope, but who reads them."""
+        found = set[str]()
+        for inside in self.computations.values():
+            for one in inside.values():
+                if "/layer_" in one.scope and "/propose/" not in one.scope:
+                    found |= {one.name, *self._unnamed(one, inside)}
+        return found
+
+    def _unnamed(self, one: Instruction, inside: Computation) -> Iterator[str]:
+        for read in (inside[name] for name in one.operands if name in inside):
+            if read.opcode in _VIEWS:
+                yield from self._unnamed(read, inside)
+            elif not read.scope:
+                yield read.name
 
     def conditions(self, computation: str, case: Case, times: int = 1) -> int:
         """Counts the conditions that the host reads from the card in a computation, with the loops' last."""
@@ -106,9 +119,10 @@ def costs(case: Case, compiled: Compiled) -> GpuCosts:
     body = round_of(program)
     steps = list(program.steps(body, lambda loop: trips(case, loop)))
     layers = compiled.target.module.config.num_layers
+    in_layers = program.in_layers()
     kernels, inside, outside = Counter(), Counter(), Counter()
     for step in steps:
-        own = any("/layer_" in name and "/propose/" not in name for name in program.scopes(step.instruction))
+        own = step.instruction.name in in_layers
         kernels[own] += 0 if step.instruction.opcode.endswith("-done") else step.times
         for kind, _ in program.collectives(step):
             (inside if own else outside)[kind] += step.times
