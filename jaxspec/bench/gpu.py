@@ -31,7 +31,7 @@ class GpuProgram(Program):
         return read + sum(array.size for array in one.arrays)
 
     def in_layers(self) -> set[str]:
-        """Returns the names of the instructions of the target's layers: split products have no scope, but who reads them."""
+        """Returns the names of what runs in the target's layers: split products have no scope, but who reads them."""
         found = set[str]()
         for inside in self.computations.values():
             for one in inside.values():
