@@ -182,7 +182,7 @@ def _attend(
     else:
         seen = seen & within(positions, fresh.positions, window)
         places = jnp.where(seen, jnp.arange(seen.shape[2], dtype=jnp.int32), -1)
-    oldest = [] if window is None else [positions - (window - 1)]
+    oldest = _oldest(positions, window)
     fed = cache.fed(fresh)
 
     def on_device(queries, places, length, *rest):
@@ -216,7 +216,7 @@ def _attend_by_triton(
 ) -> Float[Array, "b t g r d"]:
     positions = fresh.positions[:, -queries.shape[1] :]
     seen = fresh.seen & within(positions, fresh.positions, window)
-    oldest = [] if window is None else [positions - (window - 1)]
+    oldest = _oldest(positions, window)
 
     def on_device(queries, seen, length, *rest):
         own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
@@ -226,6 +226,11 @@ def _attend_by_triton(
         return found.astype(queries.dtype)
 
     return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), oldest)
+
+
+def _oldest(positions: Int[Array, "b t"], window: int | None) -> list[Array]:
+    """Returns the first slot that each query sees, unless it is the first of all."""
+    return [] if window is None else [positions - (window - 1)]
 
 
 def _on_each_device(

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "the draft model runs in rounds without drafts",
         _CHAIN,
-        "jax.lax.fori_loop(jnp.int32(0), begins.astype(jnp.int32), first, drafts)",
-        "jax.lax.fori_loop(jnp.int32(0), jnp.int32(1), first, drafts)",
+        "trips = known_on_gpu(begins.astype(jnp.int32), 1) if always else begins.astype(jnp.int32)",
+        "trips = jnp.int32(1)",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(

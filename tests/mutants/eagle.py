@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "nothing is taken in before there is no room",
         _DRAFTER,
-        "state.waiting + self._chunk > self._room",
-        "state.waiting > 2 * self._room",
+        "most + self._chunk > self._room",
+        "most > 2 * self._room",
         (f"{_TESTS}::test_a_pause_longer_than_the_head_s_patience",),
         slow=True,
     ),
