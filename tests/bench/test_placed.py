@@ -30,7 +30,9 @@ def test_devices_that_no_axes_have_are_refused(small):
 
 @pytest.mark.parametrize("draft", ["ngram", "early-exit:5", "eagle:16000", "none"])
 def test_what_is_no_draft_model_has_no_devices_of_its_own(draft):
-    with pytest.raises(ValueError, match=f"draft_devices is about draft models, got '{draft}'; leave it out"):
+    with pytest.raises(
+        ValueError, match=f"draft_devices is about draft models, got the draft '{draft}'; pass a model, or leave it out"
+    ):
         Case("llama-3.1-8b", draft, k=0 if draft == "none" else 4, draft_devices=2)
     found = CliRunner().invoke(app, ["compile-report", "--draft", draft, "--draft-devices", "2"])
     assert found.exit_code == 2 and "draft_devices is about draft models" in " ".join(found.output.split())

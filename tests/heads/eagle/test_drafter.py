@@ -123,7 +123,7 @@ class TestPauses(PausesContract, EagleContract):
     drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
 
 
-@pytest.mark.parametrize(("begins", "waits"), [(True, 9), (False, 18), (True, 1)])
+@pytest.mark.parametrize(("begins", "waits"), [(True, 9), (False, 18)])
 def test_what_a_paused_head_left_is_taken_in_piece_by_piece(begins, waits):
     """Pairs of several rounds, of a row that waits and of one that has less to take in."""
     draft = jaxspec.EagleDrafter(HEAD, k=3).draft(TARGET)
@@ -133,7 +133,7 @@ def test_what_a_paused_head_left_is_taken_in_piece_by_piece(begins, waits):
     )
     begun = length - waits
     context = Context(TARGET, None, tokens, begun + 1, jnp.zeros(2, bool), jaxspec.Greedy())
-    hidden = TARGET(tokens, TARGET.init_cache(2, 40), capture=HEAD.capture).hidden
+    hidden = jax.jit(lambda tokens: TARGET(tokens, TARGET.init_cache(2, 40), capture=HEAD.capture).hidden)(tokens)
     state = draft.init(context, Prefilled(None, hidden), 40)
     features = HEAD.features(TARGET, hidden)
     at = (begun - 1)[:, None] + jnp.arange(waits)[None]

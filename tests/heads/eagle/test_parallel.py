@@ -147,6 +147,7 @@ def test_its_cost_is_that_of_one_pass():
     assert 0 < costs[0].first <= costs[1].first < 2 * costs[0].first
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
 def test_it_is_split_over_devices():
     """The same tokens on a mesh."""
