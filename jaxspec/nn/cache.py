@@ -217,9 +217,8 @@ def write(
 ) -> Shaped[Array, "l b g s d"]:
     """Writes each row's fresh slots into the buffer from `start` on."""
     fresh = fresh.astype(buffer.dtype)
-    return jax.lax.platform_dependent(
-        buffer, fresh, start, cpu=_write_row_by_row, tpu=_write_tiles, default=_write_rows
-    )
+    by_row = {"cpu": _write_row_by_row, "cuda": _write_row_by_row}
+    return jax.lax.platform_dependent(buffer, fresh, start, **by_row, tpu=_write_tiles, default=_write_rows)
 
 
 def _write_tiles(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
@@ -249,7 +248,7 @@ def _write_rows(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
 
 
 def _write_row_by_row(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
-    # A CPU runs the scatter above as a copy of the whole buffer; these updates are in place.
+    # A CPU runs the scatter above as a copy of the whole buffer, and a GPU does of several rows; these are in place.
     zero = jnp.zeros((), start.dtype)
 
     def put(row: Array, buffer: Array) -> Array:

@@ -15,8 +15,9 @@ needs_compiler = pytest.mark.skipif(
     not any(importlib.util.find_spec(name) for name in gpus._PLUGINS),
     reason="needs the GPU compiler; `pip install 'jax[cuda]'` brings it",
 )
-# The round's own, and one of a loop that takes in what earlier rounds left.
-WAITS = 2
+# The round's own, and one of a loop that takes in what earlier rounds left; of n-grams those of two loops, with drafts
+# and without.
+WAITS, OF_LENGTHS = 2, 4
 
 
 @needs_compiler
@@ -37,7 +38,7 @@ def test_the_host_waits_for_rounds_alone(draft, gpu, options, tmp_path):
     case = Case(shortened("llama-3.1-8b", 2, tmp_path), own, f"{gpu}:1", k=default_k(own), **options)
     compiled = compile_case(case)
     found = costs(case, compiled)
-    assert found.conditions <= WAITS
+    assert found.conditions <= (OF_LENGTHS if draft == "ngram" else WAITS)
     assert found.layer_kernels <= 16
     assert 0.9 < found.bytes / found.least_bytes < 1.15
     assert found.layer_collectives == found.other_collectives == {}
