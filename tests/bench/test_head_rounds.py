@@ -13,9 +13,9 @@ needs_compiler = pytest.mark.skipif(
 )
 # The target's pass is embedded, looked through, its block's mass summed, and the next token drawn.
 VERIFICATION = 4
-# The states that the head reads are fused; each draft is embedded, fed through a layer with two sums, and drawn; all
-# are spread over the vocabulary together.
-EAGLE = 1 + 4 * 4 + 1
+# Each draft is embedded, fed through a layer with two sums, and drawn; all are spread over the vocabulary together. The
+# sum of what the head fuses goes along with that of the embeddings.
+EAGLE = 4 * 4 + 1
 # A block is embedded, fed through five layers, and drawn; its context is mixed, which may go along with another sum.
 DFLASH = 1 + 5 * 2 + 1 + 1
 

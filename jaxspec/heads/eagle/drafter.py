@@ -147,7 +147,7 @@ class EagleDraft(Draft):
         trips = jnp.where(begins, jnp.maximum(trips - 1, 0), jnp.where(full, trips, 0))
 
         def feed(_, state):
-            state = self._take_in(state, context)
+            state = self._take_in(state, context, jnp.int32(0))
             left = jnp.pad(state.features[:, self._chunk :], ((0, 0), (0, self._chunk), (0, 0)))
             return dataclasses.replace(state, features=left)
 
@@ -157,18 +157,20 @@ class EagleDraft(Draft):
     def first(self, state: Any, context: Context) -> tuple[Window, Any]:
         trips = known_on_gpu(jnp.any(~context.done & (state.waiting > 0)).astype(jnp.int32), 1)
         with jax.named_scope("take_in"):
-            state = jax.lax.fori_loop(jnp.int32(0), trips, lambda _, state: self._take_in(state, context), state)
+            take_in = lambda piece, state: self._take_in(state, context, piece)  # noqa: E731
+            state = jax.lax.fori_loop(jnp.int32(0), trips, take_in, state)
         logits = self.head.guesses(state.state[:, None])[:, 0]
         shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
         return Window(logits, state.cache, shape, (state.state,)), state
 
-    def _take_in(self, state: EagleState, context: Context) -> EagleState:
-        """Feeds the first of the pairs that wait, as many as a round brings."""
+    def _take_in(self, state: EagleState, context: Context, piece: Int[Array, ""]) -> EagleState:
+        """Feeds a piece of the pairs that wait, as many as a round brings."""
         head, chunk, cache = self.head, self._chunk, state.cache
         count = jnp.minimum(jnp.where(context.done, 0, state.waiting), chunk)
         at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
         tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, context.tokens.shape[1] - 1), axis=1)
-        features = state.features[:, :chunk]
+        # By the loop's own number: else the compiler fuses them before it, and their sum on a mesh waits by itself.
+        features = jax.lax.dynamic_slice_in_dim(state.features, piece * chunk, chunk, axis=1)
         states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
         newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state.state)
         cache = cache.append(entries).truncate(cache.length + count)

@@ -125,8 +125,8 @@ def init_parallel(
 
     Example:
       >>> head = jaxspec.heads.eagle.init_parallel(target, key, num_layers=2, draft_vocabulary=100)
-      >>> jaxspec.generate(target, jaxspec.EagleDrafter(head), prompt, key=key, max_new_tokens=8).tokens.shape
-      (2, 8)
+      >>> head.ids.shape, jaxspec.EagleDrafter(head, k=7).max_drafts
+      ((100,), 7)
     """
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
