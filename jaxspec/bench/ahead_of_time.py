@@ -164,13 +164,14 @@ def compile_case(case: Case) -> Compiled:
 
     Raises:
       ValueError: there is no such topology or model, or it has fewer devices than asked for.
-      ImportError: the TPU compiler is not installed.
+      ImportError: the compiler is not installed.
     """
-    found, chip = gpus.devices(case.topology) if gpus.is_gpu(case.topology) else _tpus(case.topology)
+    platform, describe = ("cuda", gpus.devices) if gpus.is_gpu(case.topology) else ("tpu", _tpus)
+    found, chip = describe(case.topology)
     devices = found[: case.devices]
     if case.devices is not None and not 1 <= case.devices <= len(found):
         raise ValueError(f"devices must be 1 to the {len(found)} of {case.topology}, got {case.devices}")
-    platform, mesh = "cuda" if gpus.is_gpu(case.topology) else "tpu", _mesh(devices)
+    mesh = _mesh(devices)
     target = placed(case.model, mesh, case.weights)
     drafter = _drafter(case, target, mesh)
     target, drafter = cache_kernels.choose(target, drafter, case.kernels, devices[0].device_kind)

@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "each split adds the fed tokens",
         _ATTENTION,
-        "(split == splits - 1).astype(jnp.int32), of_fed",
-        "(split >= 0).astype(jnp.int32), of_fed",
+        "pieces = jnp.where(split == splits - 1, ",
+        "pieces = jnp.where(split >= 0, ",
         _ATTENDS,
     ),
     Mutant(

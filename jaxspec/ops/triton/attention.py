@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.ops.slots import Slots
 
-# Slots that are read at once; they divide every cache's capacity.
+# Slots that are read at once, and fed tokens at most; they divide every cache's capacity.
 _BLOCK = 64
 # Query rows of one program: fewer are padded, as its products take sixteen.
 _LEAST_ROWS, _MOST_ROWS = 16, 64
@@ -128,9 +128,11 @@ def _kernel(
         values = jnp.where(slot[:, None] < held, values, jnp.zeros((), values.dtype))
         return add(state, [keys, values, *scales], there)
 
-    def of_fed(_, state):
-        count = seen.shape[2]
-        other = jnp.arange(max(pl.next_power_of_2(count), _LEAST_ROWS), dtype=jnp.int32)
+    count = seen.shape[2]
+    together = min(max(pl.next_power_of_2(count), _LEAST_ROWS), _BLOCK)
+
+    def of_fed(index, state):
+        other = index * together + jnp.arange(together, dtype=jnp.int32)
         here = other < count
         block = [_fed(x, (row, other, head), here) for x in fed]
         there = asking[:, None] & here[None]
@@ -140,7 +142,8 @@ def _kernel(
     blocks = jax.lax.div(held + (_BLOCK - 1), jnp.int32(_BLOCK))
     own = jax.lax.div(jnp.maximum(blocks - split + (splits - 1), 0), jnp.int32(splits))
     state = jax.lax.fori_loop(jnp.int32(0), own, of_cached, state)
-    state = jax.lax.fori_loop(jnp.int32(0), (split == splits - 1).astype(jnp.int32), of_fed, state)
+    pieces = jnp.where(split == splits - 1, jnp.int32(-(-count // together)), jnp.int32(0))
+    state = jax.lax.fori_loop(jnp.int32(0), pieces, of_fed, state)
     triton.store(found[0].at[row, head, split, number[:, None], across], state[0], mask=asking[:, None])
     triton.store(found[1].at[row, head, split, number], state[1], mask=asking)
     triton.store(found[2].at[row, head, split, number], state[2], mask=asking)
