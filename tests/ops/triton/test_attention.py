@@ -17,7 +17,8 @@ CASES = {
     "chain": {"fed": 5, "tree": False},
     "tree": {"fed": 9, "tree": True},
     "tree behind pending nodes": {"fed": 9, "tree": True, "pending": 4},
-    "70 tokens, heads of 64": {"fed": 70, "tree": False, "width": 64},
+    "64 tokens, heads of 64": {"fed": 64, "tree": False, "width": 64},
+    "70 tokens, in two pieces": {"fed": 70, "tree": False},
     "heads of 256": {"fed": 4, "tree": True, "width": 256, "heads": 1, "group": 1},
 }
 CHECKED = [
