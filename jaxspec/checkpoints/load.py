@@ -21,8 +21,9 @@ from jaxspec.checkpoints.params import Checkpoint, Hold, assemble
 from jaxspec.checkpoints.quantized.table import is_read
 from jaxspec.checkpoints.stored import has_blocks, hold
 from jaxspec.checkpoints.stored_groups import hold_groups
+from jaxspec.core.kernels import Kernels
 from jaxspec.nn.cache_native import NativeKVCache
-from jaxspec.nn.chosen_kernels import Kernels, with_kernels
+from jaxspec.nn.chosen_kernels import with_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.native.build import NoCompilerError, register

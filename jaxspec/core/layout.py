@@ -19,6 +19,11 @@ class Layout(Protocol):
         True
     """
 
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        ...
+
     def cache(self, cache: _Tree) -> _Tree:
         """Returns a cache, laid out as its model is."""
         ...
@@ -41,19 +46,19 @@ class Layout(Protocol):
 
     def on_each(
         self,
-        function: Callable[..., Array],
+        function: Callable[..., Any],
         arguments: tuple[Array, ...],
         axes: tuple[tuple[Any, ...], ...],
         *,
-        like: int,
-    ) -> Array:
+        like: int | tuple[int, ...],
+    ) -> Any:
         """Calls a function on each device with its own parts of the arguments.
 
         Args:
           function: takes and returns arrays; it needs nothing of other devices.
           arguments: complete arrays.
           axes: the logical axes of each, as the model's rules name them.
-          like: which argument the result is laid out as.
+          like: which argument the result is laid out as; one for each array if there are several.
         """
         ...
 
@@ -70,6 +75,10 @@ class Unsharded:
         >>> target.placement
         Unsharded()
     """
+
+    @property
+    def devices(self) -> int:
+        return 1
 
     def cache(self, cache: _Tree) -> _Tree:
         return cache
@@ -89,12 +98,12 @@ class Unsharded:
 
     def on_each(
         self,
-        function: Callable[..., Array],
+        function: Callable[..., Any],
         arguments: tuple[Array, ...],
         axes: tuple[tuple[Any, ...], ...],
         *,
-        like: int,
-    ) -> Array:
+        like: int | tuple[int, ...],
+    ) -> Any:
         del axes, like  # there is one device
         return function(*arguments)
 

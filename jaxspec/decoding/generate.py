@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.parts import over_devices
@@ -163,7 +164,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
     budget = jnp.clip(rows.max_new_tokens, 0, max_new)
     slots = width + max_new + drafter.max_drafts + 1
     cache = target.init_cache(batch, max(slots, room_for(target, width)))
-    with over_devices(placement_of(target)):
+    with over_devices(placement_of(target)), kernels_of(target):
         prefilled = prefill(target, prompt, length, cache, drafter.capture)
         context = Context(target, prefilled.cache, prompt, length, jnp.zeros((batch,), jnp.bool_), sampling)
         drafter_state = bounded.init(drafter, context, prefilled, slots)

@@ -21,6 +21,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.bit_exact import check_whole, rows_of
+from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
 from jaxspec.core.parts import over_devices
@@ -41,7 +42,7 @@ def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[GenerationState, RoundInfo]:
     """Advances every live row by at least one token, unless its logits are not finite."""
-    with over_devices(placement_of(target)):
+    with over_devices(placement_of(target)), kernels_of(target):
         return _run_round(target, drafter, verifier, state)
 
 

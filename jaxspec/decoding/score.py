@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position, rows_of
+from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Cache, Model, chunk_of
 from jaxspec.core.parts import over_devices
@@ -116,7 +117,7 @@ def _score(
         return cache.truncate(jnp.minimum(held + step, jnp.maximum(length - 1, held))), scores
 
     chunks = (jnp.max(prompt) + chunk - 1) // chunk
-    with over_devices(placement_of(model)):
+    with over_devices(placement_of(model)), kernels_of(model):
         cache, scores = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed_prompt, carry)
         carry = cache.truncate(prompt), scores
         return jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < length - 1), feed_answer, carry)[1]

@@ -7,7 +7,7 @@ next write, never zeroed: a zeroed key would still add e^0 to the softmax.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
+from jaxspec.core.kernels import Kernels
 from jaxspec.core.layout import Layout
 from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.rope import RopeTable, rotate
 
 # Attention reads the cache in blocks of this many slots, so that cost follows use.
 BLOCK = 256
@@ -69,6 +71,7 @@ class KVCache:
       values: the same.
       length: tokens of each row, in its first slots.
       positions: of the slots' tokens where they are not the slots' numbers: after `sinks_and_window`.
+      kernels: the kind that a model with such caches runs by on accelerators.
 
     Example:
         >>> cache = target.init_cache(batch=2, capacity=32)
@@ -80,6 +83,8 @@ class KVCache:
     values: Float[Array, "l b g s d"]
     length: Int[Array, "b"]
     positions: Int[Array, "b s"] | None = dataclasses.field(default=None, kw_only=True)
+
+    kernels: ClassVar[Kernels] = "xla"
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
@@ -112,6 +117,12 @@ class KVCache:
     ) -> Float[Array, "b t g r d"]:
         """Computes `jaxspec.nn.attention.attend` over a layer: here by `default(queries, fresh, self)`."""
         return default(queries, fresh, self)
+
+    def rotate(
+        self, queries: Float[Array, "b t g r d"], both: Float[Array, "b t g 2 d"], table: RopeTable
+    ) -> tuple[Float[Array, "b t g r d"], Float[Array, "b t g d"], Float[Array, "b t g d"]]:
+        """Rotates queries and keys by their positions; returns them and the values."""
+        return rotate(queries, table), rotate(both[..., 0, :], table), both[..., 1, :]
 
     def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
         """Rounds fresh keys or values as the cache will: here not at all."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
+from jaxspec.core.kernels import Kernels, by_platform
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import cache as xla
@@ -21,8 +21,10 @@ from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.network import Network
 from jaxspec.ops.int8 import quantize
 from jaxspec.ops.pallas import attention, write
+from jaxspec.ops.rope import RopeTable
 from jaxspec.ops.slots import Slots
 from jaxspec.ops.triton import attention as triton
+from jaxspec.ops.triton import rotate
 
 _Network = TypeVar("_Network", bound=Network)
 
@@ -34,12 +36,14 @@ class _Kernels(KVCache):
 
     Attributes:
       layout: of its arrays on devices.
+      kernels: of products and norms, which passes that agree to the bit leave to XLA.
     """
 
     layout: Layout = dataclasses.field(default=Unsharded(), kw_only=True, metadata={"static": True})
 
     # Whether the nodes of a tree see their ancestors where plain decoding would find them.
     by_path: ClassVar[bool] = False
+    kernels: ClassVar[Kernels] = "pallas"
 
     def on(self, layout: Layout) -> Self:
         return dataclasses.replace(self, layout=layout)
@@ -63,10 +67,22 @@ class _Kernels(KVCache):
             return by_xla(queries, fresh, self)
         options = {"layer": layer, "scale": scale, "window": window}
         kernels = {"tpu": functools.partial(_attend, **options)}
-        # Passes of a GPU's kernel are not promised to agree to the bit: nobody has compared them on one.
-        if triton.fits(queries.shape[-1]) and not self.by_path:
+        if self._by_triton(queries):
             kernels["cuda"] = functools.partial(_attend_by_triton, **options)
         return by_platform(kernels, by_xla, queries, fresh, self)
+
+    def rotate(
+        self, queries: Float[Array, "b t g r d"], both: Float[Array, "b t g 2 d"], table: RopeTable
+    ) -> tuple[Float[Array, "b t g r d"], Float[Array, "b t g d"], Float[Array, "b t g d"]]:
+        kernels = {"cuda": functools.partial(_rotate, self.layout)} if self._by_triton(queries) else {}
+        return by_platform(kernels, super().rotate, queries, both, table)
+
+    def _by_triton(self, queries: Float[Array, "b t g r d"]) -> bool:
+        """Returns whether a GPU's kernels take these heads, and these passes.
+
+        Passes by those kernels are not promised to agree to the bit: nobody has compared them on a GPU.
+        """
+        return triton.fits(queries.shape[-1]) and not self.by_path
 
     def write(
         self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
@@ -115,6 +131,7 @@ class BySlotPallasKVCache(_Kernels, BySlotKVCache):
     """Holds a `PallasKVCache` whose passes agree to the bit."""
 
     by_path: ClassVar[bool] = True
+    kernels: ClassVar[Kernels] = "xla"
 
 
 @register_dataclass
@@ -123,6 +140,7 @@ class BySlotPallasInt8KVCache(_Int8Kernels, BySlotInt8KVCache):
     """Holds a `PallasInt8KVCache` whose passes agree to the bit."""
 
     by_path: ClassVar[bool] = True
+    kernels: ClassVar[Kernels] = "xla"
 
 
 # By the type that XLA attends to.
@@ -158,11 +176,6 @@ def pallas_kernels(model: _Network) -> _Network:
         found = f"one of {model.cache_type.__name__}" if has_cache else f"a {kind}, which has none"
         raise TypeError(f"pallas_kernels takes a model with caches of {names}, got {found}")
     return dataclasses.replace(model, cache_type=PALLAS.get(model.cache_type, model.cache_type))
-
-
-def by_platform(kernels: Mapping[str, Callable[..., Array]], default: Callable[..., Array], *arguments: Any) -> Array:
-    """Calls the kernel of the platform that the program is lowered for, or what computes the same."""
-    return jax.lax.platform_dependent(*arguments, default=default, **kernels)
 
 
 def _attend(
@@ -226,6 +239,24 @@ def _attend_by_triton(
         return found.astype(queries.dtype)
 
     return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), oldest)
+
+
+def _rotate(
+    layout: Layout,
+    queries: Float[Array, "b t g r d"],
+    both: Float[Array, "b t g 2 d"],
+    table: RopeTable,
+    *,
+    interpret: bool = False,
+) -> tuple[Array, Array, Array]:
+    def on_device(queries, both, *table):
+        queries, keys, values = rotate.rotate(queries, both, table, interpret=interpret)
+        return queries, keys[..., None, :], values[..., None, :]
+
+    heads, tables = ("batch", None, "kv_heads"), [("batch", None, None)] * 2
+    axes = (*heads, "queries", None), (*heads, None, None), *tables
+    queries, keys, values = layout.on_each(on_device, (queries, both, *table), axes, like=(0, 1, 1))
+    return queries, keys[..., 0, :], values[..., 0, :]
 
 
 def _oldest(positions: Int[Array, "b t"], window: int | None) -> list[Array]:

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
+from jaxspec.core.kernels import Kernels
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import PALLAS
@@ -15,7 +16,6 @@ from jaxspec.nn.network import Network
 from jaxspec.ops.triton import attention
 
 _Network = TypeVar("_Network", bound=Network)
-Kernels = Literal["xla", "pallas"]
 
 # Kinds of devices that run Triton's kernels, where XLA's attention has the host wait twice in each layer.
 _GPUS = "NVIDIA"

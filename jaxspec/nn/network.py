@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxspec.core.kernels import Kernels
 from jaxspec.core.layout import Layout
 from jaxspec.nn.cache import KVCache
 from jaxspec.ops.packed import PackedWeight, is_packed
@@ -34,6 +35,11 @@ class Network:
     params: Any
     placement: Layout
     cache_type: type[KVCache] = KVCache
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kind of kernels that it runs by on accelerators."""
+        return self.cache_type.kernels
 
     def empty_cache(self, layers: int, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache of so many layers, laid out by the placement."""

@@ -10,6 +10,7 @@ can split them by head, and the queries of a head further:
     down        [width, mlp_width]
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -19,6 +20,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.kernels import by_platform, in_products
 from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -27,29 +29,51 @@ from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.mean import row_mean
 from jaxspec.ops.packed import PackedWeight
-from jaxspec.ops.rope import RopeTable, apply_rope, rope_tables, rotate
+from jaxspec.ops.rope import RopeTable, rope_table, rope_tables, rotate
+from jaxspec.ops.triton import norm
 
 _init = nn.initializers.normal(0.02)
 
 
 class Norm(nn.Module):
-    """Applies RMS or layer normalization over the last axis, computed in float32."""
+    """Applies RMS or layer normalization over the last axis, computed in float32.
+
+    Of two terms it returns the sum, and the norm of the sum.
+    """
 
     config: NormConfig
 
     @nn.compact
-    def __call__(self, x):
-        width = x.shape[-1]
+    def __call__(self, x, term=None):
+        config, width = self.config, x.shape[-1]
+        terms = [x] if term is None else [x, term]
         scale = self.param("scale", nn.initializers.ones, (width,))
-        wide = x.astype(jnp.float32)
-        if self.config.norm == "layer":
-            wide = wide - row_mean(wide)[..., None]
-        variance = row_mean(wide * wide)[..., None]
-        wide = wide * jax.lax.rsqrt(variance + self.config.norm_eps)
-        wide = rounded(wide * _like(scale, wide))
-        if self.config.norm == "layer":
-            wide = wide + _like(self.param("bias", nn.initializers.zeros, (width,)), wide)
-        return wide.astype(x.dtype)
+        if config.norm == "layer":
+            bias = self.param("bias", nn.initializers.zeros, (width,))
+            both = _layer_norm(scale, bias, *terms, eps=config.norm_eps)
+        else:
+            by_xla, by_kernel = (functools.partial(form, eps=config.norm_eps) for form in (_rms_norm, norm.rms_norm))
+            kernels = {"cuda": by_kernel} if in_products() and norm.fits(x) else {}
+            both = by_platform(kernels, by_xla, scale, *terms)
+        return both[1] if term is None else both
+
+
+def _layer_norm(scale: Array, bias: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
+    x = functools.reduce(jnp.add, terms)
+    wide = x.astype(jnp.float32)
+    wide = wide - row_mean(wide)[..., None]
+    return x, (_scaled(wide, scale, eps) + _like(bias, wide)).astype(x.dtype)
+
+
+def _rms_norm(scale: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
+    x = functools.reduce(jnp.add, terms)
+    return x, _scaled(x.astype(jnp.float32), scale, eps).astype(x.dtype)
+
+
+def _scaled(wide: Array, scale: Array, eps: float) -> Array:
+    """Divides by the root of the mean square, and scales."""
+    wide = wide * jax.lax.rsqrt(row_mean(wide * wide)[..., None] + eps)
+    return rounded(wide * _like(scale, wide))
 
 
 class Dense(nn.Module):
@@ -95,12 +119,14 @@ class Attention(nn.Module):
         )(x)
         queries, both = project("query", group), project("key_value", 2)
         keys, values = both[..., 0, :], both[..., 1, :]
+        if table is None and (rope := config.ropes[self.layer]) is not None:
+            table = rope_table(fed, config.head_dim, rope)
         if config.query_key_norm:
             queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
-        if table is not None:
-            queries, keys = rotate(queries, table), rotate(keys, table)
-        elif (rope := config.ropes[self.layer]) is not None:
-            queries, keys = apply_rope(queries, fed, rope), apply_rope(keys, fed, rope)
+            if table is not None:
+                queries, keys = rotate(queries, table), rotate(keys, table)
+        elif table is not None:
+            queries, keys, values = cache.rotate(queries, both, table)
         # Tokens that are fed together must see each other as they would see the cache, one by one.
         keys, values = cache.fake_quant(keys), cache.fake_quant(values)
         all_keys, all_values = self._with_pending(pending, keys, values)
@@ -161,8 +187,8 @@ class Block(nn.Module):
         mask: Bool[Array, "b t u"] | None,
         table: RopeTable | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[Array, Array]]:
-        x, entry = self._attend(x, cache, pending, positions, mask, table)
-        return self._feed(x), entry
+        attended, entry = self._attend(x, cache, pending, positions, mask, table)
+        return self._feed(x, attended), entry
 
     @nn.nowrap
     def _attend(self, x, cache, pending, positions, mask, table):
@@ -172,12 +198,13 @@ class Block(nn.Module):
         )
         if config.post_norms:
             attended = Norm(config, name="attention_post_norm")(attended)
-        return x + attended, entry
+        return attended, entry
 
     @nn.nowrap
-    def _feed(self, x):
+    def _feed(self, x, attended):
         config = self.config
-        fed = MLP(config, self.dtype, name="mlp")(Norm(config, name="mlp_norm")(x))
+        x, normalized = Norm(config, name="mlp_norm")(x, attended)
+        fed = MLP(config, self.dtype, name="mlp")(normalized)
         if config.post_norms:
             fed = Norm(config, name="mlp_post_norm")(fed)
         return x + fed

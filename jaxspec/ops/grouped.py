@@ -21,11 +21,13 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from jaxspec.core.kernels import by_platform, in_products
 from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded
 from jaxspec.ops.matmul import MOST_FUSED_ROWS, multiply_and_sum, pad_rows
 from jaxspec.ops.packed import Axes, PackedWeight
+from jaxspec.ops.triton import grouped as triton
 
 DTYPES = (jnp.dtype(jnp.int8), jnp.dtype(jnp.int4))
 
@@ -150,7 +152,10 @@ class GroupedWeight(PackedWeight):
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
         parts = (self.values, self.scale, self.zero)
-        return jax.lax.platform_dependent(x, parts, cpu=_cpu, tpu=_tpu, default=_contract)
+        kernels = {"cpu": _cpu, "tpu": _tpu}
+        if in_products() and triton.fits(_flat(self.values)):
+            kernels["cuda"] = _by_triton
+        return by_platform(kernels, _contract, x, parts)
 
 
 _Parts = tuple[Array, Array, Array | None]
@@ -206,6 +211,18 @@ def _combine(
 
 def _tpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
     return pad_rows(_contract, x, parts)
+
+
+def _by_triton(x: Float[Array, "b t in"], parts: _Parts, *, interpret: bool = False) -> Float[Array, "b t *out"]:
+    values, scale, zero = parts
+    _, *out, _ = values.shape
+    flat = [None if one is None else one.reshape(one.shape[0], -1) for one in (scale, zero)]
+    found = triton.product(x.reshape(-1, x.shape[-1]), _flat(values), *flat, interpret=interpret)
+    return found.astype(x.dtype).reshape(*x.shape[:2], *out)
+
+
+def _flat(values: Int[Array, "groups *out group"]) -> Int[Array, "groups out group"]:
+    return values.reshape(values.shape[0], -1, values.shape[-1])
 
 
 def _cpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:

@@ -45,7 +45,7 @@ def apply_rope(
 
     Computed in float32 and returned in the dtype of `x`.
     """
-    return rotate(x, _cos_and_sin(_angles(positions, x.shape[-1], rope)))
+    return rotate(x, rope_table(positions, x.shape[-1], rope))
 
 
 def rotate(x: Float[Array, "b t *heads d"], table: RopeTable) -> Float[Array, "b t *heads d"]:
@@ -84,6 +84,11 @@ def rope_tables(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope |
         if rope is not None and rope not in found:
             found[rope] = _unfused(_angles(positions, head_dim, rope))
     return [found[rope] for rope in ropes]
+
+
+def rope_table(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> RopeTable:
+    """Computes the table of one embedding."""
+    return _cos_and_sin(_angles(positions, head_dim, rope))
 
 
 def _angles(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> Float[Array, "b t half"]:

@@ -51,6 +51,11 @@ class Placement:
         rules.check(mesh)
         return cls(automatic(mesh), rules)
 
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.mesh.size
+
     def sharding(self, shape: tuple[int, ...], axes: tuple[Any, ...]) -> NamedSharding:
         """Returns the sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.rules.spec(self.mesh, shape, axes))
@@ -83,23 +88,24 @@ class Placement:
 
     def on_each(
         self,
-        function: Callable[..., Array],
+        function: Callable[..., Any],
         arguments: tuple[Array, ...],
         axes: tuple[tuple[Any, ...], ...],
         *,
-        like: int,
-    ) -> Array:
-        """Calls a function on each device with its own parts of the arguments; the result is laid out as one of them.
+        like: int | tuple[int, ...],
+    ) -> Any:
+        """Calls a function on each device with its own parts of the arguments; results are laid out as some of them.
 
         Args:
           function: takes and returns arrays; it needs nothing of other devices.
           arguments: complete arrays.
           axes: the logical axes of each.
-          like: the index of that argument.
+          like: the index of that argument; of several results one for each.
         """
         specs = tuple(self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True))
         # Axes that split nothing hold copies, which the function computes alike.
-        each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=specs[like], check_vma=False)
+        out = specs[like] if isinstance(like, int) else tuple(specs[index] for index in like)
+        each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
         return each(*arguments)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:

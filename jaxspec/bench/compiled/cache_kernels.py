@@ -4,7 +4,8 @@ from typing import TypeVar, cast, get_args
 
 import jax
 
-from jaxspec.nn.chosen_kernels import Kernels, kernels_for, kernels_like, with_kernels
+from jaxspec.core.kernels import Kernels
+from jaxspec.nn.chosen_kernels import kernels_for, kernels_like, with_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 
