@@ -16,8 +16,9 @@ from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.exact_passes import bit_exact
 from jaxspec.nn.fixed_rows import fill, first
 from jaxspec.nn.network import Network, packed_weights
+from jaxspec.nn.norm import Norm
 from jaxspec.nn.partial import Partial
-from jaxspec.nn.transformer import Norm, Transformer, embed
+from jaxspec.nn.transformer import Transformer, embed
 from jaxspec.ops.packed import PackedWeight
 
 # Passes of native kernels over stored weights take as long for each token from here on.

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import Block, Norm, Transformer, embed, positions_of, stack_entries
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import Block, Transformer, embed, positions_of, stack_entries
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import rope_tables
 

@@ -10,7 +10,6 @@ can split them by head, and the queries of a head further:
     down        [width, mlp_width]
 """
 
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -20,60 +19,17 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.kernels import by_platform, in_products
 from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.config import MLPConfig, NormConfig, TransformerConfig
+from jaxspec.nn.config import MLPConfig, TransformerConfig
+from jaxspec.nn.norm import Norm, NormOfSum
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
-from jaxspec.ops.mean import row_mean
 from jaxspec.ops.packed import PackedWeight
 from jaxspec.ops.rope import RopeTable, rope_table, rope_tables, rotate
-from jaxspec.ops.triton import norm
 
 _init = nn.initializers.normal(0.02)
-
-
-class Norm(nn.Module):
-    """Applies RMS or layer normalization over the last axis, computed in float32.
-
-    Of two terms it returns the sum, and the norm of the sum.
-    """
-
-    config: NormConfig
-
-    @nn.compact
-    def __call__(self, x, term=None):
-        config, width = self.config, x.shape[-1]
-        terms = [x] if term is None else [x, term]
-        scale = self.param("scale", nn.initializers.ones, (width,))
-        if config.norm == "layer":
-            bias = self.param("bias", nn.initializers.zeros, (width,))
-            both = _layer_norm(scale, bias, *terms, eps=config.norm_eps)
-        else:
-            by_xla, by_kernel = (functools.partial(form, eps=config.norm_eps) for form in (_rms_norm, norm.rms_norm))
-            kernels = {"cuda": by_kernel} if in_products() and norm.fits(x) else {}
-            both = by_platform(kernels, by_xla, scale, *terms)
-        return both[1] if term is None else both
-
-
-def _layer_norm(scale: Array, bias: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
-    x = functools.reduce(jnp.add, terms)
-    wide = x.astype(jnp.float32)
-    wide = wide - row_mean(wide)[..., None]
-    return x, (_scaled(wide, scale, eps) + _like(bias, wide)).astype(x.dtype)
-
-
-def _rms_norm(scale: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
-    x = functools.reduce(jnp.add, terms)
-    return x, _scaled(x.astype(jnp.float32), scale, eps).astype(x.dtype)
-
-
-def _scaled(wide: Array, scale: Array, eps: float) -> Array:
-    """Divides by the root of the mean square, and scales."""
-    wide = wide * jax.lax.rsqrt(row_mean(wide * wide)[..., None] + eps)
-    return rounded(wide * _like(scale, wide))
 
 
 class Dense(nn.Module):
@@ -203,7 +159,7 @@ class Block(nn.Module):
     @nn.nowrap
     def _feed(self, x, attended):
         config = self.config
-        x, normalized = Norm(config, name="mlp_norm")(x, attended)
+        x, normalized = NormOfSum(config, name="mlp_norm")(x, attended)
         fed = MLP(config, self.dtype, name="mlp")(normalized)
         if config.post_norms:
             fed = Norm(config, name="mlp_post_norm")(fed)

@@ -11,7 +11,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from jaxspec.nn.transformer import MLP, Norm
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import MLP
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,8 @@ from jaxspec.core.parts import whole
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import MLP, Dense, Norm
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import MLP, Dense
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope

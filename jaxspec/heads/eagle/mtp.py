@@ -24,7 +24,8 @@ from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.transformer import Block, Dense, Norm, positions_of, stack_entries
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import Block, Dense, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 

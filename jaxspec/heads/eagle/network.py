@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.parts import whole
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import MLP, Attention, Dense, Norm, positions_of, stack_entries
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import MLP, Attention, Dense, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 

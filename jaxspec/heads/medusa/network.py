@@ -23,7 +23,8 @@ from jaxtyping import Float
 
 from jaxspec.core.parts import whole
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import MLP, Dense, Norm
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import MLP, Dense
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 

@@ -23,7 +23,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.parts import whole
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.transformer import Block, Dense, Norm, positions_of, stack_entries
+from jaxspec.nn.norm import Norm
+from jaxspec.nn.transformer import Block, Dense, positions_of, stack_entries
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import apply_rope

@@ -34,7 +34,8 @@ def rms_norm(
     Returns:
       The sum of the terms, and its norm.
     """
-    one = jax.ShapeDtypeStruct(scale.shape, terms[0].dtype)
+    first = terms[0]
+    one = jax.ShapeDtypeStruct(scale.shape, first.dtype)
     found = pl.pallas_call(
         functools.partial(_kernel, terms=len(terms), eps=eps),
         out_shape=(one,) * len(terms),
@@ -43,8 +44,8 @@ def rms_norm(
         interpret=interpret,
         name="norm",
     )(scale, *(x.reshape(-1) for x in terms))
-    shaped = [x.reshape(terms[0].shape) for x in found]
-    return (shaped[0], shaped[1]) if len(terms) > 1 else (terms[0], shaped[0])
+    total, normalized = found if len(terms) > 1 else (first, found[0])
+    return total.reshape(first.shape), normalized.reshape(first.shape)
 
 
 def _kernel(scale: Any, *refs: Any, terms: int, eps: float) -> None:
