@@ -53,7 +53,7 @@ def _layer_norm(scale: Array, bias: Array, *terms: Array, eps: float) -> tuple[A
     x = functools.reduce(jnp.add, terms)
     wide = x.astype(jnp.float32)
     wide = wide - row_mean(wide)[..., None]
-    return x, (_scaled(wide, scale, eps) + bias.astype(jnp.float32)).astype(x.dtype)
+    return x, (_scaled(wide, scale, eps) + like(bias, wide)).astype(x.dtype)
 
 
 def _rms_norm(scale: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
@@ -64,4 +64,9 @@ def _rms_norm(scale: Array, *terms: Array, eps: float) -> tuple[Array, Array]:
 def _scaled(wide: Array, scale: Array, eps: float) -> Array:
     """Divides by the root of the mean square, and scales."""
     wide = wide * jax.lax.rsqrt(row_mean(wide * wide)[..., None] + eps)
-    return rounded(wide * scale.astype(jnp.float32))
+    return rounded(wide * like(scale, wide))
+
+
+def like(vector: Array, x: Array) -> Array:
+    """Reshapes `vector` to the trailing axes of `x`, in its dtype."""
+    return vector.astype(x.dtype).reshape(*(1,) * (x.ndim - vector.ndim), *vector.shape)

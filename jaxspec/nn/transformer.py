@@ -23,7 +23,7 @@ from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import MLPConfig, TransformerConfig
-from jaxspec.nn.norm import Norm, NormOfSum
+from jaxspec.nn.norm import Norm, NormOfSum, like
 from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
@@ -44,7 +44,7 @@ class Dense(nn.Module):
         kernel = weight(self, "kernel", (*self.out, x.shape[-1]), self.dtype)
         y = project(x, kernel)
         if self.bias:
-            y = y + _like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
+            y = y + like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
         return y
 
 
@@ -259,8 +259,3 @@ def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> 
     bits = jax.lax.bitcast_convert_type(x[:, 0, 0].astype(jnp.float32), jnp.int32)
     zero = jnp.minimum(jax.lax.shift_right_logical(bits, jnp.int32(1)), 0)
     return entries + zero.astype(entries.dtype).reshape(1, -1, 1, 1, 1)
-
-
-def _like(vector: Array, x: Array) -> Array:
-    """Reshapes `vector` to the trailing axes of `x`, in its dtype."""
-    return vector.astype(x.dtype).reshape(*(1,) * (x.ndim - vector.ndim), *vector.shape)

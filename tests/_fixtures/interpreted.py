@@ -4,25 +4,32 @@ import functools
 
 import pytest
 
-from jaxspec.nn import cache_pallas
+from jaxspec.nn import cache_pallas, norm
+from jaxspec.ops import grouped
 
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Lets caches of kernels use them here, as they would on a TPU."""
-    _run_those_of("tpu", monkeypatch)
+    """Lets models use the kernels of a TPU here."""
+    _run_those_of("tpu", monkeypatch, cache_pallas)
 
 
 @pytest.fixture
 def interpreted_on_gpu(monkeypatch):
-    """Lets caches of kernels use them here, as they would on a GPU."""
-    _run_those_of("cuda", monkeypatch)
+    """Lets models use the kernels of a GPU here; returns the names of those that were called."""
+    return _run_those_of("cuda", monkeypatch, cache_pallas, norm, grouped)
 
 
-def _run_those_of(platform, monkeypatch):
+def _run_those_of(platform, monkeypatch, *modules):
+    called = set()
+
     def by_platform(kernels, default, *arguments):
         if platform not in kernels:
             return default(*arguments)
-        return functools.partial(kernels[platform], interpret=True)(*arguments)
+        kernel = kernels[platform]
+        called.add(getattr(kernel, "func", kernel).__name__)
+        return functools.partial(kernel, interpret=True)(*arguments)
 
-    monkeypatch.setattr(cache_pallas, "by_platform", by_platform)
+    for module in modules:
+        monkeypatch.setattr(module, "by_platform", by_platform)
+    return called

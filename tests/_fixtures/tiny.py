@@ -61,10 +61,10 @@ def random_params(shapes, seed: int, scale: float):
     return jax.tree.map_with_path(leaf, shapes)
 
 
-def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, **options) -> jaxspec.LanguageModel:
+def wide_transformer(seed=0, *, vocab=64, heads=8, width=32, head_dim=8, **options) -> jaxspec.LanguageModel:
     """A random decoder whose heads and inner width divide over eight devices."""
     options = {"ropes": (Rope(1e4),), "windows": (None,), "tied_head": True} | options
-    return random_model(TransformerConfig(vocab, 1, width, 2 * heads, heads, 8, 64, 512, **options), seed, 0.2)
+    return random_model(TransformerConfig(vocab, 1, width, 2 * heads, heads, head_dim, 64, 512, **options), seed, 0.2)
 
 
 @register_dataclass

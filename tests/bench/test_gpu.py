@@ -29,6 +29,7 @@ WAITS, OF_LENGTHS = 2, 4
         ("eagle:32000", "h100", {}),
         pytest.param("model", "a100", {}, marks=pytest.mark.slow),
         pytest.param("model", "h100", {"weights": "int8"}, marks=pytest.mark.slow),
+        pytest.param("model", "h100", {"weights": "int4"}, marks=pytest.mark.slow),
         pytest.param("ngram", "h100", {"batch": 8, "context": 32768}, marks=pytest.mark.slow),
     ],
 )

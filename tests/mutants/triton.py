@@ -1,8 +1,10 @@
-"""Faults of the attention kernel of GPUs, which tests see where it is interpreted, and of what is read of programs."""
+"""Faults of the kernels of GPUs, which tests see where they are interpreted, and of what is read of programs."""
 
 from tests.mutants.mutant import Mutant
 
 _ATTENTION, _REPORT = "ops/triton/attention.py", "bench/gpu.py"
+_GROUPED = "ops/triton/grouped.py"
+_MULTIPLIES = ("tests/ops/triton/test_grouped.py::test_it_is_the_product",)
 _ATTENDS = ("tests/ops/triton/test_attention.py::test_it_attends_to_what_xla_attends_to",)
 
 MUTANTS = (
@@ -44,9 +46,51 @@ MUTANTS = (
     Mutant(
         "passes that agree to the bit take the GPU's kernel",
         "nn/cache_pallas.py",
-        "if triton.fits(queries.shape[-1]) and not self.by_path:",
-        "if triton.fits(queries.shape[-1]):",
+        "return triton.fits(queries.shape[-1]) and not self.by_path",
+        "return triton.fits(queries.shape[-1])",
         ("tests/ops/triton/test_attention.py::test_what_it_does_not_take_is_attended_to_by_xla",),
+    ),
+    Mutant(
+        "zeros of integers are not taken off",
+        _GROUPED,
+        "sums = sums - totals[:, None]",
+        "sums = sums - 0 * totals[:, None]",
+        _MULTIPLIES,
+    ),
+    Mutant(
+        "the last pieces of a weight are left out",
+        _GROUPED,
+        "left = jnp.maximum(groups * pieces - split + (splits - 1), 0)",
+        "left = jnp.maximum(groups * pieces - split, 0)",
+        _MULTIPLIES,
+    ),
+    Mutant(
+        "a piece takes the scale of the first group",
+        _GROUPED,
+        "total + sums * scale[group, own]",
+        "total + sums * scale[0, own]",
+        _MULTIPLIES,
+    ),
+    Mutant(
+        "keys are rotated the other way",
+        "ops/triton/rotate.py",
+        "_turned(keys[0], keys[1], *turns)",
+        "_turned(keys[0], keys[1], turns[0], -turns[1])",
+        ("tests/ops/triton/test_rotate.py::test_it_rotates_what_xla_rotates",),
+    ),
+    Mutant(
+        "a norm is that of the sum before it is rounded",
+        "ops/triton/norm.py",
+        "total = stored.astype(jnp.float32)",
+        "total = wide[0] + wide[1]",
+        ("tests/ops/triton/test_norm.py::test_the_norm_is_that_of_what_is_stored",),
+    ),
+    Mutant(
+        "products on a mesh are by a kernel that has each device bring the others its part",
+        "core/kernels.py",
+        'getattr(model, "kernels", "xla") == "pallas" and placement_of(model).devices == 1',
+        'getattr(model, "kernels", "xla") == "pallas"',
+        ("tests/nn/test_gpu_kernels.py::test_who_may_use_them",),
     ),
     Mutant(
         "a kernel reads all layers of a cache",

@@ -1,0 +1,64 @@
+"""The loop by a GPU's kernels, interpreted: its tokens, and where they are used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core.kernels import in_products, kernels_of
+from jaxspec.nn.cache_pallas import pallas_kernels
+from tests._fixtures import tiny
+from tests._fixtures.interpreted import interpreted_on_gpu  # noqa: F401
+
+TARGET, DRAFT = (tiny.wide_transformer(seed, head_dim=16) for seed in range(2))
+PROMPT = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 9)), jnp.int32)
+IN_LAYERS = {"_attend_by_triton", "_rotate"}
+
+
+def drafted(target, prompt=PROMPT, **options):
+    drafter = jaxspec.ModelDrafter(pallas_kernels(DRAFT), k=2)
+    return jaxspec.generate(pallas_kernels(target), drafter, prompt, max_new_tokens=8, **options)
+
+
+@pytest.mark.slow
+def test_the_loop_writes_what_it_writes_with_xla(interpreted_on_gpu):  # noqa: F811
+    """One row, for the norms of one token are by the kernel."""
+    found, plain = drafted(TARGET, PROMPT[:1]), jaxspec.generate(TARGET, None, PROMPT[:1], max_new_tokens=8)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    np.testing.assert_allclose(found.log_probs, plain.log_probs, atol=5e-6)
+    assert interpreted_on_gpu == IN_LAYERS | {"rms_norm"}
+
+
+@pytest.mark.slow
+def test_weights_in_int4_are_multiplied_by_the_kernel(interpreted_on_gpu):  # noqa: F811
+    target = jaxspec.quantize_weights(TARGET, bits=4, group=16)
+    found, plain = drafted(target), jaxspec.generate(target, None, PROMPT, max_new_tokens=8)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert interpreted_on_gpu == IN_LAYERS | {"_by_triton"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the key-value heads")
+def test_a_mesh_leaves_products_and_norms_to_xla(interpreted_on_gpu):  # noqa: F811
+    target, mesh = jaxspec.quantize_weights(TARGET, bits=4, group=16), jax.make_mesh((2, 2), ("data", "model"))
+    found, plain = drafted(target, mesh=mesh), jaxspec.generate(target, None, PROMPT, max_new_tokens=8)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert interpreted_on_gpu == IN_LAYERS
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (TARGET, False),
+        (pallas_kernels(TARGET), True),
+        (pallas_kernels(TARGET).bit_exact(4), False),
+        (jaxspec.shard(pallas_kernels(TARGET), jax.make_mesh((1,), ("model",))), True),
+        (jaxspec.shard(pallas_kernels(TARGET), jax.make_mesh((2,), ("model",))), False),
+    ],
+    ids=["xla", "kernels", "to the bit", "one device", "two devices"],
+)
+def test_who_may_use_them(model, expected):
+    with kernels_of(model):
+        assert in_products() is expected
+    assert not in_products()
