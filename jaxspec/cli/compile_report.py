@@ -100,7 +100,9 @@ class Options:
         float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
     ] = None
     kernels: Annotated[
-        str, OneOf(_kernels), typer.Option(help="Of attention and of the write into caches; 'auto' is as loaded there.")
+        str,
+        OneOf(_kernels),
+        typer.Option(help="Of attention and caches, on a GPU of products too; 'auto' is as loaded there."),
     ] = "auto"
     calibration: Annotated[
         Path | None,

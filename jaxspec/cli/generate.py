@@ -129,7 +129,7 @@ class Options:
             help="On a CPU, with a C++ compiler: 'stored' multiplies by a GGUF file's blocks as they are; 'native' "
             "reads weights once for several tokens, in bfloat16 where that has them exactly, 'native-float32' never in "
             "that, 'native-bfloat16' always, rounded. 'auto' is stored, else native, where they can be had, else xla. "
-            "On TPUs 'pallas' attends to caches and writes them by kernels, 'xla' does not; 'auto' is by their kind."
+            "On TPUs and GPUs 'pallas' is by kernels of our own, 'xla' is without; 'auto' is by their kind."
         ),
     ] = "auto"
     processes: Processes = dataclasses.field(default_factory=Processes)
