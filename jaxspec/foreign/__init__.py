@@ -1,0 +1,19 @@
+"""Runs models of other projects: any function with a cache, and those of tunix, gemma, EasyDeL, KerasHub and bonsai."""
+
+from typing import TYPE_CHECKING
+
+from jaxspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxspec.foreign.model import CachedModel as CachedModel
+    from jaxspec.foreign.model import Fed as Fed
+    from jaxspec.foreign.model import from_cached as from_cached
+    from jaxspec.foreign.tunix import from_tunix as from_tunix
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "model": ("CachedModel", "Fed", "from_cached"),
+        "tunix": ("from_tunix",),
+    },
+)

@@ -1,0 +1,106 @@
+"""Finds out how a foreign cache is laid out: which leaves hold slots of tokens, along which axes, and which an index."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
+
+# Slots that caches are described with, nothing is allocated: more than windows have.
+_MANY, _FEW = 1 << 17, 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """Tells the axes of a leaf that holds slots, or, without any, that it is an index.
+
+    Attributes:
+      path: in its cache.
+      batch: the axis of rows; `None` if there is none.
+      slot: the axis of slots; `None` of an index.
+    """
+
+    path: str
+    batch: int | None
+    slot: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Tells how the leaves of a foreign cache lie. Static and hashable.
+
+    Attributes:
+      tree: the cache's structure.
+      leaves: one each, in its order.
+    """
+
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+    @classmethod
+    def of(cls, init_cache: Callable[[int, int], Any], *, longest: int | None) -> "Layout":
+        """Describes what `init_cache(batch, capacity)` returns, by its shapes for several sizes.
+
+        Args:
+          init_cache: the foreign one.
+          longest: a capacity that it may not exceed; `None` is without bound.
+
+        Raises:
+          ValueError: a leaf does not grow with the capacity, has no axis of rows, or is of another kind.
+        """
+        many = _MANY if longest is None else max(longest, 2)
+        few, half = (jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2))
+        other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, many)) for rows in (3, 2))
+        flat, tree = jax.tree_util.tree_flatten_with_path(full)
+        if not flat:
+            raise ValueError(f"init_cache returned no arrays, got {full!r}; it must return a pytree of them")
+        trees = [jax.tree.leaves(x) for x in (few, half, other)]
+        paths = [(jax.tree_util.keystr(path) or "the cache", x) for path, x in flat]
+        return cls(tree, tuple(_leaf(path, x, *rest) for (path, x), *rest in zip(paths, *trees, strict=True)))
+
+    def split(self, cache: Any) -> tuple[Array, ...]:
+        """Returns the leaves of a cache that hold slots.
+
+        Raises:
+          ValueError: it has another structure.
+        """
+        leaves, tree = jax.tree.flatten(cache)
+        if tree != self.tree:
+            raise ValueError(f"the call must return its cache with the structure that it got, {self.tree}, got {tree}")
+        return tuple(x for x, leaf in zip(leaves, self.leaves, strict=True) if leaf.slot is not None)
+
+    def join(self, held: tuple[Array, ...], index: Int[Array, "#b"] | Int[Array, ""], like: Any) -> Any:
+        """Returns a foreign cache of these slots, whose next tokens are written at `index`; `like` has its dtypes."""
+        slots, leaves = iter(held), []
+        for leaf, own in zip(self.leaves, jax.tree.leaves(like), strict=True):
+            leaves.append(next(slots) if leaf.slot is not None else jnp.broadcast_to(index, own.shape).astype(own.dtype))
+        return jax.tree.unflatten(self.tree, leaves)
+
+    @property
+    def axes(self) -> tuple[tuple[int, int], ...]:
+        """The axes of rows and of slots of each leaf that holds slots."""
+        return tuple((leaf.batch or 0, leaf.slot) for leaf in self.leaves if leaf.slot is not None)
+
+
+def _leaf(path: str, full: Any, few: Any, half: Any, other: Any) -> Leaf:
+    """Compares the shapes of a leaf for capacities that double, and for more rows."""
+    grows = [axis for axis, size in enumerate(full.shape) if half.shape[axis] != size]
+    batches = [axis for axis, size in enumerate(full.shape) if other.shape[axis] != size]
+    batch = batches[0] if len(batches) == 1 else None
+    if not grows:
+        if jnp.issubdtype(full.dtype, jnp.integer) and full.shape in ((), (2,)):
+            return Leaf(path, batch, None)
+        why = "stops growing with the capacity" if few.shape != full.shape else "does not grow with the capacity"
+        raise ValueError(
+            f"{path} of the cache {why}, got shape {full.shape}: a ring or a state of a fixed size cannot forget rejected "
+            "drafts; pass an init_cache without them, or take the weights by jaxspec.adopt"
+        )
+    if len(grows) > 1 or batch is None:
+        raise ValueError(
+            f"{path} of the cache must have one axis of rows and one of slots, got shape {full.shape} for 2 rows, and "
+            f"{half.shape} for half the slots"
+        )
+    return Leaf(path, batch, grows[0])

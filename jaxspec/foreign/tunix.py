@@ -1,0 +1,104 @@
+"""Runs the models of tunix: Llama 3, Qwen 2 and 3, Gemma 1."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
+from jaxspec.foreign.model import CachedModel, Fed, from_cached
+from jaxspec.foreign.record import record_inputs
+
+# Their caches are rings, or masked by the numbers of slots.
+_BY_WEIGHTS = ("gemma3", "gemma4")
+
+
+def from_tunix(
+    model: nnx.Module,
+    *,
+    context_length: int | None = None,
+    scratch: int = 64,
+    tokenizer: Any = None,
+    check: bool = True,
+) -> CachedModel:
+    """Makes a `Model` of a tunix model. Its arrays are shared; after an update of them wrap it anew: nothing is compiled.
+
+    Args:
+      model: of `tunix.models.llama3`, `qwen2`, `qwen3` or `gemma`.
+      context_length: the longest text; `None` is without bound.
+      scratch: how many tokens a pass may feed, a tree's nodes among them.
+      tokenizer: of its vocabulary, for the text interface.
+      check: run two tokens through it.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: it attends by kernels that ignore a cache, or the check finds what does not fit.
+
+    Example:
+        target = jaxspec.foreign.from_tunix(model)
+        result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64)
+    """
+    config = getattr(model, "config", None)
+    family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
+    if family in _BY_WEIGHTS:
+        raise TypeError(f"no wrapper can serve tunix's {family}: its windows go by slots; pass it to jaxspec.adopt")
+    if config is None or not hasattr(model, "layers"):
+        raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
+    if getattr(config, "use_flash_attention", False):
+        raise ValueError("flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False")
+    graph, state = nnx.split(model)
+    dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
+    call = _Call(graph, len(model.layers))
+    sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
+    return from_cached(
+        call,
+        _Cache(*sizes, getattr(config, "dtype", dtype)),
+        state,
+        vocab_size=_vocabulary(config),
+        cache_index="shared",
+        context_length=context_length,
+        scratch=scratch,
+        tokenizer=tokenizer,
+        check=check,
+    )
+
+
+def _vocabulary(config: Any) -> int:
+    return config.vocab_size if hasattr(config, "vocab_size") else config.num_embed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Calls a model as a function of its state; equal graphs share a compiled program."""
+
+    graph: nnx.GraphDef
+    layers: int
+
+    def __call__(self, state: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
+        model: Any = nnx.merge(self.graph, state)
+        captured = record_inputs([*model.layers, model.final_norm], fed.capture)
+        logits, cache = model(tokens, fed.positions, cache, fed.mask)
+        return (logits, cache, captured()) if fed.capture else (logits, cache)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cache:
+    """Makes an empty cache as tunix's sampler does."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: DTypeLike
+
+    def __call__(self, batch: int, capacity: int) -> dict[str, dict[str, Array]]:
+        shape = (batch, capacity, self.heads, self.head_dim)
+        layer = lambda: {  # noqa: E731
+            "k": jnp.zeros(shape, self.dtype),
+            "v": jnp.zeros(shape, self.dtype),
+            "end_index": jnp.zeros(batch, jnp.int32),
+        }
+        return {f"layer_{number}": layer() for number in range(self.layers)}
