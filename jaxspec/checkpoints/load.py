@@ -63,9 +63,9 @@ def load(
         blocks and integers are repacked for the processor, and native kernels multiply by them; elsewhere XLA does,
         by the integers of quantized safetensors. "dequantized" makes plain arrays of them, which can be converted,
         saved and trained from. `None` is "stored" where that is faster, else "dequantized".
-      kernels: "xla", or "pallas": kernels for TPUs that attend to caches and write them, and for NVIDIA GPUs that attend
-        to caches, rotate heads and, on one GPU, multiply by integers in groups and normalize. `None` is "pallas" on
-        TPUs whose compiled programs it makes no worse (v5e, v6e and TPU7x, for heads of whole tiles) and on NVIDIA
+      kernels: "xla", or "pallas": kernels for TPUs that attend to caches and write them, and for NVIDIA GPUs that
+        attend to them, rotate heads and, on one GPU, multiply by integers in groups and normalize. `None` is "pallas"
+        on TPUs whose compiled programs it makes no worse (v5e, v6e and TPU7x, for heads of whole tiles) and on NVIDIA
         GPUs, for heads of 16 to 256 numbers that are a power of two. Weights that native kernels multiply by bring a
         cache of their own, unless "xla" is asked for.
 

@@ -92,7 +92,7 @@ class SlotCache:
         return dataclasses.replace(self, length=length)
 
     def written(self, entries: SlotEntries, start: Int[Array, "b"]) -> tuple[Array, ...]:
-        """Returns the leaves with entries written at `start`, row by row: in place, which a scatter is not everywhere."""
+        """Returns the leaves with entries written at `start`, row by row: a scatter is not in place everywhere."""
 
         def of_row(row: Array, leaves: tuple[Array, ...]) -> tuple[Array, ...]:
             return tuple(
@@ -102,16 +102,16 @@ class SlotCache:
 
         return jax.lax.fori_loop(0, start.shape[0], of_row, self.leaves)
 
-    def read(self, leaves: tuple[Array, ...], start: Int[Array, "b"], count: int) -> SlotEntries:
-        """Returns `count` slots of each row of these leaves, from `start` on."""
+    def read(self, leaves: tuple[Array, ...], start: Int[Array, "b"] | Int[Array, ""], count: int) -> SlotEntries:
+        """Returns `count` slots of these leaves from `start` on, which is one for all rows or one each."""
 
-        def of_leaf(x: Array, axes: tuple[int, int]) -> Array:
-            batch, slot = axes
-            inner = slot - (batch < slot)
-            take = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count, axis=inner)  # noqa: E731
+        def of_leaf(x: Array, batch: int, slot: int) -> Array:
+            if start.ndim == 0:
+                return jax.lax.dynamic_slice_in_dim(x, start, count, axis=slot)
+            take = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count, axis=slot - (batch < slot))  # noqa: E731
             return jax.vmap(take, in_axes=(batch, 0), out_axes=batch)(x, start)
 
-        return SlotEntries(tuple(of_leaf(x, axes) for x, axes in zip(leaves, self.axes, strict=True)), self.axes)
+        return SlotEntries(tuple(of_leaf(x, *axes) for x, axes in zip(leaves, self.axes, strict=True)), self.axes)
 
 
 def _write(x: Array, fresh: Array, axes: tuple[int, int], row: Array, slot: Array) -> Array:

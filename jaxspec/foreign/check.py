@@ -11,10 +11,10 @@ _MOST = 0.25
 _CAUSES = {
     "tree": "the mask or the positions are ignored: each of two siblings must see itself alone. Turn off kernels that "
     "take no mask (flash or splash attention), or pass cache_index='scalar'",
-    "next": "a token does not see what was fed before it as it does in one pass: the index, the mask or the returned cache "
-    "is ignored",
-    "ragged": "rows of other lengths do not keep apart: the index is one for all rows, or the mask is ignored; pass the "
-    "cache_index that fits",
+    "next": "a token does not see what was fed before it as it does in one pass: the index, the mask or the returned "
+    "cache is ignored",
+    "ragged": "rows of other lengths do not keep apart: the index is one for all rows, or the mask is ignored; pass "
+    "the cache_index that fits",
 }
 
 
@@ -28,8 +28,8 @@ def check_by_running(model: Any) -> None:
     for name in ("tree", "next", "ragged"):
         if name in found and not found[name] <= max(_MOST * effect, rounding):
             raise ValueError(
-                f"{_CAUSES[name]}. Logits differ by {found[name]:.3g}, where the token before changes them by {effect:.3g}; "
-                "check=False goes on all the same"
+                f"{_CAUSES[name]}. Logits differ by {found[name]:.3g}, where the token before changes them by "
+                f"{effect:.3g}; check=False goes on all the same"
             )
 
 

@@ -1,19 +1,19 @@
 """Makes a `Model` of any function with a cache, whether or not that cache knows rows of other lengths.
 
-Where a foreign cache has one index for all rows, a pass writes its tokens into scratch slots, which are the same for all
-rows, and the mask shows each row its own history behind them:
+Where a foreign cache has one index for all rows, a pass writes its tokens into scratch slots, which are the same for
+all rows, and the mask shows each row its own history behind them:
 
     slot        0 1 2 3 | 4 5 6 7 8 9 ...
     row of 5    fed     | h h h h h
     row of 3    fed     | h h h
 
-Softmax does not mind the order of slots, and rotary embeddings are applied before keys are written. `append` then copies
-the slots of accepted tokens behind each row's own.
+Softmax does not mind the order of slots, and rotary embeddings are applied before keys are written. `append` then
+copies the slots of accepted tokens behind each row's own.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,11 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.model import CHUNK, ModelOutput
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.foreign.cache import SlotCache, SlotEntries
+from jaxspec.foreign.cache import SlotCache
 from jaxspec.foreign.check import check_by_running
 from jaxspec.foreign.slots import Layout
 
-CacheIndex = Literal["shared", "per_row", "scalar"]
+_INDICES = ("shared", "per_row", "scalar")
 
 
 @register_dataclass
@@ -53,12 +53,12 @@ class Fed:
 
 
 def from_cached(
-    call: Callable[[Any, Int[Array, "b t"], Any, Fed], tuple[Any, ...]],
-    init_cache: Callable[[int, int], Any],
+    call: Any,
+    init_cache: Any,
     params: Any,
     *,
     vocab_size: int,
-    cache_index: CacheIndex,
+    cache_index: str,
     context_length: int | None = None,
     scratch: int = 64,
     tokenizer: Any = None,
@@ -67,8 +67,8 @@ def from_cached(
     """Makes a `Model` of a function with a cache of its own.
 
     Args:
-      call: `call(params, tokens, cache, fed) -> (logits, cache)`; with `fed.capture` a third, the captured states. It is
-        static: pass an equal object to reuse a compiled program.
+      call: `call(params, tokens, cache, fed) -> (logits, cache)`; with `fed.capture` a third, the captured states. It
+        is static: pass an equal object to reuse a compiled program.
       init_cache: `init_cache(batch, capacity)`, a pytree of arrays. Leaves that grow with the capacity hold slots,
         integers with one number, or one a row, are indices.
       params: a pytree of arrays.
@@ -98,8 +98,8 @@ def from_cached(
     for name, value in {"call": call, "init_cache": init_cache}.items():
         if not callable(value):
             raise TypeError(f"{name} must be callable, got {type(value).__name__}")
-    if cache_index not in get_args(CacheIndex):
-        raise ValueError(f"cache_index must be one of {', '.join(get_args(CacheIndex))}, got {cache_index!r}")
+    if cache_index not in _INDICES:
+        raise ValueError(f"cache_index must be one of {', '.join(_INDICES)}, got {cache_index!r}")
     for name, value in {"vocab_size": vocab_size, "scratch": scratch}.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -130,7 +130,7 @@ class CachedModel:
     params: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})
     context_length: int | None = dataclasses.field(metadata={"static": True})
-    cache_index: CacheIndex = dataclasses.field(metadata={"static": True})
+    cache_index: str = dataclasses.field(metadata={"static": True})
     layout: Layout = dataclasses.field(metadata={"static": True})
     scratch: int = dataclasses.field(metadata={"static": True})
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
@@ -159,39 +159,32 @@ class CachedModel:
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
-        pending: SlotEntries | None = None,
+        pending: Any = None,
     ) -> ModelOutput:
         count = tokens.shape[1]
+        scalar = self.cache_index == "scalar"
+        if scalar and (mask is not None or pending is not None or capture):
+            raise ValueError(
+                "a model with a causal mask of its own scores plain chains only, got a tree mask or captured states; "
+                "pass a chain drafter"
+            )
         before = 0 if pending is None else pending.count
         if count + before > self.scratch:
             raise ValueError(
-                f"a pass of this model feeds {self.scratch} tokens at most, got {count + before}; pass scratch={count + before} "
-                "or more where it is made"
+                f"a pass of this model feeds {self.scratch} tokens at most, got {count + before}; pass "
+                f"scratch={count + before} or more where it is made"
             )
         if positions is None:
             positions = cache.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-        positions = positions[:, -count:]
-        if self.cache_index == "scalar":
-            if mask is not None or pending is not None:
-                raise ValueError("a model with a causal mask of its own scores chains alone, got a tree; pass a chain drafter")
-            return self._row_by_row(tokens, cache, positions, capture)
+        if scalar:
+            return self._row_by_row(tokens, cache, positions)
+        # Scratch slots, the same for all rows, or behind each row's own.
         start = jnp.zeros_like(cache.length) if self.cache_index == "shared" else cache.length
         held = cache.leaves if pending is None else cache.written(pending, start)
-        fed = Fed(positions, self._seen(cache, mask, start, before, count), start + before, capture)
-        if self.cache_index == "shared":
-            fed = dataclasses.replace(fed, index=jnp.full((), before, jnp.int32))
-        logits, leaves, hidden = self._run(tokens, held, fed)
-        if self.cache_index == "shared":
-            entries = SlotEntries(
-                tuple(
-                    jax.lax.slice_in_dim(x, before, before + count, axis=slot)
-                    for x, (_, slot) in zip(leaves, self._axes, strict=True)
-                ),
-                self._axes,
-            )
-        else:
-            entries = cache.read(leaves, start + before, count)
-        return ModelOutput(logits, entries, hidden)
+        index = start + before if self.cache_index == "per_row" else jnp.full((), before, jnp.int32)
+        seen = self._seen(cache, mask, start, before, count)
+        logits, leaves, hidden = self._run(tokens, held, Fed(positions[:, -count:], seen, index, capture))
+        return ModelOutput(logits, cache.read(leaves, index, count), hidden)
 
     def _seen(
         self, cache: SlotCache, mask: Array | None, start: Int[Array, "b"], before: int, count: int
@@ -208,17 +201,15 @@ class CachedModel:
         at = jnp.broadcast_to(jnp.clip(number, 0, width - 1)[:, None], (start.shape[0], count, cache.slots))
         return history[:, None] | (of_fed[:, None] & jnp.take_along_axis(mask, at, axis=2))
 
-    def _row_by_row(
-        self, tokens: Int[Array, "b t"], cache: SlotCache, positions: Int[Array, "b t"], capture: tuple[int, ...]
-    ) -> ModelOutput:
+    def _row_by_row(self, tokens: Int[Array, "b t"], cache: SlotCache, positions: Int[Array, "b t"]) -> ModelOutput:
         """Maps the call over rows, each with a batch of one and an index of its own."""
 
         def of_row(tokens, leaves, positions, index):
-            logits, leaves, hidden = self._run(tokens[None], leaves, Fed(positions[None], None, index, capture))
-            return logits[0], leaves, tuple(x[0] for x in hidden)
+            logits, leaves, _ = self._run(tokens[None], leaves, Fed(positions[None], None, index))
+            return logits[0], leaves
 
-        logits, leaves, hidden = jax.vmap(of_row)(tokens, cache.leaves, positions, cache.length)
-        return ModelOutput(logits, cache.read(leaves, cache.length, tokens.shape[1]), hidden)
+        logits, leaves = jax.vmap(of_row)(tokens, cache.leaves, positions, cache.length)
+        return ModelOutput(logits, cache.read(leaves, cache.length, tokens.shape[1]))
 
     def _run(
         self, tokens: Int[Array, "b t"], held: tuple[Array, ...], fed: Fed

@@ -10,8 +10,8 @@ def record_inputs(modules: list[Any], wanted: tuple[int, ...]) -> Callable[[], t
     """Makes modules keep their first argument when they are called next.
 
     Args:
-      modules: those that a state may enter: the layers of a model, and its last norm. They are changed, so pass those of
-        a model that is merged for one call.
+      modules: those that a state may enter: the layers of a model, and its last norm. They are changed, so pass those
+        of a model that is merged for one call.
       wanted: the numbers of some.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Finds out how a foreign cache is laid out: which leaves hold slots of tokens, along which axes, and which an index."""
+"""Finds out how a foreign cache is laid out: which leaves hold slots, along which axes, and which an index."""
 
 import dataclasses
 from collections.abc import Callable
@@ -52,7 +52,9 @@ class Layout:
           ValueError: a leaf does not grow with the capacity, has no axis of rows, or is of another kind.
         """
         many = _MANY if longest is None else max(longest, 2)
-        few, half = (jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2))
+        few, half = (
+            jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2)
+        )
         other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, many)) for rows in (3, 2))
         flat, tree = jax.tree_util.tree_flatten_with_path(full)
         if not flat:
@@ -73,10 +75,22 @@ class Layout:
         return tuple(x for x, leaf in zip(leaves, self.leaves, strict=True) if leaf.slot is not None)
 
     def join(self, held: tuple[Array, ...], index: Int[Array, "#b"] | Int[Array, ""], like: Any) -> Any:
-        """Returns a foreign cache of these slots, whose next tokens are written at `index`; `like` has its dtypes."""
+        """Returns a foreign cache of these slots, whose next tokens are written at `index`; `like` has its dtypes.
+
+        Raises:
+          ValueError: there is an index for each row, and the cache has one for all.
+        """
         slots, leaves = iter(held), []
         for leaf, own in zip(self.leaves, jax.tree.leaves(like), strict=True):
-            leaves.append(next(slots) if leaf.slot is not None else jnp.broadcast_to(index, own.shape).astype(own.dtype))
+            if leaf.slot is not None:
+                leaves.append(next(slots))
+                continue
+            if index.ndim > len(own.shape):
+                raise ValueError(
+                    f"{leaf.path} of the cache is one index for all rows, got cache_index='per_row'; pass 'shared' if "
+                    "the call takes any mask, else 'scalar'"
+                )
+            leaves.append(jnp.broadcast_to(index, own.shape).astype(own.dtype))
         return jax.tree.unflatten(self.tree, leaves)
 
     @property
@@ -95,8 +109,8 @@ def _leaf(path: str, full: Any, few: Any, half: Any, other: Any) -> Leaf:
             return Leaf(path, batch, None)
         why = "stops growing with the capacity" if few.shape != full.shape else "does not grow with the capacity"
         raise ValueError(
-            f"{path} of the cache {why}, got shape {full.shape}: a ring or a state of a fixed size cannot forget rejected "
-            "drafts; pass an init_cache without them, or take the weights by jaxspec.adopt"
+            f"{path} of the cache {why}, got shape {full.shape}: a ring or a state of a fixed size cannot forget "
+            "rejected drafts; pass an init_cache without them, or take the weights by jaxspec.adopt"
         )
     if len(grows) > 1 or batch is None:
         raise ValueError(

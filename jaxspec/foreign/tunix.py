@@ -18,14 +18,14 @@ _BY_WEIGHTS = ("gemma3", "gemma4")
 
 
 def from_tunix(
-    model: nnx.Module,
+    model: Any,
     *,
     context_length: int | None = None,
     scratch: int = 64,
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of a tunix model. Its arrays are shared; after an update of them wrap it anew: nothing is compiled.
+    """Makes a `Model` of a tunix model. After an update of its weights wrap it anew: nothing is compiled for that.
 
     Args:
       model: of `tunix.models.llama3`, `qwen2`, `qwen3` or `gemma`.
@@ -49,7 +49,9 @@ def from_tunix(
     if config is None or not hasattr(model, "layers"):
         raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
     if getattr(config, "use_flash_attention", False):
-        raise ValueError("flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False")
+        raise ValueError(
+            "flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False"
+        )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
     call = _Call(graph, len(model.layers))
