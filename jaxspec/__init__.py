@@ -2,7 +2,7 @@
 
 The names here are those of most programs. Other strategies, and what one of your own is made of, stand in the
 namespaces `drafters`, `verifiers`, `draft_length`, `heads`, `contrib`, `training`, `checkpoints`, `sharding`,
-`families`, `nn`, `ops` and `core`.
+`families`, `foreign`, `nn`, `ops` and `core`.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxspec import draft_length as draft_length
     from jaxspec import drafters as drafters
     from jaxspec import families as families
+    from jaxspec import foreign as foreign
     from jaxspec import heads as heads
     from jaxspec import nn as nn
     from jaxspec import ops as ops
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from jaxspec.decoding.steps import step as step
     from jaxspec.decoding.steps import stream as stream
     from jaxspec.draft_length.adaptive import Adaptive as Adaptive
-    from jaxspec.draft_length.base import DraftLength as DraftLength
     from jaxspec.drafters.base import Drafter as Drafter
     from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter as CrossVocabularyDrafter
     from jaxspec.drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
+    from jaxspec.foreign.model import from_cached as from_cached
     from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
     from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from jaxspec.verifiers.base import Verifier as Verifier
     from jaxspec.verifiers.block import BlockVerifier as BlockVerifier
     from jaxspec.verifiers.coupled import CoupledVerifier as CoupledVerifier
-    from jaxspec.verifiers.multi_draft import MultiDraftVerifier as MultiDraftVerifier
     from jaxspec.verifiers.rejection import TokenVerifier as TokenVerifier
     from jaxspec.verifiers.tree import TreeVerifier as TreeVerifier
 
@@ -84,6 +84,7 @@ __getattr__, __dir__ = lazy(
             "draft_length",
             "drafters",
             "families",
+            "foreign",
             "heads",
             "nn",
             "ops",
@@ -101,16 +102,15 @@ __getattr__, __dir__ = lazy(
         "nn.adapters": ("from_function", "from_nnx"),
         "nn.convert": ("native_kernels", "quantize_cache", "quantize_weights"),
         "checkpoints.load": ("load",),
+        "foreign.model": ("from_cached",),
         "checkpoints.orbax": ("save",),
         "checkpoints.zoo": ("list_models",),
         "checkpoints.tokenizer": ("Tokenizer",),
         "sharding.params": ("shard",),
-        "draft_length.base": ("DraftLength",),
         "draft_length.adaptive": ("Adaptive",),
         "verifiers.base": ("Verifier",),
         "verifiers.block": ("BlockVerifier",),
         "verifiers.coupled": ("CoupledVerifier",),
-        "verifiers.multi_draft": ("MultiDraftVerifier",),
         "verifiers.rejection": ("TokenVerifier",),
         "verifiers.tree": ("TreeVerifier",),
         "drafters.base": ("Drafter",),

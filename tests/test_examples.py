@@ -15,7 +15,14 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Those that compile much: what they show is also tested elsewhere.
 SLOW = {
     *("Adaptive", "CrossVocabularyDrafter", "DFlashDrafter", "EagleDrafter", "EarlyExitDrafter", "MedusaDrafter"),
-    *("MultiDraftVerifier", "SpeculativeDecoder", "TandemDrafter", "native_kernels", "quantize_weights", "shard"),
+    *(
+        "verifiers.MultiDraftVerifier",
+        "SpeculativeDecoder",
+        "TandemDrafter",
+        "native_kernels",
+        "quantize_weights",
+        "shard",
+    ),
     *("drafters.DynamicTreeDrafter", "drafters.TextStore", "drafters.WithReplacement", "drafters.WithoutReplacement"),
     *("verifiers.KSequence", "verifiers.Lenience", "verifiers.RecursiveRejection", "verifiers.RelaxedVerifier"),
     *("verifiers.TraversalVerifier", "heads.DFlashHead", "heads.EagleHead", "heads.dflash.init", "heads.eagle.init"),

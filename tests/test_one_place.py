@@ -27,6 +27,7 @@ ALSO = {
     "checkpoints/huggingface.py": "names of files",
     "heads/eagle/checkpoint.py": "checkpoints in the layout of Llama",
     "heads/dflash/checkpoint.py": "checkpoints in the layout of Llama and Qwen 3",
+    "foreign/": "what other projects call families",
     "families/common.py": "what families in the layout of Llama share",
     "families/gguf.py": "what families in the layout of Llama share",
     "ops/rope.py": "the name of Llama 3's rotary scaling",

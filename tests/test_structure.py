@@ -26,6 +26,7 @@ ROOMS = (
     ("decoding",),
     ("drafters",),
     ("draft_length", "verifiers"),
+    ("foreign",),
     ("checkpoints",),
     ("sharding",),
     ("families",),
@@ -38,7 +39,7 @@ ROOMS = (
     ),
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(ROOMS)) for room in rooms}
-FLAX = {"nn", "heads", "contrib"}  # where networks are
+FLAX = {"nn", "heads", "contrib", "foreign"}  # where networks are
 TORCH = {"bench/peers/transformers.py"}  # the worker that times transformers, which runs on PyTorch
 MOST_LINES, MOST_FUNCTION_LINES = 300, 50  # of a file; of a function besides its docstring
 LONG_FILES: dict[str, str] = {}  # to the reason

@@ -45,7 +45,7 @@ class DraftLength(abc.ABC):
 
     Example:
       >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.draft_length.EntropyStop(4))
-      >>> isinstance(drafter.k, jaxspec.DraftLength), drafter.k.lengths
+      >>> isinstance(drafter.k, jaxspec.draft_length.DraftLength), drafter.k.lengths
       (True, (0, 2, 4))
     """
 

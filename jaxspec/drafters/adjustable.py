@@ -21,7 +21,7 @@ class AdjustableDrafter(Drafter):
       >>> @jaxspec.core.register_dataclass
       ... @dataclasses.dataclass(frozen=True)
       ... class RepeatDrafter(jaxspec.drafters.AdjustableDrafter):
-      ...     k: int | jaxspec.DraftLength = dataclasses.field(default=3, metadata=NUMBER_IS_STATIC)
+      ...     k: int | jaxspec.draft_length.DraftLength = dataclasses.field(default=3, metadata=NUMBER_IS_STATIC)
       ...     draft_length = property(lambda self: as_draft_length(self.k))
       ...     deterministic = property(lambda self: True)
       ...     def init(self, context, prefilled, slots):

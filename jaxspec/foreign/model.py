@@ -123,6 +123,13 @@ class CachedModel:
       params: replace them (`dataclasses.replace`) to use other weights without compiling anew.
       layout: of its cache.
       scratch: tokens that a pass may feed.
+
+    Example:
+        >>> empty = lambda batch, capacity: {"values": jnp.zeros((batch, capacity, 310))}
+        >>> call = lambda params, tokens, cache, fed: (params[tokens], cache)
+        >>> options = {"vocab_size": 310, "cache_index": "shared", "check": False}
+        >>> type(jaxspec.from_cached(call, empty, jnp.eye(310), **options)).__name__
+        'CachedModel'
     """
 
     call: Callable[..., tuple[Any, ...]] = dataclasses.field(metadata={"static": True})

@@ -39,8 +39,14 @@ def from_tunix(
       ValueError: it attends by kernels that ignore a cache, or the check finds what does not fit.
 
     Example:
-        target = jaxspec.foreign.from_tunix(model)
-        result = jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64)
+        >>> try:
+        ...     from tunix.models.llama3 import model as llama3
+        ... except ImportError:  # pip install google-tunix
+        ...     llama3 = None
+        >>> def tokens_of(config, prompt):
+        ...     model = llama3.Llama3(config, rngs=nnx.Rngs(0))
+        ...     target = jaxspec.foreign.from_tunix(model)
+        ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
     """
     config = getattr(model, "config", None)
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]

@@ -30,7 +30,7 @@ class KSequence:
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2, distinct=False)
-        >>> verifier = jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence())
+        >>> verifier = jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence())
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, max_new_tokens=4)
         >>> jaxspec.generate(target, drafter, prompt, **options).tokens.shape
         (2, 4)

@@ -45,7 +45,7 @@ class RecursiveRejection:
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
-        >>> verifier = jaxspec.MultiDraftVerifier(jaxspec.verifiers.RecursiveRejection())
+        >>> verifier = jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.RecursiveRejection())
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, max_new_tokens=4)
         >>> jaxspec.generate(target, drafter, prompt, **options).tokens.shape
         (2, 4)
@@ -89,7 +89,7 @@ class MultiDraftVerifier(Verifier):
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=3)
-        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.MultiDraftVerifier())
+        >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.verifiers.MultiDraftVerifier())
         >>> generation = jaxspec.generate(target, drafter, prompt, max_new_tokens=4, **options)
         >>> generation.lossless, generation.tokens.shape
         (True, (2, 4))

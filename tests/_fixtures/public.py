@@ -15,6 +15,7 @@ ROOMS = (
     "training",
     "checkpoints",
     "families",
+    "foreign",
     "nn",
     "ops",
     "contrib.exit_head",

@@ -155,7 +155,7 @@ def test_a_rule_is_no_verifier(rule):
         generate(drafter=jaxspec.ModelDrafter(TARGET, k=2), verifier=rule)
     drafter = jaxspec.ModelDrafter(TARGET, k=2, num_drafts=2)
     with pytest.raises(TypeError, match=r"rule must be RecursiveRejection\(\) or KSequence\(\), got 5"):
-        generate(drafter=drafter, verifier=jaxspec.MultiDraftVerifier(5))
+        generate(drafter=drafter, verifier=jaxspec.verifiers.MultiDraftVerifier(5))
 
 
 @pytest.mark.parametrize(

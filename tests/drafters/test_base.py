@@ -44,7 +44,7 @@ def test_a_drafter_without_a_lookup_half_takes_no_length_for_it(drafter):
         (jaxspec.NGramDrafter(k=0), jaxspec.CoupledVerifier),
         (jaxspec.NGramDrafter(k=2), jaxspec.TokenVerifier),
         (jaxspec.ModelDrafter(MODEL, k=2), jaxspec.BlockVerifier),
-        (jaxspec.ModelDrafter(MODEL, k=2, num_drafts=2), jaxspec.MultiDraftVerifier),
+        (jaxspec.ModelDrafter(MODEL, k=2, num_drafts=2), jaxspec.verifiers.MultiDraftVerifier),
         (TreeDrafter(MODEL, Tree((-1, -1))), jaxspec.TreeVerifier),
     ],
 )

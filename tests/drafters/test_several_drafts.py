@@ -67,7 +67,7 @@ def test_what_does_not_fit_together():
     with pytest.raises(ValueError, match="BlockVerifier verifies one chain of drafts, got ModelDrafter"):
         run(several, jaxspec.BlockVerifier())
     with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution"):
-        run(several, jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
-    run(independent, jaxspec.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
+        run(several, jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
+    run(independent, jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
     with pytest.raises(ValueError, match="vocabulary"):
         run(jaxspec.ModelDrafter(DRAFT, num_drafts=5), None)

@@ -225,7 +225,7 @@ class OwnPolicy:
 
 @jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OwnLength(jaxspec.DraftLength):
+class OwnLength(jaxspec.draft_length.DraftLength):
     """Drafts four tokens, or none after a round in which nothing was accepted."""
 
     lengths: tuple[int, ...] = dataclasses.field(default=(0, 4), metadata={"static": True})
