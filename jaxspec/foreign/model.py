@@ -62,6 +62,7 @@ def from_cached(
     context_length: int | None = None,
     scratch: int = 64,
     tokenizer: Any = None,
+    parts: Any = None,
     check: bool = True,
 ) -> "CachedModel":
     """Makes a `Model` of a function with a cache of its own.
@@ -79,6 +80,8 @@ def from_cached(
       context_length: the longest text; `None` is without bound.
       scratch: how many tokens a pass may feed, a tree's nodes among them; so many slots are added to the cache.
       tokenizer: of its vocabulary, for the text interface.
+      parts: for heads such as EAGLE's, an object with `embed(params, tokens)`, the input of the first layer, and
+        `normalize(params, hidden)`, the final norm. It is static.
       check: run two tokens through it, which finds an index or a mask that is ignored.
 
     Raises:
@@ -104,9 +107,8 @@ def from_cached(
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     layout = Layout.of(init_cache, longest=None)
-    model = CachedModel(
-        call, init_cache, params, vocab_size, context_length, cache_index, layout, scratch, tokenizer=tokenizer
-    )
+    sizes = (vocab_size, context_length, cache_index, layout, scratch)
+    model = CachedModel(call, init_cache, params, *sizes, tokenizer, parts)
     if check:
         check_by_running(model)
     return model
@@ -123,6 +125,7 @@ class CachedModel:
       params: replace them (`dataclasses.replace`) to use other weights without compiling anew.
       layout: of its cache.
       scratch: tokens that a pass may feed.
+      parts: with `embed` and `normalize`, or `None`.
 
     Example:
         >>> empty = lambda batch, capacity: {"values": jnp.zeros((batch, capacity, 310))}
@@ -141,6 +144,7 @@ class CachedModel:
     layout: Layout = dataclasses.field(metadata={"static": True})
     scratch: int = dataclasses.field(metadata={"static": True})
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
+    parts: Any = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def takes_trees(self) -> bool:
@@ -192,6 +196,19 @@ class CachedModel:
         seen = self._seen(cache, mask, start, before, count)
         logits, leaves, hidden = self._run(tokens, held, Fed(positions[:, -count:], seen, index, capture))
         return ModelOutput(logits, cache.read(leaves, index, count), hidden)
+
+    def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """Returns the input of the first layer, for heads that share the embedding."""
+        return self._part("embed")(self.params, tokens)
+
+    def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Applies the final norm to the last layer's output."""
+        return self._part("normalize")(self.params, hidden)
+
+    def _part(self, name: str) -> Any:
+        if not hasattr(self.parts, name):
+            raise ValueError(f"this head needs the target's {name}, got a target without; pass from_cached(parts=...)")
+        return getattr(self.parts, name)
 
     def _seen(
         self, cache: SlotCache, mask: Array | None, start: Int[Array, "b"], before: int, count: int

@@ -50,7 +50,8 @@ def from_tunix(
     """
     config = getattr(model, "config", None)
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
-    if family in _BY_WEIGHTS:
+    slides = any(kind.name == "LOCAL_SLIDING" for kind in getattr(config, "attention_types", ()))
+    if family in _BY_WEIGHTS or slides:
         raise TypeError(f"no wrapper can serve tunix's {family}: its windows go by slots; pass it to jaxspec.adopt")
     if config is None or not hasattr(model, "layers"):
         raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
@@ -71,6 +72,7 @@ def from_tunix(
         context_length=context_length,
         scratch=scratch,
         tokenizer=tokenizer,
+        parts=call,
         check=check,
     )
 
@@ -91,6 +93,16 @@ class _Call:
         captured = record_inputs([*model.layers, model.final_norm], fed.capture)
         logits, cache = model(tokens, fed.positions, cache, fed.mask)
         return (logits, cache, captured()) if fed.capture else (logits, cache)
+
+    def embed(self, state: Any, tokens: Int[Array, "b t"]) -> Array:
+        """Returns the input of the first layer."""
+        model: Any = nnx.merge(self.graph, state)
+        return model.embedder.encode(tokens)
+
+    def normalize(self, state: Any, hidden: Array) -> Array:
+        """Applies the final norm."""
+        model: Any = nnx.merge(self.graph, state)
+        return model.final_norm(hidden)
 
 
 @dataclasses.dataclass(frozen=True)
