@@ -4,9 +4,8 @@
     python -m tests.benchmarks.foreign --questions 12 --tokens 64
 
 Qwen2.5-Coder-0.5B-Instruct in float32 is written as safetensors, which tunix reads into its own Qwen2. All programs
-continue the same chat turns greedily, one row each, and none stops early. One draft model is the file itself, whose weights of
-4 bits native kernels multiply. A step is the difference between answers of
-`--tokens` and of a quarter of them. Near-ties are counted: where tokens part, the gap between both tokens' logits.
+continue the same chat turns greedily, one row each, and none stops early. One draft model is the file itself, whose
+weights of 4 bits native kernels multiply. A step is the difference between answers of `--tokens` and of a quarter.
 """
 
 import argparse
