@@ -6,8 +6,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from jaxspec.core.order import after
 from jaxspec.core.pytree import register_dataclass
 
 
@@ -54,6 +55,10 @@ class SlotEntries:
             for x, new, (_, slot) in zip(self.leaves, fresh.leaves, self.axes, strict=True)
         ]
         return dataclasses.replace(self, leaves=tuple(leaves))
+
+    def after(self, logits: Float[Array, "b t v"]) -> Self:
+        """Returns the same entries, computed only after the pass has read the cache."""
+        return self._each(lambda x, batch, _: after(x, logits, axis=batch))
 
     def _each(self, function: Any) -> Self:
         pairs = zip(self.leaves, self.axes, strict=True)

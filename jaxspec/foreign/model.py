@@ -195,7 +195,7 @@ class CachedModel:
         index = start + before if self.cache_index == "per_row" else jnp.full((), before, jnp.int32)
         seen = self._seen(cache, mask, start, before, count)
         logits, leaves, hidden = self._run(tokens, held, Fed(positions[:, -count:], seen, index, capture))
-        return ModelOutput(logits, cache.read(leaves, index, count), hidden)
+        return ModelOutput(logits, cache.read(leaves, index, count).after(logits), hidden)
 
     def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Returns the input of the first layer, for heads that share the embedding."""
@@ -233,7 +233,7 @@ class CachedModel:
             return logits[0], leaves
 
         logits, leaves = jax.vmap(of_row)(tokens, cache.leaves, positions, cache.length)
-        return ModelOutput(logits, cache.read(leaves, cache.length, tokens.shape[1]))
+        return ModelOutput(logits, cache.read(leaves, cache.length, tokens.shape[1]).after(logits))
 
     def _run(
         self, tokens: Int[Array, "b t"], held: tuple[Array, ...], fed: Fed

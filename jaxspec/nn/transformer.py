@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.order import after
 from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
@@ -245,17 +246,5 @@ def positions_of(positions: Int[Array, "b u"] | None, cache: KVCache, shape: tup
 
 def stack_entries(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> KVEntries:
     """Stacks each layer's keys and values as cache entries; `x` is the last layer's output."""
-    keys, values = (_after(jnp.stack(part), x) for part in zip(*entries, strict=True))
+    keys, values = (after(jnp.stack(part), x, axis=1) for part in zip(*entries, strict=True))
     return KVEntries(keys, values)
-
-
-def _after(entries: Float[Array, "l b g t d"], x: Float[Array, "b t width"]) -> Float[Array, "l b g t d"]:
-    """Returns the same entries, computed only after every layer has read the cache.
-
-    Keys are known before their own layer's attention. A write of them into the cache would then
-    be free to run before that read, and the compiler keeps both apart by copying the entire
-    cache on every step. Adding a zero that depends on the last layer's output orders them.
-    """
-    bits = jax.lax.bitcast_convert_type(x[:, 0, 0].astype(jnp.float32), jnp.int32)
-    zero = jnp.minimum(jax.lax.shift_right_logical(bits, jnp.int32(1)), 0)
-    return entries + zero.astype(entries.dtype).reshape(1, -1, 1, 1, 1)

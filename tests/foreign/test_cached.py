@@ -1,6 +1,7 @@
 """Foreign functions with a cache: the promises of a model, equal tokens, and what is refused before it runs."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -177,3 +178,18 @@ def test_a_chain_alone_is_scored_by_a_causal_mask():
         jaxspec.generate(
             MODELS["scalar"], jaxspec.TreeDrafter(DRAFTS["scalar"], jaxspec.Tree.of_size(6)), PROMPT, max_new_tokens=4
         )
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "shared" else pytest.mark.slow) for kind in cached.KINDS]
+)
+def test_a_round_copies_each_leaf_of_the_cache_once(kind):
+    """For the call's own functional write; none for the loop's."""
+    run = jax.jit(lambda model, prompt: jaxspec.generate(model, None, prompt, max_new_tokens=40).tokens)
+    text = run.lower(MODELS[kind], PROMPT).compile().as_text()
+    slots, copied = MODELS[kind].init_cache(8, 9 + 40 + 1).slots, []
+    for computation in re.split(r"\n(?=\S)", text):
+        copied.append(len(re.findall(rf"= f32\[8,(?:1,)?{slots},{cached.WIDTH}\]\S* copy\(", computation)))
+        assert computation.startswith("ENTRY") or copied[-1] <= 2 * cached.LAYERS
+    assert any(copied)
