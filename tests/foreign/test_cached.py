@@ -188,8 +188,9 @@ def test_a_round_copies_each_leaf_of_the_cache_once(kind):
     """For the call's own functional write; none for the loop's."""
     run = jax.jit(lambda model, prompt: jaxspec.generate(model, None, prompt, max_new_tokens=40).tokens)
     text = run.lower(MODELS[kind], PROMPT).compile().as_text()
-    slots, copied = MODELS[kind].init_cache(8, 9 + 40 + 1).slots, []
+    copied = []
     for computation in re.split(r"\n(?=\S)", text):
-        copied.append(len(re.findall(rf"= f32\[8,(?:1,)?{slots},{cached.WIDTH}\]\S* copy\(", computation)))
+        # Of more than a hundred slots, those of scratch among them.
+        copied.append(len(re.findall(rf"= f32\[8,(?:1,)?\d\d\d,{cached.WIDTH}\]\S* copy\(", computation)))
         assert computation.startswith("ENTRY") or copied[-1] <= 2 * cached.LAYERS
     assert any(copied)
