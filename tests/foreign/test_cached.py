@@ -31,6 +31,7 @@ DRAFTERS = {
     "suffix": lambda draft: jaxspec.SuffixDrafter(k=3),
     "draft model": lambda draft: jaxspec.ModelDrafter(draft, k=3),
     "its own draft": lambda draft: jaxspec.ModelDrafter(draft, k=2),
+    "hybrid": lambda draft: jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(draft, k=3)),
     "tree": lambda draft: jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(6)),
     "dynamic tree": lambda draft: jaxspec.drafters.DynamicTreeDrafter(draft, nodes=6, depth=3),
 }

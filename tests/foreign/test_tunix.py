@@ -56,6 +56,7 @@ DRAFTERS = {
     "n-grams": lambda draft: jaxspec.NGramDrafter(k=3),
     "suffix": lambda draft: jaxspec.SuffixDrafter(k=3),
     "draft model": lambda draft: jaxspec.ModelDrafter(draft, k=3),
+    "hybrid": lambda draft: jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(draft, k=3)),
     "tree": lambda draft: jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(8)),
     "dynamic tree": lambda draft: jaxspec.drafters.DynamicTreeDrafter(draft, nodes=8, depth=3),
 }
