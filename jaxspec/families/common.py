@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from jax import Array
 
 from jaxspec.families.base import ParamMapping, Shape
 from jaxspec.families.settings import SettingError
@@ -15,6 +16,8 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 Activation = Literal["silu", "gelu_tanh"]
+# Those of a checkpoint are NumPy's; those of a model that is adopted are traced.
+Tensor = TypeVar("Tensor", np.ndarray, Array)
 MapNorm = Callable[[tuple[str, ...], str, int], ParamMapping]
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -286,15 +289,21 @@ def map_gated_params(
         yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-def identity(x: np.ndarray) -> np.ndarray:
+def identity(x: Tensor) -> Tensor:
     """Returns a tensor as it is."""
     return x
 
 
-def group_heads(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+def group_heads(*parts: Tensor, heads: int, head_dim: int) -> Tensor:
     """Reshapes `[g*r*d, ...]` to `[g, r, d, ...]`, and puts several such parts one behind the other along `r`."""
-    return np.concatenate([part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts], axis=1)
+    grouped = [part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts]
+    return _numpy_of(parts[0]).concatenate(grouped, axis=1)
 
 
-def _stack(*parts: np.ndarray) -> np.ndarray:
-    return np.stack(parts)
+def _stack(*parts: Tensor) -> Tensor:
+    return _numpy_of(parts[0]).stack(parts)
+
+
+def _numpy_of(x: Any) -> Any:
+    """Returns the module whose arrays `x` is one of: NumPy, or JAX's."""
+    return x.__array_namespace__()

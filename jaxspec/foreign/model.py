@@ -173,7 +173,9 @@ class CachedModel:
         positions = positions[:, -count:]
         if self.cache_index == "scalar":
             if mask is not None or pending is not None:
-                raise ValueError("a model with a causal mask of its own scores chains alone, got a tree; pass a chain drafter")
+                raise ValueError(
+                    "a model with a causal mask of its own scores chains alone, got a tree; pass a chain drafter"
+                )
             return self._row_by_row(tokens, cache, positions, capture)
         start = jnp.zeros_like(cache.length) if self.cache_index == "shared" else cache.length
         held = cache.leaves if pending is None else cache.written(pending, start)

@@ -52,7 +52,9 @@ class Layout:
           ValueError: a leaf does not grow with the capacity, has no axis of rows, or is of another kind.
         """
         many = _MANY if longest is None else max(longest, 2)
-        few, half = (jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2))
+        few, half = (
+            jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2)
+        )
         other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, many)) for rows in (3, 2))
         flat, tree = jax.tree_util.tree_flatten_with_path(full)
         if not flat:
@@ -76,7 +78,9 @@ class Layout:
         """Returns a foreign cache of these slots, whose next tokens are written at `index`; `like` has its dtypes."""
         slots, leaves = iter(held), []
         for leaf, own in zip(self.leaves, jax.tree.leaves(like), strict=True):
-            leaves.append(next(slots) if leaf.slot is not None else jnp.broadcast_to(index, own.shape).astype(own.dtype))
+            leaves.append(
+                next(slots) if leaf.slot is not None else jnp.broadcast_to(index, own.shape).astype(own.dtype)
+            )
         return jax.tree.unflatten(self.tree, leaves)
 
     @property

@@ -49,7 +49,9 @@ def from_tunix(
     if config is None or not hasattr(model, "layers"):
         raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
     if getattr(config, "use_flash_attention", False):
-        raise ValueError("flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False")
+        raise ValueError(
+            "flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False"
+        )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
     call = _Call(graph, len(model.layers))
