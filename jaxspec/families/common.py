@@ -2,10 +2,9 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
-from jax import Array
 
 from jaxspec.families.base import ParamMapping, Shape
 from jaxspec.families.settings import SettingError
@@ -16,8 +15,6 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 Activation = Literal["silu", "gelu_tanh"]
-# Those of a checkpoint are NumPy's; those of a model that is adopted are traced.
-Tensor = TypeVar("Tensor", np.ndarray, Array)
 MapNorm = Callable[[tuple[str, ...], str, int], ParamMapping]
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -289,21 +286,17 @@ def map_gated_params(
         yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-def identity(x: Tensor) -> Tensor:
+# Tensors of a checkpoint are NumPy's; those of a model that is adopted are JAX's.
+def identity(x: Any) -> Any:
     """Returns a tensor as it is."""
     return x
 
 
-def group_heads(*parts: Tensor, heads: int, head_dim: int) -> Tensor:
+def group_heads(*parts: Any, heads: int, head_dim: int) -> Any:
     """Reshapes `[g*r*d, ...]` to `[g, r, d, ...]`, and puts several such parts one behind the other along `r`."""
     grouped = [part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts]
-    return _numpy_of(parts[0]).concatenate(grouped, axis=1)
+    return parts[0].__array_namespace__().concatenate(grouped, axis=1)
 
 
-def _stack(*parts: Tensor) -> Tensor:
-    return _numpy_of(parts[0]).stack(parts)
-
-
-def _numpy_of(x: Any) -> Any:
-    """Returns the module whose arrays `x` is one of: NumPy, or JAX's."""
-    return x.__array_namespace__()
+def _stack(*parts: Any) -> Any:
+    return parts[0].__array_namespace__().stack(parts)

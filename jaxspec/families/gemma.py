@@ -10,7 +10,6 @@ from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
 from jaxspec.families.common import (
     GLOBAL,
     LOCAL,
-    Tensor,
     divided,
     map_gated_params,
     map_norm,
@@ -82,7 +81,7 @@ def _map_params(config: TransformerConfig) -> Iterator[ParamMapping]:
     return map_gated_params(config, _NORMS, functools.partial(map_norm, build=_add_one))
 
 
-def _add_one(x: Tensor) -> Tensor:
+def _add_one(x: Any) -> Any:
     """Returns the scale, which Gemma stores as its distance from one."""
     return x.astype(np.float32) + 1
 

@@ -17,16 +17,15 @@ from jaxspec.families.base import Family
 from jaxspec.families.common import GLOBAL, LOCAL
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.llama import LLAMA, QWEN2, QWEN3
-from jaxspec.foreign.places import Place, Source
+from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
 
 _GEMMA_EPS = 1e-6  # written into its norms
 _UNUSED = ("vision_encoder.", "embedder.mm_")
 _GEMMA4 = (
-    "tunix's gemma4 cannot be adopted, the built-in transformer lacks its norms of values, its scales of layers, its "
-    "heads of another size in layers without a window, which rotate a part of them, its layers that share keys and values "
-    "or have inputs of their own, and its cap of logits; pass one of gemma3, or a function with a cache to "
-    "jaxspec.foreign.from_cached"
+    "tunix's gemma4 cannot be adopted: the built-in transformer lacks norms of values, scales of layers, heads of "
+    "another size in layers without a window and rotations of a part of these, layers that share keys and values or "
+    "have inputs of their own, and a cap of logits; pass a model of gemma3"
 )
 _GEMMA_NORMS = {"input_layernorm": "pre_attention_norm", "post_attention_layernorm": "pre_ffw_norm"}
 _GEMMA3_NORMS = {
@@ -52,11 +51,11 @@ def describe_tunix(model: Any) -> tuple[Source, dict[str, Array]]:
         raise TypeError(_GEMMA4)
     if name not in _FAMILIES:
         raise TypeError(
-            f"model must be of tunix.models' {', '.join(_FAMILIES)}, got {type(model).__module__}.{type(model).__name__}; "
-            "pass the configuration too if it is MaxText's parameters"
+            f"model must be one of tunix.models: {', '.join(_FAMILIES)}, got {type(model).__module__}."
+            f"{type(model).__name__}; for parameters of MaxText pass config too"
         )
     config, family, places = _FAMILIES[name](model)
-    found = _flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    found = flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     arrays = {path: x for path, x in found if not path.startswith(_UNUSED)}
     dtype = getattr(model.config, "dtype", None) or arrays["embedder.input_embedding"].dtype
     return Source(f"tunix's {name}", config, family.map_params, tuple(places), jnp.dtype(dtype)), arrays
@@ -68,14 +67,6 @@ def _family(model: Any) -> str:
         if kind.__module__.startswith("tunix.models."):
             return kind.__module__.split(".")[2]
     return ""
-
-
-def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(tree, dict):
-        yield path, tree
-        return
-    for key, branch in tree.items():
-        yield from _flatten(branch, f"{path}.{key}" if path else str(key))
 
 
 def _sizes(config: Any, vocab_size: int, tied: bool) -> dict[str, Any]:
@@ -106,8 +97,8 @@ def _describe_qwen3(model: Any) -> _Described:
     config = model.config
     if config.num_experts is not None:
         raise TypeError(
-            f"a mixture of experts cannot be adopted, got num_experts={config.num_experts}: the built-in transformer has "
-            "dense feed-forward layers; pass the model to jaxspec.foreign.from_tunix"
+            f"the built-in transformer has dense feed-forward layers, got num_experts={config.num_experts}: pass the "
+            "model to jaxspec.foreign.from_tunix"
         )
     return _read_llama(QWEN3, model, config.use_tied_embedding), QWEN3, _llama_places(config)
 
@@ -167,8 +158,8 @@ def _describe_gemma(model: Any) -> _Described:
     lacking = ("attn_logits_soft_cap", "final_logit_softcap", "use_post_attn_norm", "use_post_ffw_norm")
     if found := [f"{name}={value}" for name in lacking if (value := getattr(config, name))]:
         raise TypeError(
-            f"Gemma 2 of tunix cannot be adopted, got {', '.join(found)}: the built-in transformer has no caps of logits; "
-            "pass the model to jaxspec.foreign.from_tunix"
+            f"Gemma 2 cannot be adopted, the built-in transformer has no caps of logits, got {', '.join(found)}: pass "
+            "the model to jaxspec.foreign.from_tunix"
         )
     theta = _default_of(type(model.layers[0].attn).block, "max_wavelength")
     more = {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": _GEMMA_EPS, "rope_theta": theta}
@@ -206,7 +197,7 @@ def _is_local(layer: Any) -> bool:
 def _gemma_places(
     config: Any, norms: Mapping[str, str], change: Callable[[Array], Array] | None = None
 ) -> Iterator[tuple[str, Place]]:
-    """Yields the places of Gemma's tensors; `change` is done to scales of norms, for a family that takes them as they are."""
+    """Yields the places of Gemma's tensors; `change` is done to scales of norms."""
     yield "embed_tokens.weight", Place("embedder.input_embedding")
     yield "norm.weight", Place("final_norm.scale", change=change)
     joined = config.num_heads == config.num_kv_heads

@@ -7,7 +7,7 @@ family knows what to do, as it does for checkpoints.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -57,7 +57,7 @@ class Place:
             del left[axis]
         if self.move is not None and len(left) > 1:
             left.insert(self.move[1] % len(left), left.pop(self.move[0]))
-        if math.prod(left) != math.prod(expected) or expected[0] != left[0] and expected[-1] != left[-1]:
+        if math.prod(left) != math.prod(expected) or (expected[0] != left[0] and expected[-1] != left[-1]):
             return f"{self.path} has shape {found}, expected one of which {expected} can be made"
         return ""
 
@@ -105,6 +105,15 @@ class Source:
 
 def _first(names: list[str]) -> str:
     return "; ".join(names[:_SHOWN]) + " ..." * (len(names) > _SHOWN)
+
+
+def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings, each with its path."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, branch in tree.items():
+        yield from flatten(branch, f"{path}.{key}" if path else str(key))
 
 
 @functools.partial(jax.jit, static_argnums=0)
