@@ -253,8 +253,7 @@ def map_attention(
 
 def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
     """Maps the parameters of a gated feed-forward layer at `path`, whose tensors' names begin with `name`."""
-    inner, width = config.mlp_width, config.width
-    parts = ("gate_proj", "up_proj")
+    inner, width, parts = config.mlp_width, config.width, ("gate_proj", "up_proj")
     kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
     yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack, by_rows=True)
     yield map_tensor((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
@@ -286,9 +285,8 @@ def map_gated_params(
         yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-# Tensors of a checkpoint are NumPy's; those of a model that is adopted are JAX's.
 def identity(x: Any) -> Any:
-    """Returns a tensor as it is."""
+    """Returns a tensor as it is: NumPy's of a checkpoint, or JAX's of a foreign model."""
     return x
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxspec.foreign.adopt import adopt as adopt
+    from jaxspec.foreign.adoption import adopt as adopt
     from jaxspec.foreign.model import CachedModel as CachedModel
     from jaxspec.foreign.model import Fed as Fed
     from jaxspec.foreign.model import from_cached as from_cached
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "adopt": ("adopt",),
+        "adoption": ("adopt",),
         "model": ("CachedModel", "Fed", "from_cached"),
         "tunix": ("from_tunix",),
     },

@@ -150,8 +150,8 @@ def _check(options: _Options) -> None:
     for name, needed in _NEEDED.items():
         if (found := options.get(name)) not in (None, needed):
             raise ValueError(
-                f"the built-in transformer cannot express MaxText's {name}={found!r}, expected {needed!r}: pass another "
-                "model"
+                f"the built-in transformer cannot express MaxText's {name}={found!r}, expected {needed!r}: pass a "
+                "model with that"
             )
     activation = tuple(options["mlp_activations"])
     if len(activation) != 2 or activation[0] not in _ACTIVATIONS or activation[1] != "linear":
@@ -260,12 +260,12 @@ def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str,
             yield f"{name}.{theirs}.weight", Place(f"{path}.{own}.scale", take, change=scale)
 
 
-def _layer(layer: int, layers: int, is_gemma: bool, axis: int | None) -> tuple[str, tuple[tuple[int, int], ...]]:
+def _layer(layer: int, layers: int, is_gemma: bool, axis: int | None) -> tuple[str, tuple[tuple[int, int, int], ...]]:
     """Returns the path of a layer, and where it lies in its arrays, which hold many along `axis`."""
     if axis is None:
         return f"decoder.layers_{layer}", ()
     if not is_gemma:
-        return "decoder.layers", ((axis, layer),)
+        return "decoder.layers", ((axis, layer, layers),)
     if layer < (scanned := layers - layers % _PATTERN):
-        return f"decoder.layers.layers_{layer % _PATTERN}", ((axis, layer // _PATTERN),)
+        return f"decoder.layers.layers_{layer % _PATTERN}", ((axis, layer // _PATTERN, layers // _PATTERN),)
     return f"decoder.layers_remainder.layers_{layer - scanned}", ()

@@ -114,7 +114,7 @@ def _theta_of(model: Any) -> float:
     own = model.config.rope_theta
     block = type(model.layers[0].attn).block
     if "apply_rope" not in block.__code__.co_names or "rope_theta" in block.__code__.co_names:
-        return own
+        return float(own)
     used = _default_of(block, "rope_theta")
     if used != own:
         warnings.warn(
@@ -122,7 +122,7 @@ def _theta_of(model: Any) -> float:
             f"{own}; it is adopted as it runs",
             stacklevel=6,
         )
-    return used
+    return float(used)
 
 
 def _default_of(block: Any, name: str) -> Any:
@@ -186,7 +186,7 @@ def _describe_gemma3(model: Any) -> _Described:
     return read, GEMMA3, _gemma_places(config, _GEMMA3_NORMS)
 
 
-def _rope(theta: float, factor: float) -> dict[str, Any]:
+def _rope(theta: float | int, factor: float | int) -> dict[str, Any]:
     return {"rope_theta": theta} | ({} if factor == 1 else {"rope_type": "linear", "factor": factor})
 
 
@@ -204,9 +204,9 @@ def _gemma_places(
     for layer in range(config.num_layers):
         name, path = f"layers.{layer}.self_attn", f"layers.{layer}.attn"
         for number, part in enumerate("qkv"):
-            place = Place(f"{path}.qkv_einsum.w", ((0, number),), (1, -1))
+            place = Place(f"{path}.qkv_einsum.w", ((0, number, 3),), (1, -1))
             if not joined:
-                place = Place(f"{path}.kv_einsum.w", ((0, number - 1),), (1, -1))
+                place = Place(f"{path}.kv_einsum.w", ((0, number - 1, 2),), (1, -1))
             if not joined and part == "q":
                 place = Place(f"{path}.q_einsum.w", move=(1, -1))
             yield f"{name}.{part}_proj.weight", place

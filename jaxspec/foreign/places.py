@@ -7,11 +7,12 @@ family knows what to do, as it does for checkpoints.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -27,20 +28,21 @@ class Place:
 
     Attributes:
       path: of the array, joined by dots.
-      take: axes and the index that the tensor has along each, in turn: a layer of many, keys of keys and values.
+      take: axes, the tensor's index along each, and of how many: a layer of those that lie in one array, keys of keys
+        and values.
       move: an axis of what is taken and where it goes, before the others are joined: a tensor has outputs first, inputs
         last.
       change: what is done to the values.
     """
 
     path: str
-    take: tuple[tuple[int, int], ...] = ()
+    take: tuple[tuple[int, int, int], ...] = ()
     move: tuple[int, int] | None = None
     change: Callable[[Array], Array] | None = None
 
     def read(self, x: Array, shape: Shape) -> Array:
         """Returns the tensor, given the array at its path."""
-        for axis, index in self.take:
+        for axis, index, _ in self.take:
             x = jax.lax.index_in_dim(x, index, axis, keepdims=False)
         if self.change is not None:
             x = self.change(x)
@@ -51,13 +53,14 @@ class Place:
     def misfit(self, found: Shape, expected: Shape) -> str:
         """Returns what is wrong with the shape of the array at the path; nothing if the tensor can be made of it."""
         left = list(found)
-        for axis, index in self.take:
-            if axis >= len(left) or index >= left[axis]:
-                return f"{self.path} has shape {found}, expected {index + 1} or more along axis {axis}"
+        for axis, _, size in self.take:
+            if axis >= len(left) or left[axis] != size:
+                return f"{self.path} has shape {found}, expected {size} along axis {axis}"
             del left[axis]
         if self.move is not None and len(left) > 1:
             left.insert(self.move[1] % len(left), left.pop(self.move[0]))
-        if math.prod(left) != math.prod(expected) or (expected[0] != left[0] and expected[-1] != left[-1]):
+        ends = len(expected) == 1 or expected[0] == left[0] or expected[-1] == left[-1]
+        if math.prod(left) != math.prod(expected) or not ends:
             return f"{self.path} has shape {found}, expected one of which {expected} can be made"
         return ""
 
@@ -86,25 +89,26 @@ class Source:
         Raises:
           ValueError: one is missing, left over or of the wrong shape.
         """
-        expected = dict(pair for mapping in self.map_params(self.config) for pair in mapping.sources)
-        places = dict(self.places)
-        used = {place.path for place in places.values()}
-        missing = sorted({places[name].path for name in expected} - arrays.keys())
+        known = dict(self.places)
+        expected = [(known[name], shape) for mapping in self.map_params(self.config) for name, shape in mapping.sources]
+        used = {place.path for place, _ in expected}
+        misfits = {place.misfit(arrays[place.path].shape, shape) for place, shape in expected if place.path in arrays}
         problems = {
-            "missing": missing,
-            "without a place (merge adapters into the weights first)": sorted(arrays.keys() - used),
-            "of the wrong shape": sorted(
-                problem
-                for name, shape in expected.items()
-                if (place := places[name]).path in arrays and (problem := place.misfit(arrays[place.path].shape, shape))
-            ),
+            "missing": used - arrays.keys(),
+            "without a place (merge adapters into the weights first)": arrays.keys() - used,
+            "of the wrong shape": misfits - {""},
+            "no plain arrays of floats": {path for path, x in arrays.items() if not _is_plain(x)},
         }
         if found := [f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names]:
             raise ValueError(f"the parameters do not match the configuration of {self.project}. {'. '.join(found)}")
 
 
-def _first(names: list[str]) -> str:
-    return "; ".join(names[:_SHOWN]) + " ..." * (len(names) > _SHOWN)
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _first(names: Set[str]) -> str:
+    return "; ".join(sorted(names)[:_SHOWN]) + " ..." * (len(names) > _SHOWN)
 
 
 def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -34,7 +34,8 @@ def adopt(
       context_length: the longest text; `None` is without bound, as neither project has one.
 
     Returns:
-      The model. Arrays of devices stay on these; those that need no change, as the embedding, may be shared.
+      The model, whose arrays are on the devices of the foreign ones, and shared where they need no change. Logits are
+      the foreign model's but for rounding: tied heads of MaxText are rounded to bfloat16, whatever its dtype, here not.
 
     Raises:
       TypeError: the model is of another kind, or the built-in transformer cannot express it; says what it lacks.
