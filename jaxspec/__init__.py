@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jaxspec.drafters.ngram import NGramDrafter as NGramDrafter
     from jaxspec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
+    from jaxspec.foreign.adoption import adopt as adopt
     from jaxspec.foreign.model import from_cached as from_cached
     from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
     from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
@@ -102,6 +103,7 @@ __getattr__, __dir__ = lazy(
         "nn.adapters": ("from_function", "from_nnx"),
         "nn.convert": ("native_kernels", "quantize_cache", "quantize_weights"),
         "checkpoints.load": ("load",),
+        "foreign.adoption": ("adopt",),
         "foreign.model": ("from_cached",),
         "checkpoints.orbax": ("save",),
         "checkpoints.zoo": ("list_models",),

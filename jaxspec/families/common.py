@@ -253,8 +253,7 @@ def map_attention(
 
 def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
     """Maps the parameters of a gated feed-forward layer at `path`, whose tensors' names begin with `name`."""
-    inner, width = config.mlp_width, config.width
-    parts = ("gate_proj", "up_proj")
+    inner, width, parts = config.mlp_width, config.width, ("gate_proj", "up_proj")
     kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
     yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack, by_rows=True)
     yield map_tensor((*path, "down", "kernel"), f"{name}.down_proj.weight", (width, inner))
@@ -286,15 +285,16 @@ def map_gated_params(
         yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))
 
 
-def identity(x: np.ndarray) -> np.ndarray:
-    """Returns a tensor as it is."""
+def identity(x: Any) -> Any:
+    """Returns a tensor as it is: NumPy's of a checkpoint, or JAX's of a foreign model."""
     return x
 
 
-def group_heads(*parts: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+def group_heads(*parts: Any, heads: int, head_dim: int) -> Any:
     """Reshapes `[g*r*d, ...]` to `[g, r, d, ...]`, and puts several such parts one behind the other along `r`."""
-    return np.concatenate([part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts], axis=1)
+    grouped = [part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts]
+    return parts[0].__array_namespace__().concatenate(grouped, axis=1)
 
 
-def _stack(*parts: np.ndarray) -> np.ndarray:
-    return np.stack(parts)
+def _stack(*parts: Any) -> Any:
+    return parts[0].__array_namespace__().stack(parts)

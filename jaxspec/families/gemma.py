@@ -81,7 +81,7 @@ def _map_params(config: TransformerConfig) -> Iterator[ParamMapping]:
     return map_gated_params(config, _NORMS, functools.partial(map_norm, build=_add_one))
 
 
-def _add_one(x: np.ndarray) -> np.ndarray:
+def _add_one(x: Any) -> Any:
     """Returns the scale, which Gemma stores as its distance from one."""
     return x.astype(np.float32) + 1
 

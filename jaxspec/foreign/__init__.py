@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxspec.foreign.adoption import adopt as adopt
     from jaxspec.foreign.bonsai import from_bonsai as from_bonsai
     from jaxspec.foreign.model import CachedModel as CachedModel
     from jaxspec.foreign.model import Fed as Fed
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "adoption": ("adopt",),
         "bonsai": ("from_bonsai",),
         "model": ("CachedModel", "Fed", "from_cached"),
         "tunix": ("from_tunix",),

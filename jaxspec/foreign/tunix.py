@@ -39,12 +39,7 @@ def from_tunix(
       ValueError: it attends by kernels that ignore a cache, or the check finds what does not fit.
 
     Example:
-        >>> try:
-        ...     from tunix.models.llama3 import model as llama3
-        ... except ImportError:  # pip install google-tunix
-        ...     llama3 = None
-        >>> def tokens_of(config, prompt):
-        ...     model = llama3.Llama3(config, rngs=nnx.Rngs(0))
+        >>> def tokens_of(model, prompt):
         ...     target = jaxspec.foreign.from_tunix(model)
         ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
     """

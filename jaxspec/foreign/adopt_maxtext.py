@@ -1,0 +1,271 @@
+"""Tells what models of MaxText compute, and where their weights are: Llama 2 and 3, Qwen 2 and 3, Gemma 3.
+
+Written after its code at e591f30c (2026-08-22): `layers`, `models`, and the tables of names in
+`checkpoint_conversion/utils/param_mapping.py` and `integration/tunix/weight_mapping`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.core import meta
+from jax import Array
+
+from jaxspec.families.common import GLOBAL, LOCAL
+from jaxspec.families.gemma import GEMMA3
+from jaxspec.families.llama import LLAMA
+from jaxspec.foreign.places import Place, Source, flatten
+from jaxspec.nn.config import TransformerConfig
+
+_BLOCKS = ("llama2", "qwen2", "qwen3", "gemma3")
+_PATTERN = 6  # Gemma's layers, the last of which has no window
+_GEMMA_EPS = 1e-6  # written into its layers, not into its last norm
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu_pytorch_tanh"}
+_UNUSED = ("vision_encoder.", "audio_encoder.")
+_NEEDED = {
+    "num_experts": 1,
+    "mlp_bias": False,
+    "fused_qkv": False,
+    "fused_mlp": False,
+    "attention_type": "global",
+    "attention_sink": False,
+    "attn_logits_soft_cap": 0,
+    "final_logits_soft_cap": 0,
+    "qk_norm_with_scale": True,
+    "rope_min_timescale": 1,
+    "use_mrope": False,
+    "use_untrainable_positional_embedding": False,
+    "trainable_position_size": -1,
+}
+_DEFAULTS = {
+    "decoder_block": "llama2",
+    "dtype": "bfloat16",
+    "local_rope_max_timescale": -1,
+    "logits_via_embedding": False,
+    "mlp_activations": ("silu", "linear"),
+    "model_name": "default",
+    "normalization_layer_epsilon": 1e-5,
+    "normalize_embedding_logits": True,
+    "param_scan_axis": 1,
+    "rope_linear_scaling_factor": 1.0,
+    "rope_max_timescale": 10_000,
+    "rope_type": "default",
+    "rope_use_scale": True,
+    "scan_layers": True,
+}
+_NORMS = {
+    "input_layernorm": "pre_self_attention_layer_norm",
+    "post_attention_layernorm": "post_self_attention_layer_norm",
+}
+_GEMMA_NORMS = {
+    "input_layernorm": "pre_self_attention_norm",
+    "post_attention_layernorm": "post_self_attention_norm",
+    "pre_feedforward_layernorm": "pre_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """Multiplies by a factor, adds, and puts the halves of heads that rotate by neighbors side by side, in float32."""
+
+    factor: float = 1.0
+    offset: float = 0.0
+    interleaved: bool = False
+
+    def __call__(self, x: Array) -> Array:
+        if self.interleaved:
+            x = jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+        if (self.factor, self.offset) == (1.0, 0.0):
+            return x
+        return x.astype(jnp.float32) * self.factor + self.offset
+
+
+def describe_maxtext(params: Any, config: Any) -> tuple[Source, dict[str, Array]]:
+    """Returns what a model of MaxText computes, and its arrays by path.
+
+    Args:
+      params: its parameters; with the collection's name or an adapter's above the decoder or not, boxed or not.
+      config: an object or a mapping with the keys of MaxText's configuration, which may lack those that have defaults.
+
+    Raises:
+      TypeError: the parameters are no tree, or the model is of another kind.
+      ValueError: it has an option that the built-in transformer lacks.
+    """
+    tree = nnx.state(params, nnx.Param) if isinstance(params, nnx.Module) else params
+    tree = nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else meta.unbox(tree)
+    while isinstance(tree, Mapping) and "decoder" not in tree:
+        inner = tree.get("params", tree.get("base"))
+        if inner is None:
+            break
+        tree = inner
+    if not isinstance(tree, Mapping) or "decoder" not in tree:
+        raise TypeError(
+            f"with config, model must be MaxText's parameters, a tree with 'decoder' and 'token_embedder', got "
+            f"{sorted(tree) if isinstance(tree, Mapping) else type(params).__name__}; pass state.params"
+        )
+    arrays = {path: x for path, x in flatten(tree) if not path.startswith(_UNUSED)}
+    options = _Options(config)
+    _check(options)
+    is_gemma = options.block == "gemma3"
+    read, family = (_read_gemma3(options), GEMMA3) if is_gemma else (_read_llama(options), LLAMA)
+    read = _with_scale(read, options)
+    dtype = jnp.dtype(options["dtype"])
+    return Source(f"MaxText's {options.block}", read, family.map_params, tuple(_places(read, options)), dtype), arrays
+
+
+class _Options:
+    """Reads options by name; one that is absent is that of MaxText's `base.yml`."""
+
+    def __init__(self, config: Any):
+        self._config = config
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if isinstance(self._config, Mapping):
+            return self._config.get(name, default)
+        return getattr(self._config, name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        # Sizes of a model's own file are those before a global scale.
+        value = self.get(name, self.get(f"base_{name}", _DEFAULTS.get(name)))
+        if value is None:
+            raise ValueError(f"the configuration of MaxText lacks {name!r}; pass the object that pyconfig makes")
+        return value
+
+    @property
+    def block(self) -> str:
+        block = self["decoder_block"]
+        return getattr(block, "value", block)
+
+
+def _check(options: _Options) -> None:
+    """Raises unless the built-in transformer computes what these options ask for."""
+    if options.block not in _BLOCKS:
+        raise TypeError(
+            f"a MaxText model of decoder_block={options.block!r} cannot be adopted; supported: {', '.join(_BLOCKS)}"
+        )
+    for name, needed in _NEEDED.items():
+        if (found := options.get(name)) not in (None, needed):
+            raise ValueError(
+                f"the built-in transformer cannot express MaxText's {name}={found!r}, expected {needed!r}: pass a "
+                "model with that"
+            )
+    activation = tuple(options["mlp_activations"])
+    if len(activation) != 2 or activation[0] not in _ACTIVATIONS or activation[1] != "linear":
+        raise ValueError(
+            f"mlp_activations must be one of {', '.join(_ACTIVATIONS)}, and 'linear', got {list(activation)}: the "
+            "built-in transformer has such feed-forward layers"
+        )
+    if _interleaved(options) and options.block != "llama2":
+        raise ValueError(f"rope_type 'llama3.1' is known of decoder_block 'llama2' alone, got {options.block!r}")
+
+
+def _interleaved(options: _Options) -> bool:
+    """Returns whether heads are rotated by Llama's own embedding, whose pairs are neighbors."""
+    return options["model_name"].startswith("llama3.1") or options["rope_type"].lower().startswith("llama3.1")
+
+
+def _sizes(options: _Options) -> dict[str, Any]:
+    """Returns the part of a `config.json` that says the same for all families."""
+    return {
+        "num_hidden_layers": options["num_decoder_layers"],
+        "hidden_size": options["emb_dim"],
+        "intermediate_size": options["mlp_dim"],
+        "num_attention_heads": options["num_query_heads"],
+        "num_key_value_heads": options["num_kv_heads"],
+        "head_dim": options["head_dim"],
+        "vocab_size": options["vocab_size"],
+        "tie_word_embeddings": options["logits_via_embedding"],
+        "rms_norm_eps": options["normalization_layer_epsilon"],
+    }
+
+
+def _read_llama(options: _Options) -> TransformerConfig:
+    more = {"hidden_act": _ACTIVATIONS[options["mlp_activations"][0]], "rope_parameters": _rope(options)}
+    read = LLAMA.read_config(_sizes(options) | more)
+    return dataclasses.replace(
+        read,
+        qkv_bias=options.block == "qwen2" and bool(options.get("attention_bias")),
+        query_key_norm=options.block != "llama2" and bool(options.get("use_qk_norm")),
+    )
+
+
+def _rope(options: _Options) -> dict[str, Any]:
+    settings = {"rope_theta": options["rope_max_timescale"]}
+    if _interleaved(options):
+        if not options["rope_use_scale"]:
+            return settings
+        # Written into the code: Llama 3.2, whose factor is 32, has 8 as well.
+        factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        return settings | {"rope_type": "llama3", "original_max_position_embeddings": 8192} | factors
+    if options["rope_type"].lower() != "default":
+        raise ValueError(f"rope_type must be 'default' or 'llama3.1', got {options['rope_type']!r}; pass such a model")
+    factor = options["rope_linear_scaling_factor"]
+    return settings if factor == 1 else settings | {"rope_type": "linear", "factor": factor}
+
+
+def _read_gemma3(options: _Options) -> TransformerConfig:
+    if not math.isclose(eps := options["normalization_layer_epsilon"], _GEMMA_EPS):
+        raise ValueError(f"normalization_layer_epsilon of Gemma 3 must be {_GEMMA_EPS}, as in its layers, got {eps}")
+    for name in ("use_post_attn_norm", "use_post_ffw_norm"):
+        if not options.get(name):
+            raise ValueError(f"{name} of Gemma 3 must be True, got {options.get(name)}; pass a model with these norms")
+    layers, is_27b = options["num_decoder_layers"], options["model_name"] == "gemma3-27b"
+    local = options["local_rope_max_timescale"]
+    rope = _rope(options)
+    more = {
+        "hidden_activation": _ACTIVATIONS[options["mlp_activations"][0]],
+        "layer_types": [LOCAL if (layer + 1) % _PATTERN else GLOBAL for layer in range(layers)],
+        "sliding_window": options["sliding_window_size"],
+        "rope_parameters": {LOCAL: {"rope_theta": local if local > 0 else rope["rope_theta"]}, GLOBAL: rope},
+        "query_pre_attn_scalar": (options["emb_dim"] // options["num_query_heads"] if is_27b else options["head_dim"]),
+    }
+    return GEMMA3.read_config(_sizes(options) | more)
+
+
+def _with_scale(config: TransformerConfig, options: _Options) -> TransformerConfig:
+    """Scales embeddings where logits of the same table are divided: the table is divided, and looked up as it was."""
+    normalized = config.tied_head and options["normalize_embedding_logits"]
+    return dataclasses.replace(config, embedding_scale=config.width**0.5 if normalized else 1.0)
+
+
+def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str, Place]]:
+    # Gemma's family adds one to scales, which MaxText stores with it.
+    is_gemma, axis = options.block == "gemma3", options["param_scan_axis"]
+    scale = _Change(offset=-1.0 if is_gemma else 0.0)
+    yield "embed_tokens.weight", Place("token_embedder.embedding", change=_Change(1 / config.embedding_scale))
+    yield "norm.weight", Place("decoder.decoder_norm.scale", change=scale)
+    yield "lm_head.weight", Place("decoder.logits_dense.kernel", move=(0, -1))
+    interleaved = _interleaved(options)
+    changes = {
+        # Llama's scores are not scaled: its queries are.
+        "query": _Change(config.head_dim**0.5 if options.block == "llama2" else 1.0, interleaved=interleaved),
+        "key": _Change(interleaved=interleaved),
+    }
+    for layer in range(config.num_layers):
+        name = f"layers.{layer}"
+        path, take = _layer(layer, config.num_layers, is_gemma, axis if options["scan_layers"] else None)
+        for part in ("query", "key", "value"):
+            theirs, own = f"{name}.self_attn.{part[0]}_proj", f"{path}.self_attention.{part}"
+            yield f"{theirs}.weight", Place(f"{own}.kernel", take, (0, -1), changes.get(part))
+            yield f"{theirs}.bias", Place(f"{own}.bias", take)
+            yield f"{name}.self_attn.{part[0]}_norm.weight", Place(f"{own}_norm.scale", take, change=scale)
+        yield f"{name}.self_attn.o_proj.weight", Place(f"{path}.self_attention.out.kernel", take, (-1, 0))
+        for theirs, own in {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}.items():
+            yield f"{name}.mlp.{theirs}.weight", Place(f"{path}.mlp.{own}.kernel", take, (0, -1))
+        for theirs, own in (_GEMMA_NORMS if is_gemma else _NORMS).items():
+            yield f"{name}.{theirs}.weight", Place(f"{path}.{own}.scale", take, change=scale)
+
+
+def _layer(layer: int, layers: int, is_gemma: bool, axis: int | None) -> tuple[str, tuple[tuple[int, int, int], ...]]:
+    """Returns the path of a layer, and where it lies in its arrays, which hold many along `axis`."""
+    if axis is None:
+        return f"decoder.layers_{layer}", ()
+    if not is_gemma:
+        return "decoder.layers", ((axis, layer, layers),)
+    if layer < (scanned := layers - layers % _PATTERN):
+        return f"decoder.layers.layers_{layer % _PATTERN}", ((axis, layer // _PATTERN, layers // _PATTERN),)
+    return f"decoder.layers_remainder.layers_{layer - scanned}", ()
