@@ -20,7 +20,6 @@ from jaxspec.families.llama import LLAMA
 from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
 
-_BLOCKS = ("llama2", "qwen2", "qwen3", "gemma3")
 _PATTERN = 6  # Gemma's layers, the last of which has no window
 _GEMMA_EPS = 1e-6  # written into its layers, not into its last norm
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu_pytorch_tanh"}
@@ -69,6 +68,34 @@ _GEMMA_NORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class _Block:
+    """Tells what MaxText's code of a decoder block does, whatever the configuration.
+
+    Attributes:
+      norms: norms of a layer, from a checkpoint's names to its own.
+      windows: whether most layers have a window, as Gemma's.
+      neighbors: whether it may rotate neighbors, as Llama 3.1 does, in place of halves.
+      scales: whether it scales scores; else that is in the weights of queries.
+      biases, head_norms: whether it has those where the configuration says so.
+    """
+
+    norms: Mapping[str, str]
+    windows: bool = False
+    neighbors: bool = False
+    scales: bool = True
+    biases: bool = False
+    head_norms: bool = False
+
+
+_BLOCKS = {
+    "llama2": _Block(_NORMS, neighbors=True, scales=False),
+    "qwen2": _Block(_NORMS, biases=True, head_norms=True),
+    "qwen3": _Block(_NORMS, head_norms=True),
+    "gemma3": _Block(_GEMMA_NORMS, windows=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class _Change:
     """Multiplies by a factor, adds, and puts the halves of heads that rotate by neighbors side by side, in float32."""
 
@@ -97,11 +124,8 @@ def describe_maxtext(params: Any, config: Any) -> tuple[Source, dict[str, Array]
     """
     tree = nnx.state(params, nnx.Param) if isinstance(params, nnx.Module) else params
     tree = nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else meta.unbox(tree)
-    while isinstance(tree, Mapping) and "decoder" not in tree:
-        inner = tree.get("params", tree.get("base"))
-        if inner is None:
-            break
-        tree = inner
+    while isinstance(tree, Mapping) and "decoder" not in tree and ("params" in tree or "base" in tree):
+        tree = tree.get("params", tree.get("base"))
     if not isinstance(tree, Mapping) or "decoder" not in tree:
         raise TypeError(
             f"with config, model must be MaxText's parameters, a tree with 'decoder' and 'token_embedder', got "
@@ -110,11 +134,10 @@ def describe_maxtext(params: Any, config: Any) -> tuple[Source, dict[str, Array]
     arrays = {path: x for path, x in flatten(tree) if not path.startswith(_UNUSED)}
     options = _Options(config)
     _check(options)
-    is_gemma = options.block == "gemma3"
-    read, family = (_read_gemma3(options), GEMMA3) if is_gemma else (_read_llama(options), LLAMA)
+    read, family = (_read_gemma3(options), GEMMA3) if options.block.windows else (_read_llama(options), LLAMA)
     read = _with_scale(read, options)
     dtype = jnp.dtype(options["dtype"])
-    return Source(f"MaxText's {options.block}", read, family.map_params, tuple(_places(read, options)), dtype), arrays
+    return Source(f"MaxText's {options.name}", read, family.map_params, tuple(_places(read, options)), dtype), arrays
 
 
 class _Options:
@@ -136,16 +159,21 @@ class _Options:
         return value
 
     @property
-    def block(self) -> str:
+    def name(self) -> str:
+        """The decoder block's, which an object has as a member of an enumeration."""
         block = self["decoder_block"]
         return getattr(block, "value", block)
+
+    @property
+    def block(self) -> _Block:
+        return _BLOCKS[self.name]
 
 
 def _check(options: _Options) -> None:
     """Raises unless the built-in transformer computes what these options ask for."""
-    if options.block not in _BLOCKS:
+    if options.name not in _BLOCKS:
         raise TypeError(
-            f"a MaxText model of decoder_block={options.block!r} cannot be adopted; supported: {', '.join(_BLOCKS)}"
+            f"a MaxText model of decoder_block={options.name!r} cannot be adopted; supported: {', '.join(_BLOCKS)}"
         )
     for name, needed in _NEEDED.items():
         if (found := options.get(name)) not in (None, needed):
@@ -159,8 +187,9 @@ def _check(options: _Options) -> None:
             f"mlp_activations must be one of {', '.join(_ACTIVATIONS)}, and 'linear', got {list(activation)}: the "
             "built-in transformer has such feed-forward layers"
         )
-    if _interleaved(options) and options.block != "llama2":
-        raise ValueError(f"rope_type 'llama3.1' is known of decoder_block 'llama2' alone, got {options.block!r}")
+    if _interleaved(options) and not options.block.neighbors:
+        known = ", ".join(name for name, block in _BLOCKS.items() if block.neighbors)
+        raise ValueError(f"rope_type 'llama3.1' is known of decoder_block {known} alone, got {options.name!r}")
 
 
 def _interleaved(options: _Options) -> bool:
@@ -188,8 +217,8 @@ def _read_llama(options: _Options) -> TransformerConfig:
     read = LLAMA.read_config(_sizes(options) | more)
     return dataclasses.replace(
         read,
-        qkv_bias=options.block == "qwen2" and bool(options.get("attention_bias")),
-        query_key_norm=options.block != "llama2" and bool(options.get("use_qk_norm")),
+        qkv_bias=options.block.biases and bool(options.get("attention_bias")),
+        query_key_norm=options.block.head_norms and bool(options.get("use_qk_norm")),
     )
 
 
@@ -234,20 +263,19 @@ def _with_scale(config: TransformerConfig, options: _Options) -> TransformerConf
 
 def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str, Place]]:
     # Gemma's family adds one to scales, which MaxText stores with it.
-    is_gemma, axis = options.block == "gemma3", options["param_scan_axis"]
-    scale = _Change(offset=-1.0 if is_gemma else 0.0)
+    block, axis = options.block, options["param_scan_axis"]
+    scale = _Change(offset=-1.0 if block.windows else 0.0)
     yield "embed_tokens.weight", Place("token_embedder.embedding", change=_Change(1 / config.embedding_scale))
     yield "norm.weight", Place("decoder.decoder_norm.scale", change=scale)
     yield "lm_head.weight", Place("decoder.logits_dense.kernel", move=(0, -1))
     interleaved = _interleaved(options)
     changes = {
-        # Llama's scores are not scaled: its queries are.
-        "query": _Change(config.head_dim**0.5 if options.block == "llama2" else 1.0, interleaved=interleaved),
+        "query": _Change(1.0 if block.scales else config.head_dim**0.5, interleaved=interleaved),
         "key": _Change(interleaved=interleaved),
     }
     for layer in range(config.num_layers):
         name = f"layers.{layer}"
-        path, take = _layer(layer, config.num_layers, is_gemma, axis if options["scan_layers"] else None)
+        path, take = _layer(layer, config.num_layers, block, axis if options["scan_layers"] else None)
         for part in ("query", "key", "value"):
             theirs, own = f"{name}.self_attn.{part[0]}_proj", f"{path}.self_attention.{part}"
             yield f"{theirs}.weight", Place(f"{own}.kernel", take, (0, -1), changes.get(part))
@@ -256,15 +284,15 @@ def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str,
         yield f"{name}.self_attn.o_proj.weight", Place(f"{path}.self_attention.out.kernel", take, (-1, 0))
         for theirs, own in {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}.items():
             yield f"{name}.mlp.{theirs}.weight", Place(f"{path}.mlp.{own}.kernel", take, (0, -1))
-        for theirs, own in (_GEMMA_NORMS if is_gemma else _NORMS).items():
+        for theirs, own in block.norms.items():
             yield f"{name}.{theirs}.weight", Place(f"{path}.{own}.scale", take, change=scale)
 
 
-def _layer(layer: int, layers: int, is_gemma: bool, axis: int | None) -> tuple[str, tuple[tuple[int, int, int], ...]]:
+def _layer(layer: int, layers: int, block: _Block, axis: int | None) -> tuple[str, tuple[tuple[int, int, int], ...]]:
     """Returns the path of a layer, and where it lies in its arrays, which hold many along `axis`."""
     if axis is None:
         return f"decoder.layers_{layer}", ()
-    if not is_gemma:
+    if not block.windows:
         return "decoder.layers", ((axis, layer, layers),)
     if layer < (scanned := layers - layers % _PATTERN):
         return f"decoder.layers.layers_{layer % _PATTERN}", ((axis, layer // _PATTERN, layers // _PATTERN),)

@@ -143,7 +143,7 @@ def test_gemma_needs_its_own_norms():
         adopt(params, config=config | {"normalization_layer_epsilon": 0.01})
     with pytest.raises(ValueError, match="use_post_ffw_norm of Gemma 3 must be True, got False"):
         adopt(params, config=config | {"use_post_ffw_norm": False})
-    with pytest.raises(ValueError, match="'llama3.1' is known of decoder_block 'llama2' alone, got 'gemma3'"):
+    with pytest.raises(ValueError, match="'llama3.1' is known of decoder_block llama2 alone, got 'gemma3'"):
         adopt(params, config=config | {"rope_type": "llama3.1"})
 
 
