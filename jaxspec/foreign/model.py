@@ -80,8 +80,8 @@ def from_cached(
       context_length: the longest text; `None` is without bound.
       scratch: how many tokens a pass may feed, a tree's nodes among them; so many slots are added to the cache.
       tokenizer: of its vocabulary, for the text interface.
-      parts: for heads such as EAGLE's, an object with `embed(params, tokens)`, the input of the first layer, and
-        `normalize(params, hidden)`, the final norm. It is static.
+      parts: for heads such as EAGLE's, an object with `embed(params, tokens)`, the input of the first layer,
+        `normalize(params, hidden)`, the final norm, and `hidden_sizes`, how many layers and how wide. It is static.
       check: run two tokens through it, which finds an index or a mask that is ignored.
 
     Raises:
@@ -125,7 +125,7 @@ class CachedModel:
       params: replace them (`dataclasses.replace`) to use other weights without compiling anew.
       layout: of its cache.
       scratch: tokens that a pass may feed.
-      parts: with `embed` and `normalize`, or `None`.
+      parts: with `embed`, `normalize` and `hidden_sizes`, or `None`.
 
     Example:
         >>> empty = lambda batch, capacity: {"values": jnp.zeros((batch, capacity, 310))}
@@ -196,6 +196,11 @@ class CachedModel:
         seen = self._seen(cache, mask, start, before, count)
         logits, leaves, hidden = self._run(tokens, held, Fed(positions[:, -count:], seen, index, capture))
         return ModelOutput(logits, cache.read(leaves, index, count).after(logits), hidden)
+
+    @property
+    def hidden_sizes(self) -> tuple[int, int] | None:
+        """The number of layers, and the width of the states that enter them, if they can be captured."""
+        return getattr(self.parts, "hidden_sizes", None)
 
     def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """Returns the input of the first layer, for heads that share the embedding."""

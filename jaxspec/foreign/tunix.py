@@ -56,7 +56,7 @@ def from_tunix(
         )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
-    call = _Call(graph, len(model.layers))
+    call = _Call(graph, (config.num_layers, config.embed_dim))
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
     return from_cached(
         call,
@@ -81,7 +81,7 @@ class _Call:
     """Calls a model as a function of its state; equal graphs share a compiled program."""
 
     graph: nnx.GraphDef
-    layers: int
+    hidden_sizes: tuple[int, int]
 
     def __call__(self, state: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
         model: Any = nnx.merge(self.graph, state)

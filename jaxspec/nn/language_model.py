@@ -74,6 +74,11 @@ class LanguageModel(Network):
         stored = any(weight.kernels.startswith("stored") for weight in packed_weights(self))
         return _STORED_CHUNK if stored else CHUNK
 
+    @property
+    def hidden_sizes(self) -> tuple[int, int]:
+        """The number of layers, and the width of the states that enter them."""
+        return self.module.config.num_layers, self.module.config.width
+
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         return self.empty_cache(self.module.config.num_layers, batch, capacity)
 

@@ -139,3 +139,22 @@ def test_what_no_wrapper_serves_is_refused():
         from_tunix(made("gemma", **sliding))
     with pytest.raises(TypeError, match="one of tunix's, with config and layers, got dict"):
         from_tunix({})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama3", "qwen2"])
+def test_heads_that_were_made_for_adopted_weights_draft_for_the_model_as_it_is(kind):
+    """The same states to within rounding, so that heads are trained on the one and used on either."""
+    model = made(kind)
+    adopted, target = jaxspec.adopt(model), from_tunix(model)
+    states = [each(PROMPT, each.init_cache(8, 16), capture=(0, 1, 2)).hidden for each in (adopted, target)]
+    for ours, theirs in zip(*states, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    expected = greedy(uncached(model), NEW)
+    heads = {
+        "eagle": jaxspec.EagleDrafter(jaxspec.heads.eagle.init(adopted, jax.random.key(0)), k=3),
+        "medusa": jaxspec.MedusaDrafter(jaxspec.heads.medusa.init(adopted, jax.random.key(0), num_heads=2)),
+    }
+    for name, drafter in heads.items():
+        found = jaxspec.generate(target, drafter, PROMPT, prompt_length=LENGTHS, max_new_tokens=NEW)
+        np.testing.assert_array_equal(found.tokens, expected, err_msg=name)

@@ -81,9 +81,9 @@ class EagleDraft(Draft):
         return self.head.capture
 
     def check(self, name: str, target: Model) -> None:
-        model = check_capture(name, target, self.head.capture, self._target_width)
+        _, shared = check_capture(name, target, self.head.capture, self._target_width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
-        own, shared = self.head.module.config.width, model.module.config.width
+        own = self.head.module.config.width
         if self.head.embedding is None and own != shared:
             raise ValueError(
                 f"{name}'s head of width {own} shares the target's embedding, whose width is "

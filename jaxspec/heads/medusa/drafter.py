@@ -235,8 +235,8 @@ def _check_kind(head: Any) -> None:
 def check_head(head: MedusaHead, target: Model) -> None:
     """Raises `TypeError` or `ValueError` unless `head` reads the last hidden states of targets like `target`."""
     config = head.module.config
-    model = check_capture("MedusaDrafter", target, head.capture, config.width)
-    if head.capture != (layers := model.module.config.num_layers,):
+    layers, _ = check_capture("MedusaDrafter", target, head.capture, config.width)
+    if head.capture != (layers,):
         raise ValueError(
             f"Medusa's heads read the states after the last layer, got heads that read {head.capture} for a target of "
             f"{layers} layers; pass the heads that were trained for this target"
