@@ -91,5 +91,7 @@ def test_a_page_s_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxspec.text.decoder.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
     names = examples.names(tmp_path)
     names |= {"module": Uniform(), "my_forward": lambda params, tokens: params[tokens], "params": jnp.eye(32_000, 8)}
+    call = lambda params, tokens, cache, fed: (params[tokens] @ params.T, cache)
+    names |= {"call": call, "init_cache": lambda batch, capacity: {"held": jnp.zeros((batch, capacity))}}
     names |= {"prompts": names["prompt"]} | dict.fromkeys(("first", "second", "third", "fourth"), draft)
     run(page, names | {"__name__": __name__})
