@@ -113,6 +113,12 @@ class Options:
     def __post_init__(self):
         if self.draft == "none" and self.k is not None:
             raise ValueError(f"-k {self.k} needs a draft; leave out --draft none")
+        from jaxspec.bench.compiled.gpus import is_gpu
+
+        if self.topology is not None and is_gpu(self.topology):
+            raise ValueError(f"--topology {self.topology} is of GPUs; pass --gpu {self.topology.partition(':')[0]}")
+        if self.gpu is not None and self.devices is not None and self.devices < 1:
+            raise ValueError(f"--devices must be positive, got {self.devices}")
         if self.gpu is not None:
             given = {"--topology": self.topology, "--calibration": self.calibration}
             for name, value in given.items():

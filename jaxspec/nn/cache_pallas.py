@@ -82,7 +82,11 @@ class _Kernels(KVCache):
 
         Passes by those kernels are not promised to agree to the bit: nobody has compared them on a GPU.
         """
-        return triton.fits(queries.shape[-1]) and not self.by_path
+        # Without slots, as in training, a pass may be differentiated.
+        if self.by_path or self.positions is not None or self.capacity == 0:
+            return False
+        found = triton.addresses(self.keys.size, self.keys.dtype.itemsize, self.layout.devices)
+        return found and triton.fits(queries.shape[-1])
 
     def write(
         self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]

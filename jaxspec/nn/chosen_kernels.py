@@ -18,7 +18,7 @@ from jaxspec.ops.triton import attention
 _Network = TypeVar("_Network", bound=Network)
 
 # Kinds of devices that run Triton's kernels, where XLA's attention has the host wait twice in each layer.
-_GPUS = "NVIDIA"
+_GPUS, _AMPERE = "NVIDIA", 8.0
 # Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket,
 # but for 1 % at a v6e's low one (`docs/benchmarks/tpu.md`).
 PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
@@ -42,6 +42,13 @@ def kernels_for(kind: str, head_dim: int) -> Kernels:
     return "pallas" if fits else "xla"
 
 
+def _default(head_dim: int) -> Kernels:
+    device = jax.devices()[0]
+    # Triton is for GPUs from Ampere on.
+    old = float(getattr(device, "compute_capability", _AMPERE)) < _AMPERE
+    return "xla" if old else kernels_for(device.device_kind, head_dim)
+
+
 def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
     """Returns a model whose cache the kernels that are asked for attend to and write.
 
@@ -52,7 +59,7 @@ def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
     found = plain = _PLAIN.get(model.cache_type, model.cache_type)
     if kernels is not None:
         found = KVCache if found is NativeKVCache else _XLA.get(found, found)
-    if (kernels or kernels_for(jax.devices()[0].device_kind, model.module.config.head_dim)) == "pallas":
+    if (kernels or _default(model.module.config.head_dim)) == "pallas":
         found = PALLAS.get(found, found)
     return dataclasses.replace(model, cache_type=found if plain is model.cache_type else BY_SLOT[found])
 

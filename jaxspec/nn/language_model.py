@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.model import CHUNK, ModelOutput
 from jaxspec.core.pytree import register_dataclass
@@ -101,7 +102,9 @@ class LanguageModel(Network):
     def _apply(self, tokens: Int[Array, "b t"], cache: KVCache, *, pending: Any = None, **options: Any) -> ModelOutput:
         if pending is not None:
             options["pending"] = pending
-        output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
+        # A draft's own, whatever its target's.
+        with kernels_of(self):
+            output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
         logits, entries, hidden = output
         return ModelOutput(self.placement.logits(logits), entries, hidden)
 

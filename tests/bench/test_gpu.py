@@ -23,25 +23,26 @@ WAITS, OF_LENGTHS = 2, 4
 @needs_compiler
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("draft", "gpu", "options"),
+    ("draft", "gpu", "options", "most"),
     [
-        ("model", "h100", {}),
-        ("eagle:32000", "h100", {}),
-        pytest.param("model", "a100", {}, marks=pytest.mark.slow),
-        pytest.param("model", "h100", {"weights": "int8"}, marks=pytest.mark.slow),
-        pytest.param("model", "h100", {"weights": "int4"}, marks=pytest.mark.slow),
-        pytest.param("ngram", "h100", {"batch": 8, "context": 32768}, marks=pytest.mark.slow),
+        ("model", "h100", {}, 1.05),
+        ("eagle:32000", "h100", {}, 1.05),
+        pytest.param("model", "a100", {}, 1.05, marks=pytest.mark.slow),
+        pytest.param("model", "h100", {"weights": "int8"}, 1.08, marks=pytest.mark.slow),
+        pytest.param("model", "h100", {"weights": "int4"}, 1.12, marks=pytest.mark.slow),
+        pytest.param("ngram", "h100", {"batch": 8, "context": 32768}, 1.15, marks=pytest.mark.slow),
     ],
 )
-def test_the_host_waits_for_rounds_alone(draft, gpu, options, tmp_path):
+def test_the_host_waits_for_rounds_alone(draft, gpu, options, most, tmp_path):
     (tmp_path / "draft").mkdir()
     own = shortened("llama-3.2-1b", 2, tmp_path / "draft") if draft == "model" else draft
     case = Case(shortened("llama-3.1-8b", 2, tmp_path), own, f"{gpu}:1", k=default_k(own), **options)
     compiled = compile_case(case)
     found = costs(case, compiled)
     assert found.conditions <= (OF_LENGTHS if draft == "ngram" else WAITS)
-    assert found.layer_kernels <= 16
-    assert 0.9 < found.bytes / found.least_bytes < 1.15
+    # Two layers: what stands at their ends counts for a half each.
+    assert found.layer_kernels <= 15
+    assert 0.9 < found.bytes / found.least_bytes <= most
     assert found.layer_collectives == found.other_collectives == {}
     said = dict(lines(GpuReport(case, 1, compiled.memory, compiled.chip.memory, found, None)))
     assert "of the least possible" in said["round"] and as_json(GpuReport(case, 1, 1, 2, found, found))
@@ -107,11 +108,10 @@ def test_a_kernel_reads_one_layer_of_a_cache():
     [
         (["--gpu", "b200"], "'b200' is not one of 'h100', 'a100'"),
         (["--gpu", "h100", "--topology", "v5e:2x2"], "--topology v5e:2x2 is about TPUs"),
-        (["--gpu", "h100", "--devices", "0"], "h100:0"),
+        (["--gpu", "h100", "--devices", "0"], "--devices must be positive, got 0"),
+        (["--topology", "h100:1"], "--topology h100:1 is of GPUs; pass --gpu h100"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
-    if "0" in arguments and not any(importlib.util.find_spec(name) for name in gpus._PLUGINS):
-        pytest.skip("needs the GPU compiler; `pip install 'jax[cuda]'` brings it")
     found = CliRunner().invoke(app, ["compile-report", *arguments])
     assert found.exit_code == 2 and message in " ".join(found.output.split())

@@ -1,5 +1,7 @@
 """The loop by a GPU's kernels, interpreted: its tokens, and where they are used."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,54 @@ def test_the_loop_writes_what_it_writes_with_xla(interpreted_on_gpu):  # noqa: F
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.log_probs, plain.log_probs, atol=5e-6)
     assert interpreted_on_gpu == IN_LAYERS | {"rms_norm"}
+
+
+DRAFTERS = {
+    "tree": lambda draft: jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(6)),
+    "dynamic tree": lambda draft: jaxspec.drafters.DynamicTreeDrafter(draft, nodes=6, depth=3),
+    "n-grams": lambda draft: jaxspec.NGramDrafter(k=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted_on_gpu")
+@pytest.mark.parametrize("cache", [lambda model: model, jaxspec.quantize_cache], ids=["float32", "int8"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_kind_of_drafts(name, cache):
+    target, draft = cache(TARGET), pallas_kernels(DRAFT)
+    found = jaxspec.generate(pallas_kernels(target), DRAFTERS[name](draft), PROMPT, max_new_tokens=8)
+    np.testing.assert_array_equal(found.tokens, jaxspec.generate(target, None, PROMPT, max_new_tokens=8).tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted_on_gpu")
+def test_sampled_tokens():
+    options = {"key": jax.random.key(1), "sampling": jaxspec.Sampling(temperature=1.0), "max_new_tokens": 8}
+    options["verifier"] = jaxspec.CoupledVerifier()
+    drafter = jaxspec.ModelDrafter(pallas_kernels(DRAFT), k=2)
+    found = jaxspec.generate(pallas_kernels(TARGET), drafter, PROMPT, **options)
+    np.testing.assert_array_equal(found.tokens, jaxspec.generate(TARGET, None, PROMPT, **options).tokens)
+
+
+def test_a_pass_without_a_cache_is_differentiated():
+    """As in training: the model that is loaded on a GPU is trained there."""
+    model = pallas_kernels(TARGET)
+
+    @jax.jit
+    def loss(params):
+        own = dataclasses.replace(model, params=params)
+        return jnp.sum(own(PROMPT, own.init_cache(2, 0)).logits ** 2)
+
+    slopes = jax.grad(loss)(model.params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(slopes))
+
+
+@pytest.mark.slow
+def test_a_draft_has_its_own_kernels(interpreted_on_gpu):  # noqa: F811
+    """Of which it has none here."""
+    drafter = jaxspec.ModelDrafter(jaxspec.quantize_weights(DRAFT, bits=4, group=16), k=2)
+    jaxspec.generate(pallas_kernels(TARGET), drafter, PROMPT, max_new_tokens=4)
+    assert interpreted_on_gpu == IN_LAYERS
 
 
 @pytest.mark.slow

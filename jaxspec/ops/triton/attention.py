@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.ops.slots import Slots
 
-# Slots that are read at once, and fed tokens at most; they divide every cache's capacity.
-_BLOCK = 64
+# Slots that are read at once, and fed tokens at most; they divide every cache's capacity. Fewer where vectors are long:
+# of small cards a program has 99 KiB of shared memory for the queries and two blocks.
+_BLOCK, _BLOCK_BYTES = 64, 64 * 256
 # Query rows of one program: fewer are padded, as its products take sixteen.
 _LEAST_ROWS, _MOST_ROWS = 16, 64
 # Programs that fill a large GPU: what each finds is written and read once more.
@@ -33,6 +35,20 @@ _LOWEST = -1e30
 def fits(head_dim: int) -> bool:
     """Returns whether the kernel takes heads of this size: powers of two."""
     return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
+
+
+def block_of(head_dim: int, dtype: DTypeLike) -> int:
+    """Returns how many slots are read at once: 64 in bfloat16 to heads of 128, of longer vectors fewer, but 16."""
+    longest = head_dim * jnp.dtype(dtype).itemsize
+    return max(16, min(_BLOCK, _BLOCK_BYTES // longest))
+
+
+def addresses(size: int, itemsize: int, devices: int = 1) -> bool:
+    """Returns whether the kernels find each element of an array.
+
+    Triton's lowering in JAX 0.10 reckons in 32 bits, signed, below 2^32 bytes: too few for so many elements of a byte.
+    """
+    return itemsize > 1 or size <= 2**31 or size // devices > 2**32
 
 
 def attend(
@@ -62,15 +78,17 @@ def attend(
     """
     batch, time, heads, group, width = queries.shape
     rows = time * group
-    tile = min(max(pl.next_power_of_2(rows), _LEAST_ROWS), _MOST_ROWS)
+    block = block_of(width, queries.dtype)
+    tile = min(max(pl.next_power_of_2(rows), _LEAST_ROWS), max(block, _LEAST_ROWS))
     tiles = -(-rows // tile)
-    splits = _splits(batch * heads * tiles, cache.keys.shape[3] // _BLOCK)
+    splits = _splits(batch * heads * tiles, cache.keys.shape[3] // block)
     operands = [queries, seen.astype(jnp.int8), *([] if oldest is None else [oldest])]
     # As the products before write them: no axis is moved on the way.
     operands += [jnp.swapaxes(x, 1, 2) for x in fed.parts()]
     sizes = {"heads": heads, "group": group, "interpret": interpret}
+    options = {"layer": layer, "scale": scale, "tile": tile, "block": block}
     found = _call(
-        functools.partial(_kernel, layer=layer, scale=scale, tile=tile, splits=splits, windowed=oldest is not None),
+        functools.partial(_kernel, **options, splits=splits, windowed=oldest is not None),
         [jax.ShapeDtypeStruct((batch, heads, splits, rows, *x), jnp.float32) for x in [(width,), (), ()]],
         (batch * heads, tiles, splits),
         name="attend",
@@ -101,7 +119,16 @@ def _row_and_head(heads: int) -> tuple[Any, Any]:
 
 
 def _kernel(
-    length: Any, *refs: Any, layer: int, scale: float, heads: int, group: int, tile: int, splits: int, windowed: bool
+    length: Any,
+    *refs: Any,
+    layer: int,
+    scale: float,
+    heads: int,
+    group: int,
+    tile: int,
+    block: int,
+    splits: int,
+    windowed: bool,
 ) -> None:
     """Reads a split's blocks for a tile of query rows: of each token its heads, one after the other."""
     queries, seen, *rest = refs
@@ -119,27 +146,27 @@ def _kernel(
     held, add = length[row], functools.partial(_add, asked, scale=scale)
 
     def of_cached(index, state):
-        start = (index * splits + split) * _BLOCK
-        slot = start + jnp.arange(_BLOCK, dtype=jnp.int32)
+        start = (index * splits + split) * block
+        slot = start + jnp.arange(block, dtype=jnp.int32)
         there = slot[None] < held
         there = there if first is None else there & (slot[None] >= first)
-        keys, values, *scales = [_cached(x, (layer, row, head, pl.ds(start, _BLOCK))) for x in cached]
+        keys, values, *scales = [_cached(x, (layer, row, head, pl.ds(start, block))) for x in cached]
         # What is stale may be no number, and nothing times that is none either.
         values = jnp.where(slot[:, None] < held, values, jnp.zeros((), values.dtype))
         return add(state, [keys, values, *scales], there)
 
     count = seen.shape[2]
-    together = min(max(pl.next_power_of_2(count), _LEAST_ROWS), _BLOCK)
+    together = min(max(pl.next_power_of_2(count), _LEAST_ROWS), block)
 
     def of_fed(index, state):
         other = index * together + jnp.arange(together, dtype=jnp.int32)
         here = other < count
-        block = [_fed(x, (row, other, head), here) for x in fed]
+        vectors = [_fed(x, (row, other, head), here) for x in fed]
         there = asking[:, None] & here[None]
-        return add(state, block, triton.load(seen.at[row, token[:, None], other[None]], mask=there, other=0) > 0)
+        return add(state, vectors, triton.load(seen.at[row, token[:, None], other[None]], mask=there, other=0) > 0)
 
     state = jnp.zeros(asked.shape, jnp.float32), jnp.zeros(tile, jnp.float32), jnp.full(tile, _LOWEST, jnp.float32)
-    blocks = jax.lax.div(held + (_BLOCK - 1), jnp.int32(_BLOCK))
+    blocks = jax.lax.div(held + (block - 1), jnp.int32(block))
     own = jax.lax.div(jnp.maximum(blocks - split + (splits - 1), 0), jnp.int32(splits))
     state = jax.lax.fori_loop(jnp.int32(0), own, of_cached, state)
     pieces = jnp.where(split == splits - 1, jnp.int32(-(-count // together)), jnp.int32(0))

@@ -28,8 +28,11 @@ _PROGRAMS = 256
 
 
 def fits(values: Int[Array, "groups out group"]) -> bool:
-    """Returns whether the kernel takes a weight of this shape: outputs and a group's inputs are multiples of 16."""
-    return values.shape[1] % _OUTPUTS[-1] == 0 and values.shape[2] % _PIECES[-1] == 0
+    """Returns whether the kernel takes a weight of this shape: outputs and a group's inputs are multiples of 16.
+
+    One of more than 2^31 integers it would read at wrong places (`attention.addresses`).
+    """
+    return values.shape[1] % _OUTPUTS[-1] == 0 and values.shape[2] % _PIECES[-1] == 0 and values.size <= 2**31
 
 
 @functools.partial(jax.jit, static_argnames="interpret", inline=True)

@@ -1,5 +1,7 @@
 """The GPU's attention kernel, interpreted, beside attention by XLA."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def test_it_attends_to_what_xla_attends_to(case, window, dtype):
         queries, fresh, cache = drawn(kind, dtype=jnp.dtype(dtype), **CASES[case])
         if kind is KVCache:
             cache = KVCache(*(jnp.nan_to_num(getattr(cache, name)) for name in FIELDS), cache.length)
-        compared.append(attend(queries, fresh, History(cache, 1), scale=0.4, window=window))
+        compared.append(attend(queries, fresh, History(cache, 1), scale=1.6 / math.sqrt(queries.shape[-1]), window=window))
     assert compared[1].dtype == compared[0].dtype
     tolerance = 2e-6 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in compared), atol=tolerance)
@@ -70,3 +72,20 @@ def test_what_it_does_not_take_is_attended_to_by_xla(kind, width, monkeypatch):
 @pytest.mark.parametrize(("programs", "blocks", "expected"), [(8, 32, 16), (8, 3, 4), (64, 32, 2), (1024, 32, 1)])
 def test_slots_are_spread_so_that_the_card_is_full(programs, blocks, expected):
     assert attention._splits(programs, blocks) == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "expected"),
+    [(128, "bfloat16", 64), (256, "bfloat16", 32), (128, "float32", 32), (256, "float32", 16), (16, "float32", 64)],
+)
+def test_long_vectors_are_read_in_smaller_blocks(width, dtype, expected):
+    assert attention.block_of(width, jnp.dtype(dtype)) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "itemsize", "devices", "expected"),
+    [(2**31, 1, 1, True), (2**31 + 1, 1, 1, False), (2**32, 1, 1, False), (2**32 + 1, 1, 1, True), (2**32, 2, 1, True)]
+    + [(2**33, 1, 4, False)],
+)
+def test_elements_of_a_byte_that_32_bits_do_not_count_are_left_to_xla(size, itemsize, devices, expected):
+    assert attention.addresses(size, itemsize, devices) is expected
