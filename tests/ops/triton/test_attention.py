@@ -42,7 +42,8 @@ def test_it_attends_to_what_xla_attends_to(case, window, dtype):
         queries, fresh, cache = drawn(kind, dtype=jnp.dtype(dtype), **CASES[case])
         if kind is KVCache:
             cache = KVCache(*(jnp.nan_to_num(getattr(cache, name)) for name in FIELDS), cache.length)
-        compared.append(attend(queries, fresh, History(cache, 1), scale=1.6 / math.sqrt(queries.shape[-1]), window=window))
+        scale = 1.6 / math.sqrt(queries.shape[-1])
+        compared.append(attend(queries, fresh, History(cache, 1), scale=scale, window=window))
     assert compared[1].dtype == compared[0].dtype
     tolerance = 2e-6 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in compared), atol=tolerance)
