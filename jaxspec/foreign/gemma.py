@@ -1,0 +1,135 @@
+"""Runs the models of DeepMind's gemma package: Gemma 2, 3, 3n and 4."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
+from jaxspec.foreign.model import CachedModel, Fed, from_cached
+
+_COLLECTION, _EPS = "jaxspec_inputs", 1e-6
+
+
+def from_gemma(
+    model: Any,
+    params: Any,
+    *,
+    context_length: int | None = None,
+    scratch: int = 64,
+    tokenizer: Any = None,
+    check: bool = True,
+) -> CachedModel:
+    """Makes a `Model` of one of `gm.nn`, for texts: images are not fed. Equal models share a compiled program.
+
+    Args:
+      model: a Gemma 2, 3, 3n or 4.
+      params: as `gm.ckpts.load_params` returns them.
+      context_length: the longest text; `None` is without bound.
+      scratch: how many tokens a pass may feed, a tree's nodes among them.
+      tokenizer: of its vocabulary, for the text interface.
+      check: run two tokens through it.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: it returns the last logits alone, or the check finds what does not fit.
+
+    Example:
+        >>> def tokens_of(model, params, prompt):
+        ...     target = jaxspec.foreign.from_gemma(model, params)
+        ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
+    """
+    config: Any = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or not hasattr(config, "num_embed") or not hasattr(config, "init_cache"):
+        raise TypeError(
+            f"model must be one of gm.nn's, whose config has num_embed and init_cache, got {type(model).__name__}"
+        )
+    if getattr(model, "return_last_only", None):
+        raise ValueError("logits of every token are needed, got return_last_only=True; make the model without it")
+    try:
+        dtype = params["embedder"]["input_embedding"].dtype
+    except (KeyError, TypeError) as error:
+        raise TypeError("params must be those of the model, as gm.ckpts.load_params returns them") from error
+    # Gemma 4 alone writes each row at an index of its own.
+    per_row = any(".gemma4." in kind.__module__ for kind in type(model).__mro__)
+    call = _Call(model, _hidden_sizes(config, per_row))
+    return from_cached(
+        call,
+        _Cache(config, dtype),
+        params,
+        vocab_size=config.num_embed,
+        cache_index="per_row" if per_row else "shared",
+        context_length=context_length,
+        scratch=scratch,
+        tokenizer=tokenizer,
+        parts=call,
+        check=check,
+    )
+
+
+def _hidden_sizes(config: Any, gemma4: bool) -> tuple[int, int] | None:
+    """Returns the number of layers and the width of their states, where heads can share embedding and last norm."""
+    return None if gemma4 or getattr(config, "use_altup", False) else (config.num_layers, config.embed_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Applies a model; what enters its layers is sown, since they run inside a `jit` of its own."""
+
+    model: Any
+    hidden_sizes: tuple[int, int] | None
+
+    def __call__(self, params: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
+        given = {"positions": fed.positions, "cache": cache, "attention_mask": fed.mask}
+        if not fed.capture:
+            out = self.model.apply({"params": params}, tokens, **given)
+            return out.logits, out.cache
+        paths = self._paths(fed.capture)
+        # Every layer sows, whichever are wanted: that `jit` does not know them, and would return those of another call.
+        with nn.intercept_methods(_sow_input):
+            out, sown = self.model.apply({"params": params}, tokens, **given, mutable=[_COLLECTION])
+        return out.logits, out.cache, tuple(sown[_COLLECTION][path]["x"][0] for path in paths)
+
+    def embed(self, params: Any, tokens: Int[Array, "b t"]) -> Array:
+        """Returns the input of the first layer."""
+        table = params["embedder"]["input_embedding"]
+        return table[tokens] * jnp.sqrt(table.shape[-1]).astype(table.dtype)
+
+    def normalize(self, params: Any, hidden: Array) -> Array:
+        """Applies the final norm."""
+        wide, scale = hidden.astype(jnp.float32), params["final_norm"]["scale"].astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPS)
+        return (wide * (1 + scale)[None, None]).astype(hidden.dtype)
+
+    def _paths(self, wanted: tuple[int, ...]) -> tuple[str, ...]:
+        """Returns the names of the modules that states enter."""
+        if getattr(self.model.config, "use_altup", False):
+            raise ValueError("layers with AltUp have several states each, none can be captured; set use_altup=False")
+        names = [*(f"layer_{number}" for number in range(self.model.config.num_layers)), "final_norm"]
+        if not 0 <= min(wanted) <= max(wanted) < len(names):
+            raise ValueError(f"states 0 to {len(names) - 1} can be captured, got capture={wanted}")
+        return tuple(names[number] for number in wanted)
+
+
+def _sow_input(method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    module = context.module
+    layer = len(module.path) == 1 and (module.path[0].startswith("layer_") or module.path[0] == "final_norm")
+    if layer and context.method_name == "__call__" and isinstance(args[0], jnp.ndarray):
+        module.sow(_COLLECTION, "x", args[0])
+    return method(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cache:
+    """Makes an empty cache as gemma's sampler does."""
+
+    config: Any
+    dtype: DTypeLike
+
+    def __call__(self, batch: int, capacity: int) -> Any:
+        return self.config.init_cache(batch_size=batch, dtype=self.dtype, cache_length=capacity)
