@@ -7,6 +7,7 @@ from jaxspec._lazy import lazy
 if TYPE_CHECKING:
     from jaxspec.foreign.adoption import adopt as adopt
     from jaxspec.foreign.bonsai import from_bonsai as from_bonsai
+    from jaxspec.foreign.easydel import from_easydel as from_easydel
     from jaxspec.foreign.gemma import from_gemma as from_gemma
     from jaxspec.foreign.model import CachedModel as CachedModel
     from jaxspec.foreign.model import Fed as Fed
@@ -18,6 +19,7 @@ __getattr__, __dir__ = lazy(
     {
         "adoption": ("adopt",),
         "bonsai": ("from_bonsai",),
+        "easydel": ("from_easydel",),
         "gemma": ("from_gemma",),
         "model": ("CachedModel", "Fed", "from_cached"),
         "tunix": ("from_tunix",),
