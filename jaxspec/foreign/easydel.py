@@ -76,7 +76,8 @@ def from_easydel(
 def _masked_by_argument(model: Any) -> Any:
     """Returns a copy, with the same arrays, whose layers attend by the mask alone: their own counts slots from zero."""
     copy = nnx.merge(*nnx.split(model))
-    for _, module in nnx.iter_modules(copy):
+    modules: list[Any] = [module for _, module in nnx.iter_modules(copy)]
+    for module in modules:
         if getattr(module, "causal", None) is True:
             module.causal = False
     return copy
