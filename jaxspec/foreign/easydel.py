@@ -1,6 +1,7 @@
 """Runs the causal language models of EasyDeL that have attention caches alone."""
 
 import dataclasses
+import importlib
 from typing import Any
 
 import jax
@@ -90,9 +91,8 @@ class _Call:
     graph: nnx.GraphDef
 
     def __call__(self, state: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
-        from ejkernel.types import MaskInfo  # type: ignore[import-not-found]
-
         assert fed.mask is not None
+        mask_info = importlib.import_module("ejkernel.types").MaskInfo(fed.mask[:, None])
         model: Any = nnx.merge(self.graph, state)
         layers = model.config.get_text_config().num_hidden_layers
         if not all(0 <= number <= layers for number in fed.capture):
@@ -105,7 +105,7 @@ class _Call:
         with model.config.mesh:
             out = model(
                 input_ids=tokens,
-                mask_info=MaskInfo(fed.mask[:, None]),
+                mask_info=mask_info,
                 position_ids=fed.positions,
                 past_key_values=held,
                 output_hidden_states=bool(fed.capture),
