@@ -169,8 +169,8 @@ def check_takes_trees(name: str, model: object) -> None:
     """Raises `TypeError` if `model`, which drafter `name` drafts a tree with or for, takes chains alone."""
     if not getattr(model, "takes_trees", True):
         raise TypeError(
-            f"{name} drafts a tree or several chains, which a {type(model).__name__} cannot score: it has no cache; "
-            "pass a drafter of one chain, such as ModelDrafter(draft), or a model with a cache"
+            f"{name} drafts a tree or several chains, which a {type(model).__name__} cannot score: it has no cache, or "
+            "a mask of its own; pass a drafter of one chain, such as ModelDrafter(draft), or a model with a cache"
         )
 
 

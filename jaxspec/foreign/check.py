@@ -42,6 +42,10 @@ def _differences(model: Any) -> tuple[dict[str, Array], Array, Array]:
     held, alone = empty.append(first.entries), first.logits[:, 0]
     expected = together.logits[:, 1]
     found = {"next": _distance(model(ahead, held).logits[:, 0], expected)}
+    # Two tokens behind one: a mask that counts them from the first slot leaves them without their past.
+    behind = jnp.concatenate([ahead, both[:, :1]], axis=1)
+    whole = model(jnp.concatenate([both[:, :1], behind], axis=1), empty).logits[:, 1:]
+    found["next"] = jnp.maximum(found["next"], _distance(model(behind, held).logits, whole))
     ragged = model(ahead, held.truncate(jnp.asarray([1, 0], jnp.int32))).logits[:, 0]
     found["ragged"] = _distance(ragged, jnp.stack([expected[0], alone[0]]))
     if model.takes_trees:

@@ -12,7 +12,8 @@ KINDS = ("shared", "per_row", "scalar")
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """`flaw` is what it does wrong: "mask", "positions" or "index" is ignored, or "states" are not returned."""
+    """`flaw` is what it does wrong: "mask", "positions" or "index" is ignored, "states" are not returned,
+    or passes of several tokens, a "chunk", count slots from the first."""
 
     kind: str = "shared"
     flaw: str | None = None
@@ -28,6 +29,8 @@ class Call:
         if mask is None or self.flaw == "mask":
             last = _column(fed.index) + causal[None]
             mask = jnp.broadcast_to(slots[None, None] <= last[:, :, None], (*tokens.shape, len(slots)))
+        if self.flaw == "chunk" and tokens.shape[1] > 1:
+            mask = mask & (slots[None, None] <= causal[None, :, None])
         x = params["embedding"][tokens] + params["position"][positions]
         written, states = [], []
         for weights, held in zip(params["layers"], cache, strict=True):

@@ -172,7 +172,8 @@ def test_a_rule_is_no_verifier(rule):
 )
 def test_a_function_model_takes_no_trees(target, drafter):
     with pytest.raises(
-        TypeError, match="a (History|Resized)Model cannot score: it has no cache; pass a drafter of one"
+        TypeError,
+        match="a (History|Resized)Model cannot score: it has no cache, or a mask of its own; pass a drafter of one",
     ):
         generate(target, drafter)
 

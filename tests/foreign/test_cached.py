@@ -122,6 +122,7 @@ FLAWS = {"mask": "the mask or the positions are ignored", "positions": "the mask
         *(("shared", *pair) for pair in FLAWS.items()),
         ("per_row", "mask", FLAWS["mask"]),
         ("scalar", "index", "a token does not see what was fed before it"),
+        ("per_row", "chunk", "a token does not see what was fed before it"),
         ("per_row", "index", "a token does not see what was fed before it"),
     ],
 )

@@ -46,9 +46,16 @@ MUTANTS = (
     Mutant(
         "passes that agree to the bit take the GPU's kernel",
         "nn/cache_pallas.py",
-        "return triton.fits(queries.shape[-1]) and not self.by_path",
-        "return triton.fits(queries.shape[-1])",
+        "if self.by_path or self.positions is not None or self.capacity == 0:",
+        "if self.positions is not None or self.capacity == 0:",
         ("tests/ops/triton/test_attention.py::test_what_it_does_not_take_is_attended_to_by_xla",),
+    ),
+    Mutant(
+        "passes without a cache take the GPU's kernel, which has no gradient",
+        "nn/cache_pallas.py",
+        "if self.by_path or self.positions is not None or self.capacity == 0:",
+        "if self.by_path or self.positions is not None:",
+        ("tests/nn/test_gpu_kernels.py::test_a_pass_without_a_cache_is_differentiated",),
     ),
     Mutant(
         "zeros of integers are not taken off",

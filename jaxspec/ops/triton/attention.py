@@ -10,7 +10,7 @@ last of them the fed tokens too; what they found of the softmax is merged behind
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,9 +86,9 @@ def attend(
     # As the products before write them: no axis is moved on the way.
     operands += [jnp.swapaxes(x, 1, 2) for x in fed.parts()]
     sizes = {"heads": heads, "group": group, "interpret": interpret}
-    options = {"layer": layer, "scale": scale, "tile": tile, "block": block}
+    plan = _Plan(layer, scale, tile, block, splits, oldest is not None)
     found = _call(
-        functools.partial(_kernel, **options, splits=splits, windowed=oldest is not None),
+        functools.partial(_kernel, plan=plan),
         [jax.ShapeDtypeStruct((batch, heads, splits, rows, *x), jnp.float32) for x in [(width,), (), ()]],
         (batch * heads, tiles, splits),
         name="attend",
@@ -96,6 +96,17 @@ def attend(
     )(length, *operands, *cache.parts())
     out = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
     return _call(_merge, out, (batch * heads, rows), name="merge", **sizes)(*found)
+
+
+class _Plan(NamedTuple):
+    """Tells a program of what layer it is, how it scores, and how many rows, slots and splits there are."""
+
+    layer: int
+    scale: float
+    tile: int
+    block: int
+    splits: int
+    windowed: bool
 
 
 def _call(kernel: Any, out: Any, grid: tuple[int, ...], *, heads: int, group: int, interpret: bool, name: str) -> Any:
@@ -118,19 +129,9 @@ def _row_and_head(heads: int) -> tuple[Any, Any]:
     return jax.lax.div(pl.program_id(0), jnp.int32(heads)), jax.lax.rem(pl.program_id(0), jnp.int32(heads))
 
 
-def _kernel(
-    length: Any,
-    *refs: Any,
-    layer: int,
-    scale: float,
-    heads: int,
-    group: int,
-    tile: int,
-    block: int,
-    splits: int,
-    windowed: bool,
-) -> None:
+def _kernel(length: Any, *refs: Any, plan: "_Plan", heads: int, group: int) -> None:
     """Reads a split's blocks for a tile of query rows: of each token its heads, one after the other."""
+    layer, scale, tile, block, splits, windowed = plan
     queries, seen, *rest = refs
     oldest, found = rest.pop(0) if windowed else None, rest[-3:]
     slots = rest[:-3]
