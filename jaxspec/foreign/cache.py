@@ -97,7 +97,7 @@ class SlotCache:
         return dataclasses.replace(self, length=length)
 
     def written(self, entries: SlotEntries, start: Int[Array, "b"]) -> tuple[Array, ...]:
-        """Returns the leaves with entries written at `start`, row by row: a scatter is not in place everywhere."""
+        """Returns the leaves with entries written at `start`, row by row: not every platform scatters in place."""
 
         def of_row(row: Array, leaves: tuple[Array, ...]) -> tuple[Array, ...]:
             return tuple(

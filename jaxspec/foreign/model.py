@@ -24,7 +24,7 @@ from jaxspec.core.model import CHUNK, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.foreign.cache import SlotCache
 from jaxspec.foreign.check import check_by_running
-from jaxspec.foreign.slots import Layout
+from jaxspec.foreign.slots import SlotLayout
 
 _INDICES = ("shared", "per_row", "scalar")
 
@@ -106,7 +106,7 @@ def from_cached(
     for name, value in {"vocab_size": vocab_size, "scratch": scratch}.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    layout = Layout.of(init_cache, longest=None)
+    layout = SlotLayout.of(init_cache)
     sizes = (vocab_size, context_length, cache_index, layout, scratch)
     model = CachedModel(call, init_cache, params, *sizes, tokenizer, parts)
     if check:
@@ -141,7 +141,7 @@ class CachedModel:
     vocab_size: int = dataclasses.field(metadata={"static": True})
     context_length: int | None = dataclasses.field(metadata={"static": True})
     cache_index: str = dataclasses.field(metadata={"static": True})
-    layout: Layout = dataclasses.field(metadata={"static": True})
+    layout: SlotLayout = dataclasses.field(metadata={"static": True})
     scratch: int = dataclasses.field(metadata={"static": True})
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
     parts: Any = dataclasses.field(default=None, metadata={"static": True})

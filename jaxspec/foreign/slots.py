@@ -29,7 +29,7 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """Tells how the leaves of a foreign cache lie. Static and hashable.
 
     Attributes:
@@ -41,21 +41,17 @@ class Layout:
     leaves: tuple[Leaf, ...]
 
     @classmethod
-    def of(cls, init_cache: Callable[[int, int], Any], *, longest: int | None) -> "Layout":
+    def of(cls, init_cache: Callable[[int, int], Any]) -> "SlotLayout":
         """Describes what `init_cache(batch, capacity)` returns, by its shapes for several sizes.
 
         Args:
           init_cache: the foreign one.
-          longest: a capacity that it may not exceed; `None` is without bound.
 
         Raises:
           ValueError: a leaf does not grow with the capacity, has no axis of rows, or is of another kind.
         """
-        many = _MANY if longest is None else max(longest, 2)
-        few, half = (
-            jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (min(_FEW, many // 2), many // 2)
-        )
-        other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, many)) for rows in (3, 2))
+        few, half = (jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (_FEW, _MANY // 2))
+        other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, _MANY)) for rows in (3, 2))
         flat, tree = jax.tree_util.tree_flatten_with_path(full)
         if not flat:
             raise ValueError(f"init_cache returned no arrays, got {full!r}; it must return a pytree of them")

@@ -1,5 +1,6 @@
 """Defines `LanguageModel`: a Flax decoder and its parameters, as the loop's `Model`."""
 
+import contextlib
 import dataclasses
 from typing import Any, Self
 
@@ -102,8 +103,8 @@ class LanguageModel(Network):
     def _apply(self, tokens: Int[Array, "b t"], cache: KVCache, *, pending: Any = None, **options: Any) -> ModelOutput:
         if pending is not None:
             options["pending"] = pending
-        # A draft's own, whatever its target's.
-        with kernels_of(self):
+        # A draft's own, whatever its target's. Without slots, as in training, a pass may be differentiated.
+        with kernels_of(self) if cache.capacity else contextlib.nullcontext():
             output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
         logits, entries, hidden = output
         return ModelOutput(self.placement.logits(logits), entries, hidden)

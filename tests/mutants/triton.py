@@ -58,6 +58,13 @@ MUTANTS = (
         ("tests/nn/test_gpu_kernels.py::test_a_pass_without_a_cache_is_differentiated",),
     ),
     Mutant(
+        "passes without a cache are multiplied by a kernel, which has no gradient",
+        "nn/language_model.py",
+        "with kernels_of(self) if cache.capacity else contextlib.nullcontext():",
+        "with kernels_of(self):",
+        ("tests/nn/test_gpu_kernels.py::test_a_pass_without_a_cache_is_differentiated",),
+    ),
+    Mutant(
         "zeros of integers are not taken off",
         _GROUPED,
         "sums = sums - totals[:, None]",

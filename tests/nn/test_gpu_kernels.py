@@ -59,17 +59,19 @@ def test_sampled_tokens():
     np.testing.assert_array_equal(found.tokens, jaxspec.generate(TARGET, None, PROMPT, **options).tokens)
 
 
-def test_a_pass_without_a_cache_is_differentiated():
-    """As in training: the model that is loaded on a GPU is trained there."""
-    model = pallas_kernels(TARGET)
+@pytest.mark.parametrize("bits", [None, 4], ids=["float32", "int4"])
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1, :1]], ids=["texts", "one token"])
+def test_a_pass_without_a_cache_is_differentiated(bits, prompt):
+    """As in training: the model that is loaded on a GPU is trained there, or what stands beside its integers."""
+    model = pallas_kernels(TARGET if bits is None else jaxspec.quantize_weights(TARGET, bits=bits, group=16))
 
     @jax.jit
-    def loss(params):
-        own = dataclasses.replace(model, params=params)
-        return jnp.sum(own(PROMPT, own.init_cache(2, 0)).logits ** 2)
+    def loss(scale):
+        layer = model.params["layer_0"] | {"attention_norm": {"scale": scale}}
+        own = dataclasses.replace(model, params=model.params | {"layer_0": layer})
+        return jnp.sum(own(prompt, own.init_cache(len(prompt), 0)).logits ** 2)
 
-    slopes = jax.grad(loss)(model.params)
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(slopes))
+    assert jnp.isfinite(jax.grad(loss)(model.params["layer_0"]["attention_norm"]["scale"])).all()
 
 
 @pytest.mark.slow
