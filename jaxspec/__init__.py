@@ -1,8 +1,8 @@
 """Decodes language models speculatively in JAX, losslessly and inside your own `jit`.
 
 The names here are those of most programs. Other strategies, and what one of your own is made of, stand in the
-namespaces `drafters`, `verifiers`, `draft_length`, `heads`, `contrib`, `training`, `checkpoints`, `sharding`,
-`families`, `foreign`, `nn`, `ops` and `core`.
+namespaces `drafters`, `verifiers`, `processors`, `draft_length`, `heads`, `contrib`, `training`, `checkpoints`,
+`sharding`, `families`, `foreign`, `nn`, `ops` and `core`.
 """
 
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxspec import heads as heads
     from jaxspec import nn as nn
     from jaxspec import ops as ops
+    from jaxspec import processors as processors
     from jaxspec import sharding as sharding
     from jaxspec import training as training
     from jaxspec import verifiers as verifiers
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from jaxspec.checkpoints.orbax import save as save
     from jaxspec.checkpoints.tokenizer import Tokenizer as Tokenizer
     from jaxspec.checkpoints.zoo import list_models as list_models
+    from jaxspec.core.generation import Generation as Generation
     from jaxspec.core.model import Model as Model
     from jaxspec.core.sampling import Greedy as Greedy
     from jaxspec.core.sampling import Policy as Policy
     from jaxspec.core.sampling import Sampling as Sampling
-    from jaxspec.core.state import Generation as Generation
     from jaxspec.core.status import StopReason as StopReason
     from jaxspec.core.tree import Tree as Tree
     from jaxspec.decoding.generate import generate as generate
@@ -89,6 +90,7 @@ __getattr__, __dir__ = lazy(
             "heads",
             "nn",
             "ops",
+            "processors",
             "sharding",
             "training",
             "verifiers",
@@ -96,7 +98,7 @@ __getattr__, __dir__ = lazy(
         "_version": ("__version__",),
         "core.model": ("Model",),
         "core.sampling": ("Greedy", "Policy", "Sampling"),
-        "core.state": ("Generation",),
+        "core.generation": ("Generation",),
         "core.status": ("StopReason",),
         "core.tree": ("Tree",),
         "nn.language_model": ("LanguageModel",),

@@ -215,6 +215,7 @@ def test_a_drafter_of_ones_own_by_its_name(monkeypatch):
         jaxspec.load_drafter("echo:5", TARGET)
 
 
+@pytest.mark.slow
 def test_what_is_no_draft():
     with pytest.raises(TypeError, match="must be a drafter, a model, a head or the name of one, got int"):
         drafter_of(3)

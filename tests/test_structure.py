@@ -25,7 +25,7 @@ ROOMS = (
     ("training",),
     ("decoding",),
     ("drafters",),
-    ("draft_length", "verifiers"),
+    ("draft_length", "verifiers", "processors"),
     ("foreign",),
     ("checkpoints",),
     ("sharding",),

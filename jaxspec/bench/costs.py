@@ -203,7 +203,9 @@ def repeat_round(target, drafter, verifier, start, *, count: int):
 @jax.jit
 def _draft(target, drafter, state):
     """Drafts alone: the drafter's new state is left out."""
-    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    context = Context(
+        target, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
+    )
     rng = drafter.default_verifier.rng(state.keys, state.length)
     if not drafter.deterministic and len(drafter.lengths) == 1:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)

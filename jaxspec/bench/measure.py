@@ -18,7 +18,7 @@ from jaxspec.bench.questions import Group, Prompts, check_askable, dialogue, pad
 from jaxspec.bench.records import Counts, Turn
 from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.bench.timing import interleave
-from jaxspec.core.state import Generation
+from jaxspec.core.generation import Generation
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 

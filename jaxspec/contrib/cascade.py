@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy, validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.prefill import Prefilled
@@ -83,7 +83,7 @@ class CascadeDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
         self.cheap.check(target)
 
@@ -119,7 +119,10 @@ class CascadeDrafter(Drafter):
         end = context.length + drafts.count
         guess = self.cheap.guess(drafts.text, end)
         guess = guess.cut(jnp.where(drafts.count < self.k, guess.count, 0))
-        logits, cache = self._score(_write(drafts.text, guess.tokens, end), end, guess, drafts.cache)
+        text = _write(drafts.text, guess.tokens, end)
+        logits, cache = self._score(text, end, guess, drafts.cache)
+        if context.processors:
+            logits = context.process(logits, _paths(text, context.length, drafts.count, logits.shape[1], self.k))
         places = drafts.count[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         if noise is None or drafts.log_probs is None:
             log_probs, own = None, argmax(logits)
@@ -189,6 +192,16 @@ def _lay(
     within = (place >= 0) & (place < next_log_probs.shape[1])
     new = jnp.take_along_axis(next_log_probs, jnp.clip(place, 0, next_log_probs.shape[1] - 1)[..., None], axis=1)
     return jnp.where(within[..., None], new, log_probs)
+
+
+def _paths(
+    text: Int[Array, "b s"], length: Int[Array, "b"], count: Int[Array, "b"], width: int, k: int
+) -> Int[Array, "b g d"]:
+    """Returns what stands between the committed text and each of `width` places behind `count` drafts; -1 pads."""
+    offsets, most = jnp.arange(width, dtype=jnp.int32)[None], jnp.arange(k + width, dtype=jnp.int32)[None]
+    behind = jnp.take_along_axis(text, jnp.minimum(length[:, None] + most, text.shape[1] - 1), axis=1)
+    before = most[None] < (count[:, None] + offsets)[..., None]
+    return jnp.where(before, behind[:, None], -1)
 
 
 def _write(text: Int[Array, "b s"], tokens: Int[Array, "b g"], end: Int[Array, "b"]) -> Int[Array, "b s"]:

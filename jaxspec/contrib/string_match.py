@@ -26,12 +26,13 @@ from jaxtyping import Bool, Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
+from jaxspec.core.generation import Generation
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng, RoundKeys
 from jaxspec.core.sampling import Greedy
-from jaxspec.core.state import Context, Generation, Proposal
+from jaxspec.core.state import Context, Proposal
 from jaxspec.decoding.room import bucket
 from jaxspec.decoding.steps import finish, init, jit_step
 from jaxspec.draft_length.base import Fixed

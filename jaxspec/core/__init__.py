@@ -9,6 +9,7 @@ from jaxspec._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxspec.core.files import FileFormatError as FileFormatError
+    from jaxspec.core.generation import Generation as Generation
     from jaxspec.core.layout import Layout as Layout
     from jaxspec.core.layout import Unsharded as Unsharded
     from jaxspec.core.layout import placement_of as placement_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jaxspec.core.model import ModelOutput as ModelOutput
     from jaxspec.core.model import ResumableModel as ResumableModel
     from jaxspec.core.prefill import Prefilled as Prefilled
+    from jaxspec.core.processing import Processor as Processor
+    from jaxspec.core.processing import Prompt as Prompt
     from jaxspec.core.pytree import register_dataclass as register_dataclass
     from jaxspec.core.random import PositionNoise as PositionNoise
     from jaxspec.core.random import Rng as Rng
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from jaxspec.core.sampling import one_hot_log as one_hot_log
     from jaxspec.core.scores import Scores as Scores
     from jaxspec.core.state import Context as Context
-    from jaxspec.core.state import Generation as Generation
     from jaxspec.core.state import GenerationState as GenerationState
     from jaxspec.core.state import Proposal as Proposal
     from jaxspec.core.state import RoundInfo as RoundInfo
@@ -47,6 +49,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "files": ("FileFormatError",),
+        "generation": ("Generation",),
         "layout": ("Layout", "Unsharded", "placement_of"),
         "model": ("Cache", "Entries", "Model", "ModelOutput", "ResumableModel"),
         "pytree": ("register_dataclass",),
@@ -54,10 +57,11 @@ __getattr__, __dir__ = lazy(
         "rows": ("count_leading", "first_true", "take_row"),
         "sampling": ("Greedy", "Policy", "Sampling", "one_hot_log"),
         "scores": ("Scores",),
-        "state": ("Context", "Generation", "GenerationState", "Proposal", "RoundInfo", "Verdict"),
+        "state": ("Context", "GenerationState", "Proposal", "RoundInfo", "Verdict"),
         "stats": ("Stats",),
         "status": ("Status", "StopReason"),
         "tree": ("Tree", "best_tree"),
         "prefill": ("Prefilled",),
+        "processing": ("Processor", "Prompt"),
     },
 )

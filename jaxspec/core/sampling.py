@@ -1,7 +1,7 @@
 """Defines sampling policies: the distribution that tokens are drawn from, computed from logits.
 
-Warpers apply in one order, for plain decoding, drafting and verification alike:
-temperature, top-k, top-p, min-p, then renormalize.
+All of it applies in one order, for plain decoding, drafting and verification alike:
+processors, temperature, top-k, top-p, min-p, then renormalize.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from jaxspec.core import split_sampling, warpers
 from jaxspec.core.argmax import argmax
 from jaxspec.core.parts import parts_of
+from jaxspec.core.processing import Processor, as_tuple
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import row_sum
 
@@ -22,7 +23,8 @@ from jaxspec.core.sums import row_sum
 class Policy(Protocol):
     """Computes a distribution over next tokens from logits. A pytree; plain decoding, drafts and verifiers share it.
 
-    A policy of your own is a frozen dataclass under `jaxspec.core.register_dataclass`.
+    A policy of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. If it has a field `processors`,
+    a tuple of them, they are applied to the logits that `log_probs` is given.
 
     Example:
         >>> isinstance(jaxspec.Sampling(temperature=0.7), jaxspec.Policy)
@@ -48,13 +50,21 @@ class Policy(Protocol):
 class Greedy:
     """Takes the argmax, the first of equals. Needs no key and no softmax.
 
+    Attributes:
+      processors: what is done to the logits before, in this order; see `jaxspec.processors`.
+
     Example:
         >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4, sampling=jaxspec.Greedy())
         >>> generation.tokens.shape
         (2, 4)
     """
 
+    processors: tuple[Processor, ...] = ()
+
     greedy = True
+
+    def __post_init__(self) -> None:
+        _keep_tuple(self)
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         return one_hot_log(argmax(logits), logits.shape[-1])
@@ -73,6 +83,7 @@ class Sampling:
         equal its last; `None` or `1` keeps all.
       min_p: keep tokens with at least this share of the most likely one's probability; `None`
         or `0` keeps all.
+      processors: what is done to the logits before all of these, in this order; see `jaxspec.processors`.
 
     A warper that is `None` costs nothing.
 
@@ -87,8 +98,12 @@ class Sampling:
     top_k: Int[Array, "*b"] | int | None = None
     top_p: Float[Array, "*b"] | float | None = None
     min_p: Float[Array, "*b"] | float | None = None
+    processors: tuple[Processor, ...] = ()
 
     greedy = False
+
+    def __post_init__(self) -> None:
+        _keep_tuple(self)
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """Returns the log-probabilities of the warped distribution: float32, or float64 if the logits are."""
@@ -102,6 +117,12 @@ class Sampling:
         next_log_probs = scaled - jnp.log(row_sum(jnp.exp(scaled)))[..., None]
         certain = one_hot_log(argmax(logits), logits.shape[-1]).astype(next_log_probs.dtype)
         return jnp.where(warpers.drawn(self, logits.dtype), next_log_probs, certain)
+
+
+def _keep_tuple(policy: Greedy | Sampling) -> None:
+    """Makes a tuple of processors that were passed as a list, so that equal policies have one structure."""
+    if isinstance(policy.processors, list | Processor):
+        object.__setattr__(policy, "processors", as_tuple(policy.processors))
 
 
 def draw(

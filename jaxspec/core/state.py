@@ -3,17 +3,16 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from jaxspec.core import processing
 from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sampling import Policy
 from jaxspec.core.stats import Stats
-from jaxspec.core.status import Status
 from jaxspec.core.tree import depths
 
 
@@ -122,6 +121,7 @@ class Context:
       sampling: the policy of `generate`, which drafts are drawn with unless the drafter has its own.
       asked: rows to draft for; something else drafts for the others, and the drafter only follows their text. `None`
         is all.
+      processed: the states of the policy's processors after the committed text.
 
     Example:
         >>> length, done = jnp.asarray([5, 5], jnp.int32), jnp.zeros(2, jnp.bool_)
@@ -138,6 +138,23 @@ class Context:
     done: Bool[Array, "b"]
     sampling: Policy
     asked: Bool[Array, "b"] | None = None
+    processed: tuple[Any, ...] = ()
+
+    def process(self, logits: Float[Array, "b n v"], path: Int[Array, "b n d"] | None = None) -> Float[Array, "b n v"]:
+        """Returns logits as the target's policy processes them, for drafts or for the target.
+
+        Args:
+          logits: over the target's vocabulary.
+          path: the drafts between the committed text and each position, the oldest first; -1 pads on the right. `None`
+            is none.
+        """
+        path = processing.no_path(logits) if path is None else path
+        return processing.process(self.sampling, self.processed, logits, path)
+
+    @property
+    def processors(self) -> bool:
+        """Whether the target's policy has any."""
+        return bool(self.processed)
 
     @property
     def live(self) -> Bool[Array, "b"]:
@@ -174,6 +191,7 @@ class GenerationState:
       keys: one threefry key a row.
       stop_tokens: the ids that end a row; -1 pads.
       sampling: the policy, its parameters one value a row.
+      processed: the states of its processors after the committed text.
       cache: the target's; it holds `length - 1` tokens.
       drafter_state: the drafter's own.
       stats: counts of drafted and accepted tokens.
@@ -198,6 +216,7 @@ class GenerationState:
     keys: Key[Array, "b"]
     stop_tokens: Int[Array, "b n_stop"]
     sampling: Policy
+    processed: tuple[Any, ...]
     cache: Cache
     drafter_state: Any
     stats: Stats
@@ -226,64 +245,3 @@ class RoundInfo:
     count: Int[Array, "b"]
     drafted: Int[Array, "b"]
     accepted: Int[Array, "b"]
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """Holds the result of `generate`. Row `b` got `tokens[b, :length[b]]`; zeros follow.
-
-    Attributes:
-      tokens: the new tokens alone, a stop token included.
-      length: the number of new tokens.
-      log_probs: the target's log-probability of each, before warping.
-      warped_log_probs: its log-probability under the sampling policy's distribution.
-      from_draft: whether each is an accepted draft; any other is the target's own, and ends its round.
-      stop_reason: a `StopReason` a row.
-      status: a `Status` a row.
-      stats: counts of rounds, drafted and accepted tokens, a row each.
-      lossless: whether the verifier keeps the target's distribution exactly.
-
-    Example:
-        >>> generation = jaxspec.generate(target, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4)
-        >>> generation.raise_for_status()
-        >>> generation.tokens.shape, generation.length.tolist()
-        ((2, 4), [4, 4])
-        >>> generation.stats.acceptance_rate() <= 1
-        True
-    """
-
-    tokens: Int[Array, "b n"]
-    length: Int[Array, "b"]
-    log_probs: Float[Array, "b n"]
-    warped_log_probs: Float[Array, "b n"]
-    from_draft: Bool[Array, "b n"]
-    stop_reason: Int[Array, "b"]
-    status: Int[Array, "b"]
-    stats: Stats
-    lossless: bool = dataclasses.field(default=True, metadata={"static": True})
-
-    def total_log_prob(self, *, warped: bool = False) -> Float[Array, "b"]:
-        """Sums the log-probabilities of each row's new tokens; `warped` takes those under the sampling policy."""
-        return jnp.sum(self.warped_log_probs if warped else self.log_probs, axis=-1)
-
-    def measured_total_variation(self) -> float:
-        """Returns the total variation of a lossy verifier's output from the target's distribution, a mean over tokens.
-
-        The verifier says what it measures; 0 for a lossless one, and before the first token.
-        """
-        return self.stats.measured_total_variation()
-
-    def raise_for_status(self) -> None:
-        """Raises on the host if a row failed.
-
-        Raises:
-          FloatingPointError: if a row's logits were not finite, or its sampling policy left no token.
-          ValueError: if a traced argument was out of range.
-        """
-        for row, value in enumerate(jax.device_get(self.status).tolist()):
-            status = Status(value)
-            if status is not Status.OK:
-                floating = status in (Status.NOT_FINITE_LOGITS, Status.NO_TOKEN_LEFT)
-                error = FloatingPointError if floating else ValueError
-                raise error(f"row {row} stopped with {status.name}: {status.meaning}")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
 
+from jaxspec.core.processing import processors_of
 from jaxspec.core.sampling import Policy, Sampling
 
 
@@ -54,8 +55,10 @@ _MEANINGS = {
     Status.TOKEN_OUT_OF_RANGE: "the prompt had a token id outside [0, vocab_size)",
     Status.BAD_PROMPT_LENGTH: "prompt_length was outside [1, width of prompt]",
     Status.BAD_MAX_NEW_TOKENS: "max_new_tokens was negative or did not fit the capacity; pass a larger capacity",
-    Status.BAD_SAMPLING: "a sampling parameter was out of range: temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1",
-    Status.NO_TOKEN_LEFT: "the sampling policy left no token, or made NaN of finite logits; check its log_probs",
+    Status.BAD_SAMPLING: (
+        "a sampling parameter was out of range: temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1; or a processor's"
+    ),
+    Status.NO_TOKEN_LEFT: "the sampling policy or its processors left no token, or made NaN of finite logits",
 }
 
 
@@ -73,13 +76,20 @@ def traced_status(
     length_ok = (prompt_length >= 1) & (prompt_length <= width)
     status = jnp.full(batch, Status.OK, jnp.int32)
     for good, code in (
-        (_sampling_in_range(policy), Status.BAD_SAMPLING),
+        (_sampling_in_range(policy) & _processors_in_range(policy, vocab_size), Status.BAD_SAMPLING),
         (limit_fits, Status.BAD_MAX_NEW_TOKENS),
         (in_range, Status.TOKEN_OUT_OF_RANGE),
         (length_ok, Status.BAD_PROMPT_LENGTH),
     ):
         status = jnp.where(good, status, jnp.int32(code))
     return status
+
+
+def _processors_in_range(policy: Policy, vocab_size: int) -> Array:
+    good = jnp.ones((), jnp.bool_)
+    for one in processors_of(policy):
+        good = good & one.in_range(vocab_size)
+    return good
 
 
 def _sampling_in_range(policy: Policy) -> Array:

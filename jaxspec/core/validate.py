@@ -8,13 +8,11 @@ import itertools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.values import LARGEST, is_concrete, to_int32
 
 # A round of drafts is a program of as many steps; more than 16 hardly pay.
@@ -106,18 +104,6 @@ def same_draft_length(k: int, expected: int) -> None:
         )
 
 
-def draft_policy(policy: Policy) -> None:
-    """Raises unless a drafter's own policy is one for all rows, and in range."""
-    if isinstance(policy, type) or not isinstance(policy, Policy):
-        raise TypeError(f"a drafter's sampling must be a policy or None, got {policy!r}; pass Sampling(...)")
-    if any(jnp.shape(leaf) for leaf in jax.tree.leaves(policy)):
-        raise ValueError(
-            "a drafter's own sampling must have one value for all rows, got an array; "
-            "leave it None to draft with each row's own policy"
-        )
-    sampling(policy, batch=1)
-
-
 def same_vocabulary(*, draft: int, target: int) -> None:
     """Raises unless draft and target have equally many tokens."""
     if draft != target:
@@ -139,7 +125,7 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int, names: tuple[str, s
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"{names[0]} is empty, got shape {tokens.shape}; pass at least one row of at least one token")
     if prompt_length is not None:
-        (shape, dtype), rows = _shape_and_dtype(names[1], prompt_length), tokens.shape[0]
+        (shape, dtype), rows = shape_and_dtype(names[1], prompt_length), tokens.shape[0]
         if shape not in ((), (rows,)) or not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
                 f"{names[1]} must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
@@ -163,40 +149,11 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int, names: tuple[str, s
             )
 
 
-def sampling(policy: Policy, batch: int) -> None:
-    """Raises unless each sampling parameter is a scalar or `[b]`, and in range."""
-    if not isinstance(policy, Sampling):
-        return
-    ranges = {
-        "temperature": (policy.temperature, lambda x: x >= 0, ">= 0; 0 is greedy"),
-        "top_p": (policy.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]; 1 keeps every token"),
-        "min_p": (policy.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]; 0 keeps every token"),
-        "top_k": (policy.top_k, lambda x: (x == np.floor(x)) & (x >= 0), "an integer >= 0; 0 keeps every token"),
-    }
-    for name, (value, is_valid, expected) in ranges.items():
-        if value is None and name != "temperature":
-            continue
-        if name == "top_k" and isinstance(value, int) and value > LARGEST:
-            continue  # all tokens, of whatever vocabulary
-        shape, dtype = _shape_and_dtype(name, value)
-        if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
-            raise TypeError(f"{name} must be {expected}, got {value!r}; pass a number, or one a row")
-        if shape not in ((), (batch,)):
-            raise ValueError(f"{name} must be one value or one a row, got shape {shape} for {batch} rows")
-        if name == "top_k" and not is_concrete(value) and not jnp.issubdtype(dtype, jnp.integer):
-            raise TypeError(f"a traced top_k must have an integer dtype, got {dtype}")
-        if is_concrete(value):
-            with np.errstate(over="ignore"):
-                values = (given := np.asarray(value)).astype(np.float32)  # what the program will see
-            if not np.all(np.isfinite(values) & is_valid(values) & is_valid(given)):
-                raise ValueError(f"{name} must be {expected}, got {given.tolist()}")
-
-
 def max_new_tokens(value: object, batch: int) -> None:
     """Raises unless `value` is one non-negative integer, one a row, or `None`."""
     if value is None:
         return
-    shape, dtype = _shape_and_dtype("max_new_tokens", value)
+    shape, dtype = shape_and_dtype("max_new_tokens", value)
     if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
             f"max_new_tokens must be one integer or one a row, got shape {shape} and dtype {dtype} for {batch} rows"
@@ -242,7 +199,7 @@ def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]
         raise ValueError("stop_tokens must be integers, got None; pass () for none, or ids such as (2,)")
     if isinstance(value, set | frozenset):
         value = list(value)
-    shape, dtype = _shape_and_dtype("stop_tokens", value)
+    shape, dtype = shape_and_dtype("stop_tokens", value)
     if len(shape) > 2 or (len(shape) == 2 and shape[0] != batch):
         raise ValueError(f"stop_tokens must be [n] or [batch, n], got shape {shape} for {batch} rows")
     array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
@@ -254,12 +211,6 @@ def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]
     elif is_concrete(value) and (array.min() < -1 or array.max() >= vocab_size):
         raise ValueError(f"stop_tokens must be in [0, {vocab_size}), or -1 for padding, got {array.tolist()}")
     return jnp.broadcast_to(to_int32(array), (batch, array.shape[-1]))
-
-
-def key_needed(key: object, policy: Policy) -> None:
-    """Raises if a policy draws and there is no key to draw with."""
-    if key is None and not policy.greedy:
-        raise ValueError("sampling needs a key, got key=None; pass key=jax.random.key(seed), or sampling=Greedy()")
 
 
 def lossy_allowed(lossless: bool, lossy: object, name: str) -> None:
@@ -289,7 +240,8 @@ def text(name: str, value: object, advice: str = "pass a text") -> str:
     return value
 
 
-def _shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
+def shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape and dtype of what may be an array; raises `TypeError` if it is neither that nor a number."""
     if not hasattr(value, "dtype"):
         try:
             value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)

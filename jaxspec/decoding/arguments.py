@@ -11,10 +11,11 @@ from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Int, Key
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy, validate
 from jaxspec.core.bit_exact import as_bit_exact
 from jaxspec.core.layout import Layout, Unsharded, placement_of
 from jaxspec.core.model import Model
+from jaxspec.core.processing import Processor, processors_of, with_processors
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
 from jaxspec.core.sampling import Policy, Sampling
@@ -55,6 +56,7 @@ class Rows:
       stop_tokens: ids that end a row; -1 pads.
       keys: threefry keys.
       sampling: a policy whose parameters are one value a row; `None` if `Arguments.policy` is given.
+      processors: those of the policy whose arrays are one value a row; `None` in the place of others.
     """
 
     prompt: Int[Array, "b t"]
@@ -63,6 +65,7 @@ class Rows:
     stop_tokens: Int[Array, "b n_stop"]
     keys: Key[Array, "b"]
     sampling: Sampling | None
+    processors: tuple[Processor | None, ...]
 
 
 @register_dataclass
@@ -75,6 +78,7 @@ class Arguments:
       drafter: the same, or `NoDrafter`.
       verifier: as passed, or the default.
       policy: a policy other than `Sampling`, whose leaves may have any shape; else `None`.
+      processors: those of the policy whose arrays all rows share; `None` in the place of others.
       rows: the arrays that differ by row, `Sampling` among them.
       max_new: the new tokens that a row of the buffers holds (a bucket).
       placement: the layout of rows on devices, and of results.
@@ -84,6 +88,7 @@ class Arguments:
     drafter: Drafter
     verifier: Verifier
     policy: Policy | None
+    processors: tuple[Processor | None, ...]
     rows: Rows
     max_new: int = dataclasses.field(metadata={"static": True})
     placement: Layout = dataclasses.field(metadata={"static": True})
@@ -93,7 +98,8 @@ class Arguments:
         """The sampling policy, of whichever of the two places has it."""
         sampling = self.rows.sampling if self.policy is None else self.policy
         assert sampling is not None
-        return sampling
+        pairs = zip(self.processors, self.rows.processors, strict=True)
+        return with_processors(sampling, tuple(own if shared is None else shared for shared, own in pairs))
 
     @classmethod
     def check(
@@ -131,10 +137,10 @@ class Arguments:
         ids = as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
         batch = ids.shape[0]
-        validate.sampling(sampling, batch)
+        check_policy.policy(sampling, batch, target.vocab_size)
         validate.max_new_tokens(max_new_tokens, batch)
         capacity = validate.capacity(capacity)
-        validate.key_needed(key, sampling)
+        check_policy.key_needed(key, sampling)
         validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
         drafter.check(target)
         if drafter.tree:
@@ -143,18 +149,13 @@ class Arguments:
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
         by_row = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
         target, drafter, placement = _on_mesh(target, drafter, mesh)
+        policy = None if by_row.sampling else with_processors(sampling, ())
+        shared = tuple(None if one.by_row else one for one in processors_of(sampling))
+        width = int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
-        placement.check_same(said | {_ASKED: ((by_row, None if by_row.sampling else sampling), max_new)})
-        checked = cls(
-            target=target,
-            drafter=drafter,
-            verifier=verifier,
-            policy=None if by_row.sampling else sampling,
-            rows=placement.rows(by_row),
-            max_new=max_new,
-            placement=placement,
-        )
-        return checked, int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
+        placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new)})
+        kinds = {"target": target, "drafter": drafter, "verifier": verifier, "policy": policy, "processors": shared}
+        return cls(**kinds, rows=placement.rows(by_row), max_new=max_new, placement=placement), width
 
 
 def _rows(
@@ -168,7 +169,8 @@ def _rows(
         max_new_tokens=jnp.broadcast_to(to_int32(max_new_tokens), (batch,)),
         stop_tokens=stops,
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
-        sampling=one_a_row(sampling, batch) if isinstance(sampling, Sampling) else None,
+        sampling=one_a_row(with_processors(sampling, ()), batch) if isinstance(sampling, Sampling) else None,
+        processors=tuple(one.spread(batch) if one.by_row else None for one in processors_of(sampling)),
     )
 
 
@@ -231,6 +233,13 @@ def _lengths(prompt_length: PerRow | None, batch: int, width: int) -> Int[Array,
     lengths = to_int32(width if prompt_length is None else prompt_length)
     # The bucket has room for more than was passed: beyond it a length is an error still.
     return jnp.broadcast_to(jnp.where(lengths <= width, lengths, 0), (batch,))
+
+
+def policy_by_row(policy: Policy, batch: int) -> Policy:
+    """Spreads the values of a policy and of its processors to one a row, of those that may differ by row."""
+    processors = tuple(one.spread(batch) if one.by_row else one for one in processors_of(policy))
+    spread = one_a_row(policy, batch) if isinstance(policy, Sampling) else policy
+    return with_processors(spread, processors)
 
 
 def one_a_row(policy: Sampling, batch: int) -> Sampling:

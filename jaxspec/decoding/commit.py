@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core import processing
 from jaxspec.core.model import Entries
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import count_leading
@@ -78,6 +79,7 @@ def commit(
         done=state.done | failed | stopped | out_of_budget,
         stop_reason=reason,
         status=jnp.where(failed, _cause(verified), state.status),
+        processed=processing.commit(state.sampling, state.processed, verified.tokens, count),
         cache=state.cache.append(verified.entries).truncate(length - 1),
         drafter_state=drafter_state,
         stats=state.stats.count(live, count, submitted, accepted, verified.verdict.deviation),

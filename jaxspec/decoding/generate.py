@@ -25,13 +25,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from jaxspec.core import processing
+from jaxspec.core.generation import Generation
 from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import prefill, room_for
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.core.state import Context, Generation, GenerationState
+from jaxspec.core.state import Context, GenerationState
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status, StopReason, traced_status
 from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds
@@ -166,7 +168,11 @@ def initial_state(arguments: Arguments) -> GenerationState:
     cache = target.init_cache(batch, max(slots, room_for(target, width)))
     with over_devices(placement_of(target)), kernels_of(target):
         prefilled = prefill(target, prompt, length, cache, drafter.capture)
-        context = Context(target, prefilled.cache, prompt, length, jnp.zeros((batch,), jnp.bool_), sampling)
+        processed = processing.init(
+            sampling, processing.Prompt(prompt, length, rows.stop_tokens, vocab_size=target.vocab_size)
+        )
+        none = jnp.zeros((batch,), jnp.bool_)
+        context = Context(target, prefilled.cache, prompt, length, none, sampling, processed=processed)
         drafter_state = bounded.init(drafter, context, prefilled, slots)
     done = (budget == 0) | (status != Status.OK)
     failed = status != Status.OK
@@ -189,6 +195,7 @@ def initial_state(arguments: Arguments) -> GenerationState:
         keys=rows.keys,
         stop_tokens=rows.stop_tokens,
         sampling=sampling,
+        processed=processed,
         cache=prefilled.cache,
         drafter_state=drafter_state,
         stats=Stats.zero(batch, drafter.max_drafts),

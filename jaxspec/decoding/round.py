@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.bit_exact import check_whole, rows_of
+from jaxspec.core.bit_exact import check_whole
 from jaxspec.core.kernels import kernels_of
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
@@ -86,7 +86,9 @@ def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
 
 
 def _context(target: Model, state: GenerationState) -> Context:
-    return Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    return Context(
+        target, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
+    )
 
 
 def _score(
@@ -155,7 +157,7 @@ def _verify_drafts(
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
     output = _target_pass(drafter, proposal, context)
     check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
-    distributions = Distributions.of(context.sampling, output.logits, proposal, rows_of(context.target))
+    distributions = Distributions.of(context, output.logits, proposal)
     verdict = distributions.verdict(verifier, rng, proposal)
     rows = _path_rows(proposal, verdict)
     tokens = _emitted(proposal, verdict, rows)

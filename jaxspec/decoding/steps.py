@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import check_rows
+from jaxspec.core.generation import Generation
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.core.state import Generation, GenerationState, RoundInfo
+from jaxspec.core.state import GenerationState, RoundInfo
 from jaxspec.core.values import is_concrete
 from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds, check_kinds
 from jaxspec.decoding.generate import collect, cut, initial_state

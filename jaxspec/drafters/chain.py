@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy
 from jaxspec.core.argmax import argmax
 from jaxspec.core.known import known_on_gpu
 from jaxspec.core.model import Model
@@ -105,6 +105,7 @@ class Chain:
 
         def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
             # Tokens are drawn in the draft's own vocabulary; `_over_vocabulary` follows for all of them together.
+            logits = draft.process(context, logits[:, None], lambda: drafts.path)[:, 0]
             if policy.greedy:
                 place, next_log_probs = argmax(logits), None
             else:
@@ -165,7 +166,7 @@ class ChainDrafter(AdjustableDrafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self.draft(target).check(type(self).__name__, target)
         self.draft_length.check()
 
@@ -206,6 +207,12 @@ class _Drafts:
         log_probs = None if sizes is None else jnp.full((*shape, sizes[0]), -math.log(sizes[1]), jnp.float32)
         tokens = jnp.zeros(shape, jnp.int32)
         return cls(jnp.int32(0), tokens, tokens.astype(jnp.bool_), log_probs, longest > 0, hidden, draft_state)
+
+    @property
+    def path(self) -> Int[Array, "b 1 k"]:
+        """The drafts before the next one; -1 pads."""
+        before = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] < self.count
+        return jnp.where(before, self.tokens, -1)[:, None]
 
     def add(self, token, submitted, next_log_probs, going, hidden: Hidden, draft_state: Any) -> "_Drafts":
         put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new[:, None], self.count, axis=1)  # noqa: E731

@@ -7,6 +7,7 @@ each.
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxspec.core.prefill import Prefilled, catch_up, prefill
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.rows import take_row
 from jaxspec.core.state import Context, Verdict
+from jaxspec.drafters.processed import process_part
 
 Hidden = tuple[Array, ...]
 
@@ -119,6 +121,22 @@ class Draft(abc.ABC):
     def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
         """Returns the same logits over the target's vocabulary, which is the draft's unless that is smaller."""
         return logits
+
+    def process(
+        self, context: Context, logits: Float[Array, "b t n"], path: Callable[[], Int[Array, "b t d"]]
+    ) -> Float[Array, "b t n"]:
+        """Returns logits over the draft vocabulary as the target's policy processes them.
+
+        Args:
+          context: the text, and the policy.
+          logits: the draft's.
+          path: returns the drafts above each position; it is called if there are processors.
+        """
+        if not context.processors:
+            return logits
+        whole = self.draft_vocab_size == self.vocab_size
+        ids = None if whole else self.token_ids(jnp.arange(self.draft_vocab_size, dtype=jnp.int32))
+        return process_part(context, logits, path(), self.over_vocabulary, ids)
 
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """Returns the target's ids of tokens of the draft vocabulary."""

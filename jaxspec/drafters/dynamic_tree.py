@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy
 from jaxspec.core.model import Model
 from jaxspec.core.parts import whole
 from jaxspec.core.prefill import Prefilled
@@ -26,7 +26,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.tree_arguments import positive
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
-from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows, top_tokens
+from jaxspec.drafters.frontier import Drafted, Level, by_row, descend, first_paths, grow, of_rows, top_tokens
 
 
 @register_dataclass
@@ -105,7 +105,7 @@ class DynamicTreeDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
         check_takes_trees(type(self).__name__, self.model)
         if self.top_k > target.vocab_size:
@@ -125,18 +125,22 @@ class DynamicTreeDrafter(Drafter):
 
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
         window, draft_state = self._draft.first(state, context)
-        scores, tokens = self._children(window.logits[:, None])
+        scores, tokens = self._children(context, window.logits[:, None], None)
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
         if self.depth > 1:
 
-            def extend(level, logits, scores):
-                added, tokens = self._children(logits)
-                paths, picked, best = expand(scores, added)
+            def extend(level, logits, carry):
+                scores, path = carry
+                added, tokens = self._children(context, logits, path)
+                chances, picked, best = expand(scores, added)
                 flat = tokens.reshape(tokens.shape[0], -1)
                 next_tokens = jnp.take_along_axis(flat, picked, axis=1)
-                return Level(next_tokens, picked // self.top_k, best, Candidates(flat, paths, picked))
+                parents = picked // self.top_k
+                path = descend(path, parents, next_tokens, level + 1)
+                return Level(next_tokens, parents, (best, path), Candidates(flat, chances, picked))
 
-            below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, found.scores, extend)
+            carry = found.scores, first_paths(context, found.tokens, self.depth)
+            below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, carry, extend)
             found = join(found, below)
         proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, draft_state, pending)
         return of_rows(proposal, self._draft.ready(context)), drafted
@@ -145,9 +149,12 @@ class DynamicTreeDrafter(Drafter):
         cache = state.keep(self._draft.cache(state.draft_state), verdict)
         return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
 
-    def _children(self, logits: Float[Array, "b w n"]) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
+    def _children(
+        self, context: Context, logits: Float[Array, "b w n"], path: Int[Array, "b w d"] | None
+    ) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
-        return best_children(policy.log_probs(self._draft.over_vocabulary(logits)), self.top_k)
+        logits = context.process(self._draft.over_vocabulary(logits), path)
+        return best_children(policy.log_probs(logits), self.top_k)
 
 
 def check_nodes(nodes: int, top_k: int, depth: int) -> None:

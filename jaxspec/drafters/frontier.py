@@ -145,6 +145,24 @@ def grow(
     return found, state[3]
 
 
+def first_paths(context: Context, tokens: Int[Array, "b w"], depth: int) -> Int[Array, "b w d"] | None:
+    """Returns the path down to each node of the first level, itself included; -1 pads. `None` if nothing reads it."""
+    if not context.processors:
+        return None
+    return jnp.pad(tokens[..., None].astype(jnp.int32), ((0, 0), (0, 0), (0, depth - 1)), constant_values=-1)
+
+
+def descend(
+    paths: Int[Array, "b w d"] | None, parents: Int[Array, "b w"], tokens: Int[Array, "b w"], level: Int[Array, ""]
+) -> Int[Array, "b w d"] | None:
+    """Returns the paths down to the nodes of the level after those of `paths`, given their parents among these."""
+    if paths is None:
+        return None
+    own = jnp.take_along_axis(paths, parents[..., None], axis=1)
+    here = jnp.arange(paths.shape[2], dtype=jnp.int32)[None, None] == level
+    return jnp.where(here, tokens[..., None], own)
+
+
 def of_rows(proposal: Proposal, ready: Bool[Array, "b"]) -> Proposal:
     """Returns the same proposal, without drafts in the rows that are not ready."""
     return dataclasses.replace(proposal, valid=proposal.valid & ready[:, None])

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
@@ -21,7 +21,7 @@ from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
 from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
-from jaxspec.drafters.frontier import Drafted, Level, by_row, grow, of_rows
+from jaxspec.drafters.frontier import Drafted, Level, by_row, descend, first_paths, grow, of_rows
 
 
 @register_dataclass
@@ -98,7 +98,7 @@ class TreeDrafter(Drafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self._draft.check(type(self).__name__, target)
         check_takes_trees(type(self).__name__, self.model)
         if self.sampling is not None and self.draw.deterministic:
@@ -127,21 +127,22 @@ class TreeDrafter(Drafter):
         draw = MostLikely() if policy.greedy else self.draw
         plan = _plan(self.topology)
         window, draft_state = self._draft.first(state, context)
-        logits = self._draft.over_vocabulary(window.logits[:, None])
+        logits = context.process(self._draft.over_vocabulary(window.logits[:, None]))
         found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
 
         if plan.levels:
 
             def expand(level, logits, carry):
-                logits = self._draft.over_vocabulary(logits)
+                logits = context.process(self._draft.over_vocabulary(logits), carry)
                 found = _choose(draw, policy, rng, level + 1, logits, plan.most)
                 picked = jnp.asarray(plan.picked)[level]
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
-                return Level(found.tokens[:, picked], parents, carry, found)
+                tokens = found.tokens[:, picked]
+                return Level(tokens, parents, descend(carry, parents, tokens, level + 1), found)
 
-            below, pending = grow(
-                self._draft, context, window, found.tokens[:, plan.fed_first], plan.levels, (), expand
-            )
+            first = found.tokens[:, plan.fed_first]
+            path = first_paths(context, first, self.max_drafts)
+            below, pending = grow(self._draft, context, window, first, plan.levels, path, expand)
             found = found.followed_by(below)
         slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
         proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core import validate
+from jaxspec.core import check_policy, validate
 from jaxspec.core.layout import Layout, placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy, Sampling
@@ -81,7 +81,7 @@ class TextOptions:
           ValueError: if a parameter is out of range, at temperature 0 too.
         """
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
-        validate.sampling(sampling, batch=1)
+        check_policy.sampling(sampling, batch=1)
         return Greedy() if self.temperature == 0 else sampling
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.state import Generation
+from jaxspec.core.generation import Generation
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import StopReason
 from jaxspec.text.detokenizer import Detokenizer, StopStrings

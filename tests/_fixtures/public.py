@@ -8,6 +8,7 @@ ROOMS = (
     "core",
     "drafters",
     "verifiers",
+    "processors",
     "draft_length",
     "heads",
     "contrib",

@@ -177,6 +177,7 @@ def test_a_head_can_be_compiled_by_its_sizes_alone(kind, drafts, small):
         assert own == sum(sizes.values()) + layers * dense
 
 
+@pytest.mark.slow
 def test_what_drafts_where_nothing_is_said():
     found = {model: ahead_of_time.default_draft(model) for model in ("llama-3.2-1b", "qwen3-4b", "llama-3.1-405b")}
     assert found == {"llama-3.2-1b": "ngram", "qwen3-4b": "dflash", "llama-3.1-405b": "dflash"}

@@ -16,6 +16,7 @@ from jaxspec.foreign import adopt
 from jaxspec.ops.rope import Rope, RopeScaling
 from tests._fixtures import maxtext
 
+QUICK = ("qwen3", "gemma3")
 LENGTHS = np.array([9, 5, 1])
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 61, (3, 16)), jnp.int32)
 
@@ -37,7 +38,9 @@ def _ragged(model, count=6):
     return model(TOKENS[rows, at], cache).logits, (rows, at)
 
 
-@pytest.mark.parametrize("name", maxtext.CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in maxtext.CONFIGS]
+)
 def test_logits_are_those_of_the_foreign_model(name):
     config = maxtext.CONFIGS[name]
     params = maxtext.random_params(config)
@@ -90,6 +93,7 @@ def test_configurations_are_objects_and_parameters_may_be_boxed():
     assert first.module == second.module
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_updates_without_tracing():
     """The text is the foreign model's; another model of the same kind is mapped and run by the same programs."""
     config, traced = maxtext.CONFIGS["gemma3"], []

@@ -93,11 +93,12 @@ def test_passes_of_any_width_give_the_same_logits(family, weights):
     assert_same_bits(passes(model), lambda: model.init_cache(1, 160), text, chains, [(8, 3), (33, 7)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verifier",
     [
         pytest.param(None, id="greedy"),
-        pytest.param(jaxspec.CoupledVerifier(), id="coupled", marks=pytest.mark.slow),
+        pytest.param(jaxspec.CoupledVerifier(), id="coupled"),
     ],
 )
 def test_speculation_returns_the_same_log_probs(verifier):

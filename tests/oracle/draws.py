@@ -94,7 +94,7 @@ def real_names(verifier, row_key, length: int, drafts: int | Sequence[Offset], u
 
 
 def several_rounds(
-    target: Table, drafter: Drafter, rule: Rule, *, length: int, names: Callable[[int], Names]
+    target: Table, drafter: Drafter, rule: Rule, *, length: int, names: Callable[[int], Names], scored=None
 ) -> dict[Text, float]:
     """The exact distribution of the first `length` tokens, with as many rounds as it takes.
 
@@ -104,6 +104,7 @@ def several_rounds(
       rule: how they are verified.
       length: how many tokens.
       names: the draws of the round that starts after so many tokens.
+      scored: as in `enumerate_round`.
     """
     later = [{name for start in range(n, length) for name in names(start).all()} for n in range(length)]
     pasts = [collections.Counter() for _ in range(length)]
@@ -113,7 +114,7 @@ def several_rounds(
         rounds: dict[Text, Round] = {}
         for (text, seen), chance in pasts[start].items():
             if text not in rounds:
-                rounds[text] = enumerate_round(target, drafter, rule, text)
+                rounds[text] = enumerate_round(target, drafter, rule, text, scored)
             for emitted, share, refined in _one_round(rounds[text], drafter, text, names(start), dict(seen)):
                 longer = text + emitted
                 if len(longer) >= length:

@@ -25,9 +25,15 @@ class Round:
         return (*self.drafts.tokens[draft, list(leaf.path)].tolist(), next_token)
 
 
-def enumerate_round(target: Table, drafter: Drafter, rule: Rule, text: Text = ()) -> Round:
-    """All drafts of `drafter` after `text`, verified by `rule`."""
+def enumerate_round(
+    target: Table, drafter: Drafter, rule: Rule, text: Text = (), scored: Callable[[Drafts, Text], Drafts] | None = None
+) -> Round:
+    """All drafts of `drafter` after `text`, verified by `rule`.
+
+    `scored(drafts, text)` puts the target's distributions that the package computes in the table's place.
+    """
     drafts = enumerate_drafts(target, drafter, text)
+    drafts = drafts if scored is None else scored(drafts, text)
     round_ = Round(drafts, rule(drafts))
     assert all(abs(sum(leaf.chance() for leaf in leaves) - 1) < 1e-12 for leaves in round_.leaves)
     return round_

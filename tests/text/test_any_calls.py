@@ -66,6 +66,7 @@ def _nothing_is_decoded():
         yield
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(argument=st.sampled_from(sorted(ALLOWED)), value=JUNK)
 def test_an_option_of_a_text_is_allowed_or_named(argument, value):

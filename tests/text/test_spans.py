@@ -48,6 +48,7 @@ def test_streamed_spans_are_those_of_the_result(reciting, stop):
         assert stream.result.spans == reciting.generate(PROMPT, **OPTIONS).spans
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_have_their_own_spans():
     target = dataclasses.replace(tiny.transformer(3, vocab=TOKENIZER.vocab_size), tokenizer=TOKENIZER)
     decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=3)

@@ -82,7 +82,10 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
     assert result.stats.deviation.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("drafter", "rule"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [pytest.param(*case, id=case[0], marks=[pytest.mark.slow] * (case[0] != "tree")) for case in CASES],
+)
 def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
     """Whatever the length, each new token counts once, so the mean is a total variation."""
     drafter, verifier = DRAFTERS[drafter](), RelaxedVerifier(rule)

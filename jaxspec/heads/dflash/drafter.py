@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy, validate
 from jaxspec.core.argmax import argmax
 from jaxspec.core.model import Model
 from jaxspec.core.parts import at_tokens
@@ -21,6 +21,7 @@ from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength, as_draft_le
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.processed import choose_in_order, process_part
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.language_model import LanguageModel
@@ -117,7 +118,7 @@ class DFlashDrafter(AdjustableDrafter):
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self.draft_length.check()
         check_capture("DFlashDrafter", target, self.head.capture, self.head.config.width)
         validate.same_vocabulary(draft=self.head.vocab_size, target=target.vocab_size)
@@ -161,7 +162,7 @@ class DFlashDrafter(AdjustableDrafter):
         head = self.head
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         known = self.known(state, context)
-        places, logits, log_probs = self._draw(policy, head.logits(known), last, rng)
+        places, logits, log_probs = self._draw(policy, head.logits(known), last, rng, context)
         tokens = head.ids[places]
         seen, trusted = _seen(logits, log_probs), jnp.ones(tokens.shape, jnp.float32)
         if self.draft_length.reads_confidence:
@@ -173,7 +174,7 @@ class DFlashDrafter(AdjustableDrafter):
         return Proposal(jnp.where(valid, tokens, 0), valid, log_probs)
 
     def _draw(
-        self, policy: Policy, logits: Float[Array, "b k n"], last: Int[Array, "b 1"], rng: Rng
+        self, policy: Policy, logits: Float[Array, "b k n"], last: Int[Array, "b 1"], rng: Rng, context: Context
     ) -> tuple[Int[Array, "b k"], Float[Array, "b k n"], Float[Array, "b k n"] | None]:
         """Returns the places of the drawn tokens in the draft vocabulary, their logits, and what they are drawn from.
 
@@ -181,15 +182,20 @@ class DFlashDrafter(AdjustableDrafter):
         """
         head, offsets = self.head, jnp.arange(self.max_drafts, dtype=jnp.int32)
         if not head.config.markov_rank:
-            return self._places(policy, logits, rng, offsets)
+            choose = lambda logits, offsets: self._places(policy, logits, rng, offsets)  # noqa: E731
+            return choose_in_order(context, logits, head.over_vocabulary, head.ids, choose)
 
-        def after(token, draft):
-            offset, logits = draft
+        def after(before, draft):
+            (token, path), (offset, logits) = before, draft
             logits = logits[:, None] + head.added(head.before(token))
+            logits = process_part(context, logits, path, head.over_vocabulary, head.ids)
             places, logits, log_probs = self._places(policy, logits, rng, offset[None])
-            return head.ids[places], (places, logits, log_probs)
+            token = head.ids[places]
+            path = None if path is None else jnp.where((offsets == offset)[None, None], token[..., None], path)
+            return (token, path), (places, logits, log_probs)
 
-        _, drawn = jax.lax.scan(after, last, (offsets, jnp.swapaxes(logits, 0, 1)))
+        path = jnp.full((*last.shape, self.max_drafts), -1, jnp.int32) if context.processors else None
+        _, drawn = jax.lax.scan(after, (last, path), (offsets, jnp.swapaxes(logits, 0, 1)))
         return jax.tree.map(lambda x: jnp.swapaxes(x[:, :, 0], 0, 1), drawn)
 
     def _places(

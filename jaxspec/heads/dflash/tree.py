@@ -24,6 +24,7 @@ from jaxspec.core.tree_arguments import positive
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import Candidates, best_children, check_nodes, expand, join, submit
 from jaxspec.drafters.frontier import of_rows
+from jaxspec.drafters.processed import process_part
 from jaxspec.heads.dflash.drafter import DFlashDrafter, DFlashState
 from jaxspec.heads.dflash.head import DFlashHead
 
@@ -113,7 +114,10 @@ class DFlashTreeDrafter(Drafter):
     def propose(self, rng: Rng, state: DFlashState, context: Context) -> tuple[Proposal, DFlashState]:
         del rng  # nothing is drawn
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        children = self._children(self.head.logits(self._chain.known(state, context)))
+        logits = self.head.logits(self._chain.known(state, context))
+        # As if each followed the text: what stands above a node is not known yet.
+        logits = process_part(context, logits, None, self.head.over_vocabulary, self.head.ids)
+        children = self._children(logits)
         scores, tokens = children(jnp.int32(0), last)
         found = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((last.shape[0], 0), jnp.int32))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import validate
+from jaxspec.core import check_policy
 from jaxspec.core.argmax import argmax
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
@@ -25,6 +26,7 @@ from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.adjustable import AdjustableDrafter
 from jaxspec.drafters.capture import check_capture
 from jaxspec.drafters.frontier import top_tokens
+from jaxspec.drafters.processed import choose_in_order, process_part
 from jaxspec.heads.medusa.head import MedusaHead
 
 
@@ -148,7 +150,7 @@ class MedusaDrafter(AdjustableDrafter):
                 f"{self.head.module.config.vocab_size} tokens; pass fewer"
             )
         if self.sampling is not None:
-            validate.draft_policy(self.sampling)
+            check_policy.draft_policy(self.sampling)
         self.draft_length.check()
 
     def init(self, context, prefilled, slots):
@@ -179,9 +181,15 @@ class MedusaDrafter(AdjustableDrafter):
         logits = self.head(context.target, state.hidden[:, None], last)
         return self.head.placement.logits(logits[:, 0, : self.max_drafts])
 
+    def _expand(self, context: Context) -> Callable[[Float[Array, "b t n"]], Float[Array, "b t v"]]:
+        """Returns what spreads logits over the target's vocabulary."""
+        return lambda logits: self.head.over_vocabulary(logits, context.target.vocab_size)
+
     def _draft_tree(self, tree: Tree, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
         levels = np.sum(tree.ancestors, axis=1) - 1
-        best, places = top_tokens(self._logits(state, context), max(tree.ranks) + 1)
+        # As if each followed the text: what stands above a node is not known yet.
+        logits = process_part(context, self._logits(state, context), None, self._expand(context), self.head.ids)
+        best, places = top_tokens(logits, max(tree.ranks) + 1)
         at = lambda x: x[:, levels, np.asarray(tree.ranks)]  # noqa: E731
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), (*ready.shape, tree.size))
         valid = ready[:, None] & (at(best) > -jnp.inf)
@@ -200,15 +208,20 @@ class MedusaDrafter(AdjustableDrafter):
             return Proposal(tokens, tokens.astype(jnp.bool_), all_log_probs)
 
         def draft() -> Proposal:
-            logits, all_log_probs = self._logits(state, context), None
-            own = jax.nn.log_softmax(logits)
-            if policy.greedy:
-                chosen, seen = argmax(logits), own
-            else:
-                noise = [rng.draft_noise(jnp.int32(i), vocab_size, self.head.ids) for i in range(self.max_drafts)]
+            def choose(logits, offsets):
+                if policy.greedy:
+                    return argmax(logits), logits, None
+                noise = [rng.draft_noise(offset, vocab_size, self.head.ids) for offset in offsets]
                 chosen, next_log_probs = draw(policy, logits, jnp.stack(noise, axis=1))
+                return chosen, logits, next_log_probs
+
+            expand, all_log_probs = self._expand(context), None
+            found = choose_in_order(context, self._logits(state, context), expand, self.head.ids, choose)
+            chosen, logits, next_log_probs = found
+            seen = jax.nn.log_softmax(logits)
+            if next_log_probs is not None:
                 # A one-hot distribution says nothing of how sure a head is: a draft length then sees the head's own.
-                seen = jnp.where(jnp.max(next_log_probs, axis=-1, keepdims=True) == 0, own, next_log_probs)
+                seen = jnp.where(jnp.max(next_log_probs, axis=-1, keepdims=True) == 0, seen, next_log_probs)
                 all_log_probs = placement_of(context.target).logits(
                     self.head.over_vocabulary(next_log_probs, vocab_size)
                 )

@@ -70,6 +70,7 @@ def _waits(k):
     return sum(step.times * len(list(program.collectives(step))) for step in steps)
 
 
+@pytest.mark.slow
 def test_a_block_without_a_markov_head_is_drawn_at_once():
     assert _waits(3) == _waits(2) > 0
 

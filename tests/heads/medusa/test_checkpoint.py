@@ -82,6 +82,7 @@ def test_blocks_that_are_one_block(tmp_path):
     np.testing.assert_allclose(guessed(head), expected(blocks, outputs), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_more_heads_than_the_configuration_says(tmp_path):
     blocks, outputs = random_blocks(heads=3), random_outputs(heads=3)
     head = jaxspec.load_head(write(tmp_path / "heads", tensors_of(blocks, outputs)), TARGET)

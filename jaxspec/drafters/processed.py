@@ -1,0 +1,73 @@
+"""Applies the target's logits processors to drafts, so that they are drawn from what the target may say.
+
+A drafter that leaves it out is as lossless, and is accepted less.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.core.state import Context
+
+Chosen = tuple[Int[Array, "b t"], Float[Array, "b t n"], Float[Array, "b t n"] | None]
+
+
+def process_part(
+    context: Context,
+    logits: Float[Array, "b t n"],
+    path: Int[Array, "b t d"] | None,
+    expand: Callable[[Float[Array, "b t n"]], Float[Array, "b t v"]],
+    ids: Int[Array, "n"] | None,
+) -> Float[Array, "b t n"]:
+    """Returns logits over a part of the vocabulary as the target's policy processes them.
+
+    Args:
+      context: the text, and the policy.
+      logits: those of the tokens `ids`.
+      path: as in `Context.process`.
+      expand: spreads logits over the vocabulary.
+      ids: the tokens; `None` is all of them.
+    """
+    if not context.processors:
+        return logits
+    if ids is None:
+        return context.process(logits, path)
+    return context.process(expand(logits), path)[..., ids]
+
+
+def choose_in_order(
+    context: Context,
+    logits: Float[Array, "b k n"],
+    expand: Callable[[Float[Array, "b t n"]], Float[Array, "b t v"]],
+    ids: Int[Array, "n"] | None,
+    choose: Callable[[Float[Array, "b t n"], Int[Array, "t"]], Chosen],
+) -> Chosen:
+    """Chooses the drafts of a chain whose logits are all known before any of them.
+
+    With processors one after the other, since each position is processed with the drafts before it; else together.
+
+    Args:
+      context: the text, and the policy.
+      logits: of each draft, over the tokens `ids`.
+      expand: as in `process_part`.
+      ids: as in `process_part`.
+      choose: `choose(logits, offsets)` returns the chosen places, the logits, and the distributions that they are drawn
+        from; `None` where they are not drawn.
+
+    Returns:
+      What `choose` returns, of all drafts.
+    """
+    batch, k, _ = logits.shape
+    offsets = jnp.arange(k, dtype=jnp.int32)
+    if not context.processors:
+        return choose(logits, offsets)
+    path, found = jnp.full((batch, 1, k), -1, jnp.int32), []
+    for i in range(k):
+        chosen = choose(process_part(context, logits[:, i : i + 1], path, expand, ids), offsets[i : i + 1])
+        path = path.at[:, 0, i].set(chosen[0][:, 0] if ids is None else ids[chosen[0][:, 0]])
+        found.append(chosen)
+    places, processed, log_probs = zip(*found, strict=True)
+    joined = None if log_probs[0] is None else jnp.concatenate(log_probs, axis=1)
+    return jnp.concatenate(places, axis=1), jnp.concatenate(processed, axis=1), joined

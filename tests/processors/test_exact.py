@@ -1,0 +1,133 @@
+"""Every lossless verifier keeps the processed distribution: by enumeration, over rounds, with the real keys.
+
+The target's distributions at each node are those that the loop computes, from states committed token by token and the
+drafts above the node. They are compared with arithmetic over the whole text.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import processing
+from jaxspec.core.state import Context, Proposal
+from jaxspec.decoding.arguments import policy_by_row
+from jaxspec.decoding.target_pass import Distributions
+from jaxspec.verifiers.block import BlockVerifier
+from jaxspec.verifiers.k_seq import KSequence
+from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
+from jaxspec.verifiers.rejection import TokenVerifier
+from jaxspec.verifiers.traversal import TraversalVerifier
+from jaxspec.verifiers.traversal import descend as traverse
+from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.tree import descend as sample_and_walk
+from tests._fixtures import processed
+from tests.oracle.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed
+from tests.oracle.draws import real_names, several_rounds
+from tests.oracle.rules import block_rule, token_rule, walk_rule
+from tests.oracle.tables import Table, make_table, total_variation
+
+VOCAB, PROMPT, LENGTH = 4, (1, 2), 3
+TEMPERATURE = 0.75
+CHAIN, TREE, SIDE_BY_SIDE = chain(2), (-1, -1, 0), chains(2, 2)
+RECURSIVE = MultiDraftVerifier(RecursiveRejection())
+VERIFIERS = {
+    "token": (TokenVerifier(), token_rule, drawn, CHAIN),
+    "block": (BlockVerifier(), block_rule, drawn, CHAIN),
+    "traversal": (TraversalVerifier(), walk_rule(traverse), drawn_without_replacement, TREE),
+    "tree": (TreeVerifier(), walk_rule(sample_and_walk), drawn_without_replacement, TREE),
+    "recursive": (RECURSIVE, walk_rule(RecursiveRejection().descend), drawn_without_replacement, TREE),
+    "k-seq": (MultiDraftVerifier(KSequence()), walk_rule(KSequence().descend), drawn, SIDE_BY_SIDE),
+}
+QUICK = (("block", "together"), ("tree", "together"))
+PAIRS = [
+    pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK))
+    for pair in itertools.product(VERIFIERS, processed.CASES)
+]
+
+
+@functools.cache
+def logits_after(new) -> np.ndarray:
+    return np.random.default_rng(abs(hash(new)) % 2**32).normal(size=VOCAB) * 1.5
+
+
+def probs_after(case, new) -> np.ndarray:
+    """By arithmetic over the whole text."""
+    scores = processed.naive(case, logits_after(new), PROMPT, new) / TEMPERATURE
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def table(case, length) -> Table:
+    prefixes = (new for n in range(length) for new in itertools.product(range(VOCAB), repeat=n))
+    return Table(VOCAB, {new: probs_after(case, new) for new in prefixes})
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def real_log_probs(policy, new, parents, deep, tokens, logits):
+    """What the loop computes after the `new` tokens and each of the drafts."""
+    rows = tokens.shape[0]
+    policy = policy_by_row(policy, rows)
+    width = lambda text: jnp.broadcast_to(jnp.asarray(text, jnp.int32), (rows, len(text)))  # noqa: E731
+    length = jnp.full(rows, len(PROMPT), jnp.int32)
+    states = processing.init(policy, processing.Prompt(width((*PROMPT, 0)), length, width([processed.STOP]), VOCAB))
+    # Two at a time, with a token behind that is not committed.
+    for start in range(0, new.shape[0], 2):
+        piece = jnp.pad(new[start : start + 2], (0, 1))
+        count = jnp.full(rows, min(2, new.shape[0] - start), jnp.int32)
+        states = processing.commit(policy, states, jnp.broadcast_to(piece, (rows, piece.shape[0])), count)
+    context = Context(None, None, None, length, None, policy, processed=states)
+    own = None if parents == chain(len(parents)) else jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape)
+    proposal = Proposal(tokens, jnp.ones(tokens.shape, bool), None, own, 0 if own is None else deep)
+    return Distributions.of(context, logits, proposal).next_log_probs
+
+
+def scored_by(policy):
+    """Returns the drafts with the distributions that the package computes for them."""
+
+    def scored(drafts, text):
+        paths = [(), *(tuple(_up(drafts.parents, node)) for node in range(len(drafts.parents)))]
+        logits = [
+            [logits_after(text + tuple(row[i] for i in path)) for path in paths] for row in drafts.tokens.tolist()
+        ]
+        new = jnp.asarray(text, jnp.int32)
+        deep = depth(drafts.parents)
+        log_probs = real_log_probs(policy, new, drafts.parents, deep, jnp.asarray(drafts.tokens), jnp.asarray(logits))
+        probs = np.exp(np.asarray(log_probs))
+        assert probs.dtype == np.float64
+        return type(drafts)(drafts.parents, drafts.tokens, drafts.chance, drafts.submitted, drafts.draft_probs, probs)
+
+    return scored
+
+
+def _up(parents, node):
+    return () if node < 0 else (*_up(parents, parents[node]), node)
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_rounds_keep_the_processed_distribution(name, case):
+    verifier, rule, way, parents = VERIFIERS[name]
+    policy = jaxspec.Sampling(TEMPERATURE, processors=processed.CASES[case][0])
+    target = table(case, LENGTH + depth(parents))
+    rng = np.random.default_rng(7)
+    draft = make_table(VOCAB, LENGTH + depth(parents), lambda: rng.dirichlet(np.ones(VOCAB)))
+    places = len(parents) if parents == CHAIN else [(node, 0) for node in range(len(parents))]
+    names = functools.cache(lambda n: real_names(verifier, jax.random.key(3), n, places))
+    with jax.enable_x64(True):
+        found = several_rounds(target, way(parents, draft), rule, length=LENGTH, names=names, scored=scored_by(policy))
+    assert total_variation(found, target.text_probs(LENGTH)) < 1e-9
+
+
+def test_certain_drafts_that_the_policy_excludes():
+    """A draft that cannot be is submitted and refused, and the distribution stays."""
+    policy = jaxspec.Sampling(TEMPERATURE, processors=processed.CASES["automaton"][0])
+    target = table("automaton", LENGTH + 2)
+    drafter = guessed(CHAIN, lambda place: 2, VOCAB)
+    names = functools.cache(lambda n: real_names(TokenVerifier(), jax.random.key(3), n, 2))
+    with jax.enable_x64(True):
+        found = several_rounds(target, drafter, token_rule, length=LENGTH, names=names, scored=scored_by(policy))
+    assert total_variation(found, target.text_probs(LENGTH)) < 1e-9
