@@ -69,7 +69,7 @@ class Processor(abc.ABC):
         ...         before = jnp.concatenate([last, path], axis=2)
         ...         count = jnp.sum(path >= 0, axis=2, keepdims=True)
         ...         token = jnp.take_along_axis(before, count, axis=2)
-        ...         return jnp.where(jnp.arange(logits.shape[2]) == token, -jnp.inf, logits)
+        ...         return jnp.where(jnp.arange(logits.shape[2])[None, None] == token, -jnp.inf, logits)
         ...     def commit(self, state, tokens, count):
         ...         return jnp.take_along_axis(jnp.concatenate([state, tokens], axis=1), count[:, None], axis=1)
         >>> policy = jaxspec.Greedy(processors=(NeverTwice(),))

@@ -43,7 +43,7 @@ class LogitBias(Processor):
             object.__setattr__(self, "bias", np.asarray(self.bias, np.float32))
 
     @classmethod
-    def of(cls, biases: Mapping[int, float]) -> Self:
+    def of(cls, biases: Any) -> Self:
         """Makes it from a mapping of token ids to biases, for all rows."""
         if not isinstance(biases, Mapping):
             raise TypeError(f"biases must map token ids to numbers, got {biases!r}; pass {{token_id: bias}}")

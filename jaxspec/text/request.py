@@ -50,7 +50,7 @@ class TextOptions:
     Example:
         >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
         >>> options.policy()
-        Greedy()
+        Greedy(processors=())
     """
 
     max_new_tokens: int | Sequence[int] | None = 128
