@@ -1,8 +1,8 @@
 """Decodes language models speculatively in JAX, losslessly and inside your own `jit`.
 
 The names here are those of most programs. Other strategies, and what one of your own is made of, stand in the
-namespaces `drafters`, `verifiers`, `processors`, `draft_length`, `heads`, `contrib`, `training`, `checkpoints`,
-`sharding`, `families`, `foreign`, `nn`, `ops` and `core`.
+namespaces `drafters`, `verifiers`, `processors`, `grammar`, `draft_length`, `heads`, `contrib`, `training`,
+`checkpoints`, `sharding`, `families`, `foreign`, `nn`, `ops` and `core`.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxspec import drafters as drafters
     from jaxspec import families as families
     from jaxspec import foreign as foreign
+    from jaxspec import grammar as grammar
     from jaxspec import heads as heads
     from jaxspec import nn as nn
     from jaxspec import ops as ops
@@ -87,6 +88,7 @@ __getattr__, __dir__ = lazy(
             "drafters",
             "families",
             "foreign",
+            "grammar",
             "heads",
             "nn",
             "ops",

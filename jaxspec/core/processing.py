@@ -116,6 +116,22 @@ class Processor(abc.ABC):
         del tokens, count
         return state
 
+    def next_forced(self, state: Any, path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
+        """Returns the token that must come at each position, as far as it is known; -1 where it is not.
+
+        Drafters that copy draft it. It is verified like any other.
+        """
+        del state
+        return jnp.full(path.shape[:2], -1, jnp.int32)
+
+    def allows(self, state: Any, path: Int[Array, "b n d"], tokens: Int[Array, "b n"]) -> Bool[Array, "b n"]:
+        """Returns whether a token may come at each position, as far as it is known.
+
+        Drafters that copy leave the others out; a draft that was drawn is submitted nevertheless.
+        """
+        del state, path
+        return jnp.ones(tokens.shape, jnp.bool_)
+
 
 @runtime_checkable
 class Processing(Protocol):
@@ -196,6 +212,22 @@ def commit(
 ) -> tuple[Any, ...]:
     """Returns the states after `tokens[b, :count[b]]` have been added to row `b`."""
     return tuple(one.commit(state, tokens, count) for one, state in zip(processors_of(policy), states, strict=True))
+
+
+def next_forced(policy: object, states: tuple[Any, ...], path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
+    """Returns the token that must come at each position by any of a policy's processors; -1 where it is not known."""
+    token = jnp.full(path.shape[:2], -1, jnp.int32)
+    for one, state in zip(processors_of(policy), states, strict=True):
+        token = jnp.where(token < 0, one.next_forced(state, path), token)
+    return token
+
+
+def allows(
+    policy: object, states: tuple[Any, ...], path: Int[Array, "b n d"], tokens: Int[Array, "b n"]
+) -> Bool[Array, "b n"]:
+    """Returns whether a token may come at each position by all of a policy's processors, as far as they know."""
+    pairs = zip(processors_of(policy), states, strict=True)
+    return functools.reduce(lambda good, pair: good & pair[0].allows(pair[1], path, tokens), pairs, tokens >= 0)
 
 
 def no_path(logits: Float[Array, "b n v"]) -> Int[Array, "b n 0"]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core import processing
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
@@ -17,6 +18,9 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
 from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 from jaxspec.drafters.adjustable import AdjustableDrafter
+
+# How often a token that must come is the one that is drawn: it may be spelled by others.
+_FORCED = 0.9
 
 
 @register_dataclass
@@ -123,6 +127,7 @@ class LookupDrafter(AdjustableDrafter):
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(context.length))  # noqa: E731
         may_draft = jnp.any(longest(state.length_state, live, live) > 0)
         guess = jax.lax.cond(may_draft, search, idle) if 0 in self.draft_length.lengths else search()
+        guess = follow_forced(context, guess) if context.processors else guess
         found = live & (guess.count > 0)
         guess = guess.cut(longest(state.length_state, found, live))
         valid = guess.places < guess.count[:, None]
@@ -134,6 +139,32 @@ class LookupDrafter(AdjustableDrafter):
             state.length_state, submitted, verdict.accepted, context.able, context.live
         )
         return dataclasses.replace(state, length_state=length_state)
+
+
+def follow_forced(context: Context, guess: Guess) -> Guess:
+    """Returns the guess with the tokens that the target's policy leaves no choice about, without those it excludes.
+
+    A guess that goes another way than what must come is dropped from there on.
+    """
+    policy, states = context.sampling, context.processed
+    batch, k = guess.tokens.shape
+    path, going, own = jnp.full((batch, 1, k), -1, jnp.int32), jnp.ones(batch, jnp.bool_), guess.count
+    tokens, chances, before = [], [], jnp.ones(batch, jnp.float32)
+    for i in range(k):
+        token = guess.tokens[:, i]
+        forced = processing.next_forced(policy, states, path)[:, 0]
+        guessed = (i < own) & processing.allows(policy, states, path, token[:, None])[:, 0]
+        going = going & ((forced >= 0) | guessed)
+        last = guess.cum_accept_prob[:, i - 1] if i else jnp.ones(batch, jnp.float32)
+        share = jnp.where(last > 0, guess.cum_accept_prob[:, i] / jnp.maximum(last, 1e-6), 0.0)
+        before = before * jnp.where(forced >= 0, _FORCED, jnp.minimum(share, 1.0))
+        own = jnp.where((forced >= 0) & (forced != token), i, own)
+        token = jnp.where(forced >= 0, forced, token)
+        path = path.at[:, 0, i].set(jnp.where(going, token, -1))
+        tokens.append(jnp.where(going, token, 0))
+        chances.append(before)
+    count = jnp.sum(path[:, 0] >= 0, axis=1, dtype=jnp.int32)
+    return Guess(jnp.stack(tokens, axis=1), count, jnp.stack(chances, axis=1))
 
 
 def one_hot(tokens: Int[Array, "b k"], vocab_size: int) -> Float[Array, "b k v"]:

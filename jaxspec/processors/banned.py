@@ -1,7 +1,6 @@
 """Excludes phrases: the token that would complete one."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ class BannedPhrases(Processor):
         object.__setattr__(self, "phrases", ids.kept(self.phrases))
 
     @classmethod
-    def of(cls, phrases: Sequence[Sequence[int]]) -> Self:
+    def of(cls, phrases: Any) -> Self:
         """Makes it from phrases of different lengths, for all rows.
 
         Raises:

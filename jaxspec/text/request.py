@@ -13,9 +13,12 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import check_policy, validate
 from jaxspec.core.layout import Layout, placement_of
 from jaxspec.core.model import Model
+from jaxspec.core.processing import Processor
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.base import Drafter
+from jaxspec.grammar.language import Grammar
+from jaxspec.text import controls
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
 
@@ -31,6 +34,18 @@ class TextKeywords(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     stop_tokens: int | Sequence[int] | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    bad_words: str | Sequence[str] | None
+    min_new_tokens: int | None
+    allowed_tokens: Sequence[int] | None
+    processors: Sequence[Processor]
+    schema: Any
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | Grammar | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +61,18 @@ class TextOptions:
       seed: an integer in [0, 2^32); `None` chooses one, and the result says which.
       stop: strings that end a text, which is cut before them; `None` and `()` are none.
       stop_tokens: an id that ends a text, or several; `None` is the tokenizer's own, `()` is none.
+      repetition_penalty: divides the positive logits of tokens that prompt or answer have, and multiplies the others.
+      presence_penalty: is subtracted from the logits of tokens that the answer has.
+      frequency_penalty: the same for each time that it has them.
+      logit_bias: from token ids to what is added to their logits.
+      bad_words: words that are never written, with or without a space before, as their own tokens spell them.
+      min_new_tokens: no stop token ends a text before so many.
+      allowed_tokens: ids of the only tokens that may be written, and the stop tokens.
+      processors: more of them, applied after all these (`jaxspec.processors`).
+      schema: the answer is JSON of this schema: a dictionary, JSON, or a pydantic model.
+      regex: the answer matches it as a whole.
+      choices: the answer is one of these.
+      grammar: the answer is a text of this context-free grammar (Lark, as `llguidance` reads it), or a `Grammar`.
 
     Example:
         >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
@@ -61,6 +88,18 @@ class TextOptions:
     seed: int | None = None
     stop: str | Sequence[str] | None = ()
     stop_tokens: int | Sequence[int] | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: str | Sequence[str] | None = None
+    min_new_tokens: int | None = None
+    allowed_tokens: Sequence[int] | None = None
+    processors: Sequence[Processor] = ()
+    schema: Any = None
+    regex: str | None = None
+    choices: Sequence[str] | None = None
+    grammar: str | Grammar | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Self:
@@ -74,15 +113,15 @@ class TextOptions:
             raise TypeError(f"unknown option {', '.join(unknown)}; expected some of {', '.join(names)}")
         return cls(**options)
 
-    def policy(self) -> Policy:
-        """Returns the sampling policy.
+    def policy(self, processors: Sequence[Processor] = ()) -> Policy:
+        """Returns the sampling policy, with processors.
 
         Raises:
           ValueError: if a parameter is out of range, at temperature 0 too.
         """
-        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p, tuple(processors))
         check_policy.sampling(sampling, batch=1)
-        return Greedy() if self.temperature == 0 else sampling
+        return Greedy(sampling.processors) if self.temperature == 0 else sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,8 +164,6 @@ class TextRequest:
         Raises:
           TypeError, ValueError: for options that do not fit; the text names the prompt.
         """
-        policy = options.policy()
-        seed = _seed(options.seed, policy, placement_of(target))
         stop = _stop_strings(options.stop, tokenizer)
         stop_tokens = tokenizer.eos_token_ids
         if options.stop_tokens is not None:
@@ -134,6 +171,8 @@ class TextRequest:
             if np.ndim(options.stop_tokens) > 1:
                 raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
             stop_tokens = tuple(checked[0].tolist())
+        policy = options.policy(controls.processors(options, tokenizer, target.vocab_size, stop_tokens))
+        seed = _seed(options.seed, policy, placement_of(target))
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
         _check_context(target, lengths, options.max_new_tokens)

@@ -9,6 +9,7 @@ ROOMS = (
     "drafters",
     "verifiers",
     "processors",
+    "grammar",
     "draft_length",
     "heads",
     "contrib",

@@ -1,0 +1,117 @@
+"""Defines `Grammar`: what an answer may be, before any tokenizer is known."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxspec.grammar import schema as schemas
+from jaxspec.grammar.extra import needed
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.tokenizer import Tokenizer
+    from jaxspec.grammar.table import GrammarTable
+
+# Of the tables of one grammar.
+MOST_BYTES = 128 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    """Specifies the texts that an answer may be.
+
+    Make one by `json_schema`, `regex`, `choices` or `lark`.
+
+    Attributes:
+      kind: which of these.
+      source: the schema as JSON, the expression, the choices as JSON, or the grammar.
+
+    Example:
+        >>> grammar = jaxspec.grammar.Grammar.choices(["the sea", "the river"])
+        >>> table = grammar.table(target.tokenizer, target.vocab_size)
+        >>> policy = jaxspec.Greedy(processors=(table,))
+        >>> answer = jaxspec.generate(target, None, prompt, sampling=policy, max_new_tokens=16, stop_tokens=[2])
+        >>> target.tokenizer.decode(answer.tokens[0, : answer.length[0]].tolist()) in ("the sea", "the river")
+        True
+    """
+
+    kind: str
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Any) -> Self:
+        """Makes the grammar of the JSON texts that a schema allows.
+
+        Args:
+          schema: a dictionary, its JSON text, or a class with `model_json_schema()`, such as a pydantic model.
+
+        Raises:
+          TypeError, ValueError: if it is none, or cannot be met.
+        """
+        return cls("json_schema", json.dumps(schemas.as_dict(schema), sort_keys=False))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Makes the grammar of the texts that match a regular expression as a whole.
+
+        The dialect is that of Rust's `regex`: no look-around and no references back.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"regex must be a string, got {type(pattern).__name__}")
+        if not pattern:
+            raise ValueError("regex is empty, so that only an empty answer could match; pass a pattern")
+        return cls("regex", pattern)
+
+    @classmethod
+    def choices(cls, choices: Sequence[str]) -> Self:
+        """Makes the grammar of a few texts."""
+        if isinstance(choices, str) or not isinstance(choices, Sequence):
+            raise TypeError(f"choices must be a list of strings, got {choices!r}; pass ['yes', 'no']")
+        if not choices or not all(isinstance(one, str) and one for one in choices):
+            raise ValueError(f"choices must be strings, none of them empty and at least one, got {list(choices)!r}")
+        return cls("choices", json.dumps(list(choices)))
+
+    @classmethod
+    def lark(cls, grammar: str) -> Self:
+        """Makes a context-free grammar, in the dialect of Lark that `llguidance` reads; its first rule is `start`."""
+        if not isinstance(grammar, str):
+            raise TypeError(f"a grammar must be a string, got {type(grammar).__name__}; pass Lark rules")
+        return cls("lark", grammar)
+
+    @property
+    def pattern(self) -> str | None:
+        """The same as a regular expression; `None` where it is not known to be one."""
+        if self.kind == "regex":
+            return self.source
+        if self.kind == "choices":
+            return "|".join(f"({re.escape(choice)})" for choice in json.loads(self.source))
+        if self.kind == "json_schema":
+            return schemas.pattern(json.loads(self.source))
+        return None
+
+    def matcher_source(self) -> str:
+        """Returns the grammar as `llguidance` takes it."""
+        matcher = needed("llguidance").LLMatcher
+        if self.kind == "json_schema":
+            return matcher.grammar_from_json_schema(self.source)
+        if self.kind == "lark":
+            return matcher.grammar_from_lark(self.source)
+        return matcher.grammar_from_regex(self.pattern)
+
+    def table(self, tokenizer: "Tokenizer", vocab_size: int, *, max_bytes: int = MOST_BYTES) -> "GrammarTable":
+        """Makes the table of what may follow in each state of the grammar's automaton.
+
+        Args:
+          tokenizer: the target's.
+          vocab_size: the number of tokens that its logits are over.
+          max_bytes: the largest table to make.
+
+        Raises:
+          TableTooLargeError: if it would be larger, or the grammar is not known to be regular; the text interface then
+            has the host work out what may come.
+          ValueError: for an expression that is none, or that no text of the tokenizer can match.
+        """
+        from jaxspec.grammar.table import make_table  # which imports JAX
+
+        return make_table(self, tokenizer, vocab_size, max_bytes)
