@@ -113,7 +113,7 @@ write(updated, prompt, jax.random.key(0)), len(traces)
 # | `"scalar"` | one number | has a causal mask of its own | chains |
 #
 # Leaves of the cache that grow with its capacity hold slots, integers of one number, or one a row, are indices; a ring or a state of a
-# fixed size is refused by its path. Two tokens are run through it when it is wrapped: what ignores the mask or the index is
+# fixed size is refused by its path. A few tokens are run through it when it is wrapped: what ignores the mask or the index is
 # told before anything is generated.
 
 

@@ -51,8 +51,8 @@ def as_bit_exact(target: _Model, bit_exact: object, rows: int | None, *, nodes: 
         if make is None:
             raise TypeError(
                 f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no "
-                "method bit_exact, as no model of a function of the whole text has; pass what jaxspec.load returns, or "
-                "bit_exact=False"
+                "method bit_exact: built-in models have one, functions and other projects' models have not; pass what "
+                "jaxspec.load or jaxspec.adopt returns, or bit_exact=False"
             )
         target = make(rows)
     elif rows is not None:

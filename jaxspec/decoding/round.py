@@ -46,9 +46,10 @@ def run_round(
         return _run_round(target, drafter, verifier, state)
 
 
-def _run_round(
+def propose(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
-) -> tuple[GenerationState, RoundInfo]:
+) -> tuple[Rng, Proposal, GenerationState]:
+    """Drafts: returns the round's draws, what is submitted, and the state with the drafter's own after it."""
     rng = verifier.rng(state.keys, state.length)
     # If rounds may be shorter than k, most of the noise stored for k drafts would go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:
@@ -56,7 +57,13 @@ def _run_round(
     with jax.named_scope("propose"):
         proposal, drafter_state = bounded.propose(drafter, rng, state.drafter_state, _context(target, state))
     proposal = _submitted(proposal, state.done, target.vocab_size)
-    state = dataclasses.replace(state, drafter_state=drafter_state)
+    return rng, proposal, dataclasses.replace(state, drafter_state=drafter_state)
+
+
+def _run_round(
+    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    rng, proposal, state = propose(target, drafter, verifier, state)
     score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
         return score(proposal, bounded.lengths(drafter, state.tokens.shape[1]), state)
@@ -101,12 +108,38 @@ def _score(
     state: GenerationState,
 ) -> tuple[GenerationState, RoundInfo]:
     """Verifies a proposal by the shortest pass of `lengths` that holds it, and commits the accepted drafts."""
-    context = _context(target, state)
     with jax.named_scope("verify"):
-        verified = _verify(lengths, drafter, verifier, rng, proposal, context)
+        verified = _verify(lengths, drafter, verifier, rng, proposal, _context(target, state))
+    return _commit(target, drafter, proposal, verified, state)
+
+
+def _commit(
+    target: Model, drafter: Drafter, proposal: Proposal, verified: Verified, state: GenerationState
+) -> tuple[GenerationState, RoundInfo]:
+    """Commits what was verified; the drafter takes it in."""
     with jax.named_scope("commit"):
+        context = _context(target, state)
         drafter_state = bounded.observe(drafter, state.drafter_state, context, verified.verdict, verified.hidden)
         return commit(state, drafter.max_drafts, proposal, verified, drafter_state)
+
+
+def run_pass(target: Model, drafter: Drafter, proposal: Proposal, state: GenerationState) -> ModelOutput:
+    """Runs the target over the last committed token and the drafts: the part of a round that needs no processors."""
+    return _target_pass(drafter, proposal, _context(target, state))
+
+
+def judge(
+    target: Model,
+    drafter: Drafter,
+    verifier: Verifier,
+    rng: Rng,
+    proposal: Proposal,
+    output: ModelOutput,
+    state: GenerationState,
+) -> tuple[GenerationState, RoundInfo]:
+    """Verifies a proposal by the pass over it, and commits the accepted drafts: what follows `run_pass`."""
+    verified = _judge(drafter.max_drafts, drafter, verifier, rng, proposal, output, _context(target, state))
+    return _commit(target, drafter, proposal, verified, state)
 
 
 def _submitted(proposal: Proposal, done: Bool[Array, "b"], vocab_size: int) -> Proposal:
@@ -155,7 +188,19 @@ def _verify_drafts(
     most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context
 ) -> Verified:
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
-    output = _target_pass(drafter, proposal, context)
+    return _judge(most, drafter, verifier, rng, proposal, _target_pass(drafter, proposal, context), context)
+
+
+def _judge(
+    most: int,
+    drafter: Drafter,
+    verifier: Verifier,
+    rng: Rng,
+    proposal: Proposal,
+    output: ModelOutput,
+    context: Context,
+) -> Verified:
+    """Verifies a proposal by the pass over it."""
     check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
     distributions = Distributions.of(context, output.logits, proposal)
     verdict = distributions.verdict(verifier, rng, proposal)

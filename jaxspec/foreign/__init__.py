@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxspec.foreign.bonsai import from_bonsai as from_bonsai
     from jaxspec.foreign.easydel import from_easydel as from_easydel
     from jaxspec.foreign.gemma import from_gemma as from_gemma
+    from jaxspec.foreign.head_target import for_heads as for_heads
     from jaxspec.foreign.keras_hub import from_keras_hub as from_keras_hub
     from jaxspec.foreign.model import CachedModel as CachedModel
     from jaxspec.foreign.model import Fed as Fed
@@ -22,6 +23,7 @@ __getattr__, __dir__ = lazy(
         "bonsai": ("from_bonsai",),
         "easydel": ("from_easydel",),
         "gemma": ("from_gemma",),
+        "head_target": ("for_heads",),
         "keras_hub": ("from_keras_hub",),
         "model": ("CachedModel", "Fed", "from_cached"),
         "tunix": ("from_tunix",),

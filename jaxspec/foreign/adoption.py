@@ -46,6 +46,8 @@ def adopt(
         ...     target = jaxspec.adopt(model)
         ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
     """
+    if context_length is not None and (isinstance(context_length, bool) or not isinstance(context_length, int)):
+        raise TypeError(f"context_length must be a positive integer or None, got {context_length!r}")
     if context_length is not None and context_length < 1:
         raise ValueError(f"context_length must be positive, or None for no bound, got {context_length}")
     source, arrays = describe_tunix(model) if config is None else describe_maxtext(model, config)

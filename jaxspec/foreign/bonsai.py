@@ -29,7 +29,7 @@ def from_bonsai(
       context_length: the longest text; `None` is without bound.
       scratch: how many tokens a pass may feed.
       tokenizer: of its vocabulary, for the text interface.
-      check: run two tokens through it.
+      check: run a few tokens through it.
 
     Raises:
       TypeError: it is of another kind.
@@ -41,7 +41,7 @@ def from_bonsai(
         ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
     """
     config, kind = getattr(model, "config", None), getattr(sys.modules[type(model).__module__], "LayerCache", None)
-    if config is None or kind is None:
+    if config is None or not (isinstance(kind, type) and issubclass(kind, nnx.Module)):
         raise TypeError(f"model must be one of bonsai's, with config and a LayerCache, got {type(model).__name__}")
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))

@@ -38,7 +38,7 @@ def from_easydel(
       context_length: the longest text; `None` is the configuration's.
       scratch: how many tokens a pass may feed, a tree's nodes among them.
       tokenizer: of its vocabulary, for the text interface.
-      check: run two tokens through it.
+      check: run a few tokens through it.
 
     Raises:
       TypeError: it is none of these, or its cache holds more than keys and values.

@@ -12,6 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.ops.rope import Rope
 
 _COLLECTION, _EPS = "jaxspec_inputs", 1e-6
 
@@ -33,7 +35,7 @@ def from_gemma(
       context_length: the longest text; `None` is without bound.
       scratch: how many tokens a pass may feed, a tree's nodes among them.
       tokenizer: of its vocabulary, for the text interface.
-      check: run two tokens through it.
+      check: run a few tokens through it.
 
     Raises:
       TypeError: it is none of these.
@@ -57,7 +59,8 @@ def from_gemma(
         raise TypeError("params must be those of the model, as gm.ckpts.load_params returns them") from error
     # Gemma 4 alone writes each row at an index of its own.
     per_row = any(".gemma4." in kind.__module__ for kind in type(model).__mro__)
-    call = _Call(model, _hidden_sizes(config, per_row))
+    sizes = _hidden_sizes(config, per_row)
+    call = _Call(model, sizes, None if sizes is None else _sizes_of(config))
     return from_cached(
         call,
         _Cache(config, dtype),
@@ -77,12 +80,31 @@ def _hidden_sizes(config: Any, gemma4: bool) -> tuple[int, int] | None:
     return None if gemma4 or getattr(config, "use_altup", False) else (config.num_layers, config.embed_dim)
 
 
+def _sizes_of(config: Any) -> TransformerConfig:
+    """Returns the sizes that heads are made in."""
+    return TransformerConfig(
+        vocab_size=config.num_embed,
+        num_layers=config.num_layers,
+        width=config.embed_dim,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp_width=config.hidden_dim,
+        context_length=1,  # `for_heads` knows it
+        ropes=(Rope(10_000.0),) * config.num_layers,
+        windows=(None,) * config.num_layers,
+        norm_eps=_EPS,
+        activation="gelu_tanh",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """Applies a model; what enters its layers is sown, since they run inside a `jit` of its own."""
 
     model: Any
     hidden_sizes: tuple[int, int] | None
+    config: TransformerConfig | None
 
     def __call__(self, params: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
         given = {"positions": fed.positions, "cache": cache, "attention_mask": fed.mask}
@@ -105,6 +127,10 @@ class _Call:
         wide, scale = hidden.astype(jnp.float32), params["final_norm"]["scale"].astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPS)
         return (wide * (1 + scale)[None, None]).astype(hidden.dtype)
+
+    def head(self, params: Any) -> Array:
+        """Returns the rows of the output matrix, which are those of the embedding."""
+        return params["embedder"]["input_embedding"]
 
     def _paths(self, wanted: tuple[int, ...]) -> tuple[str, ...]:
         """Returns the names of the modules that states enter."""

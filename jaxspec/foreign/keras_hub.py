@@ -30,7 +30,7 @@ def from_keras_hub(
       context_length: the longest text; `None` is without bound, or by `scratch` less than a model has positions.
       scratch: how many tokens a pass may feed.
       tokenizer: of its vocabulary, for the text interface.
-      check: run two tokens through it.
+      check: run a few tokens through it.
 
     Raises:
       TypeError: it is none of these.

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -82,10 +83,11 @@ def from_cached(
       tokenizer: of its vocabulary, for the text interface.
       parts: for heads such as EAGLE's, an object with `embed(params, tokens)`, the input of the first layer,
         `normalize(params, hidden)`, the final norm, and `hidden_sizes`, how many layers and how wide. It is static.
-      check: run two tokens through it, which finds an index or a mask that is ignored.
+      check: run a few tokens through it, which finds an index, a mask or positions that are ignored. It compiles passes
+        of four widths, once for each model.
 
     Raises:
-      TypeError: `call` or `init_cache` cannot be called.
+      TypeError: `call` or `init_cache` cannot be called, or a size is no integer.
       ValueError: an argument is out of its range, a leaf of the cache cannot be cut, or what the check finds.
 
     Example:
@@ -103,10 +105,10 @@ def from_cached(
             raise TypeError(f"{name} must be callable, got {type(value).__name__}")
     if cache_index not in _INDICES:
         raise ValueError(f"cache_index must be one of {', '.join(_INDICES)}, got {cache_index!r}")
-    for name, value in {"vocab_size": vocab_size, "scratch": scratch}.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    layout = SlotLayout.of(init_cache)
+    vocab_size, scratch = _positive("vocab_size", vocab_size), _positive("scratch", scratch)
+    context_length = None if context_length is None else _positive("context_length", context_length)
+    # A text and its drafts, and scratch slots before or behind.
+    layout = SlotLayout.of(init_cache, None if context_length is None else context_length + 2 * scratch)
     sizes = (vocab_size, context_length, cache_index, layout, scratch)
     model = CachedModel(call, init_cache, params, *sizes, tokenizer, parts)
     if check:
@@ -250,6 +252,13 @@ class CachedModel:
             wanted = "(logits, cache, hidden states)" if fed.capture else "(logits, cache)"
             raise ValueError(f"the call must return {wanted}, got {_described(found)}")
         logits, hidden = found[0], tuple(found[2]) if fed.capture else ()
+        if jnp.shape(logits) in ((tokens.shape[0], self.vocab_size), (tokens.shape[0], 1, self.vocab_size)) and (
+            tokens.shape[1] > 1
+        ):
+            raise ValueError(
+                f"the call returned logits of the last token alone, {jnp.shape(logits)} for tokens {tokens.shape}; "
+                "drafts are verified by those of every token: return them all"
+            )
         if jnp.shape(logits) != (*tokens.shape, self.vocab_size):
             raise ValueError(
                 f"the call returned logits of shape {jnp.shape(logits)} for tokens {tokens.shape}; expected "
@@ -276,6 +285,19 @@ class CachedModel:
         if self.cache_index == "scalar":
             return tuple((0, slot + 1) for _, slot in self.layout.axes)
         return self.layout.axes
+
+
+def _positive(name: str, value: Any) -> int:
+    """Returns a positive integer.
+
+    Raises:
+      TypeError, ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a positive integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
 
 
 def _described(found: Any) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-# Slots that caches are described with, nothing is allocated: more than windows have.
+# Slots that caches are described with, nothing is allocated: more than windows have, where a context does not say less.
 _MANY, _FEW = 1 << 17, 32
 
 
@@ -41,23 +41,31 @@ class SlotLayout:
     leaves: tuple[Leaf, ...]
 
     @classmethod
-    def of(cls, init_cache: Callable[[int, int], Any]) -> "SlotLayout":
+    def of(cls, init_cache: Callable[[int, int], Any], most: int | None = None) -> "SlotLayout":
         """Describes what `init_cache(batch, capacity)` returns, by its shapes for several sizes.
 
         Args:
           init_cache: the foreign one.
+          most: the most slots that it will be asked for; `None` is without bound.
 
         Raises:
           ValueError: a leaf does not grow with the capacity, has no axis of rows, or is of another kind.
         """
-        few, half = (jax.eval_shape(lambda size=size: init_cache(2, size)) for size in (_FEW, _MANY // 2))
-        other, full = (jax.eval_shape(lambda rows=rows: init_cache(rows, _MANY)) for rows in (3, 2))
+        many = _MANY if most is None else min(_MANY, most)
+        described = lambda rows, size: jax.eval_shape(lambda: init_cache(rows, size))  # noqa: E731
+        few, half = described(2, min(_FEW, many // 4)), described(2, many // 2)
+        other, full = described(3, many), described(2, many)
         flat, tree = jax.tree_util.tree_flatten_with_path(full)
         if not flat:
             raise ValueError(f"init_cache returned no arrays, got {full!r}; it must return a pytree of them")
         trees = [jax.tree.leaves(x) for x in (few, half, other)]
         paths = [(jax.tree_util.keystr(path) or "the cache", x) for path, x in flat]
-        return cls(tree, tuple(_leaf(path, x, *rest) for (path, x), *rest in zip(paths, *trees, strict=True)))
+        leaves = tuple(_leaf(path, x, *rest) for (path, x), *rest in zip(paths, *trees, strict=True))
+        sizes = {x.shape[leaf.slot or 0]: leaf.path for leaf, (_, x) in zip(leaves, paths, strict=True) if leaf.slot}
+        if len(sizes) > 1:
+            got = " and ".join(f"{path} {size}" for size, path in sizes.items())
+            raise ValueError(f"all leaves of the cache must have as many slots, for a capacity of {many} got {got}")
+        return cls(tree, leaves)
 
     def split(self, cache: Any) -> tuple[Array, ...]:
         """Returns the leaves of a cache that hold slots.
@@ -101,12 +109,13 @@ def _leaf(path: str, full: Any, few: Any, half: Any, other: Any) -> Leaf:
     batches = [axis for axis, size in enumerate(full.shape) if other.shape[axis] != size]
     batch = batches[0] if len(batches) == 1 else None
     if not grows:
-        if jnp.issubdtype(full.dtype, jnp.integer) and full.shape in ((), (2,)):
+        if jnp.issubdtype(full.dtype, jnp.integer) and (full.shape == () or (full.shape, other.shape) == ((2,), (3,))):
             return Leaf(path, batch, None)
         why = "stops growing with the capacity" if few.shape != full.shape else "does not grow with the capacity"
         raise ValueError(
             f"{path} of the cache {why}, got shape {full.shape}: a ring or a state of a fixed size cannot forget "
-            "rejected drafts; pass an init_cache without them, or take the weights by jaxspec.adopt"
+            "rejected drafts; pass an init_cache without them, or, of a model of tunix or MaxText, take the weights by "
+            "jaxspec.adopt"
         )
     if len(grows) > 1 or batch is None:
         raise ValueError(

@@ -12,9 +12,8 @@ from jaxtyping import Int
 
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
 from jaxspec.foreign.record import record_inputs
-
-# Their caches are rings, or masked by the numbers of slots.
-_BY_WEIGHTS = ("gemma3", "gemma4")
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.ops.rope import Rope
 
 
 def from_tunix(
@@ -32,7 +31,7 @@ def from_tunix(
       context_length: the longest text; `None` is without bound.
       scratch: how many tokens a pass may feed, a tree's nodes among them.
       tokenizer: of its vocabulary, for the text interface.
-      check: run two tokens through it.
+      check: run a few tokens through it.
 
     Raises:
       TypeError: it is none of these.
@@ -46,8 +45,20 @@ def from_tunix(
     config = getattr(model, "config", None)
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
     slides = any(kind.name == "LOCAL_SLIDING" for kind in getattr(config, "attention_types", ()))
-    if family in _BY_WEIGHTS or slides:
-        raise TypeError(f"no wrapper can serve tunix's {family}: its windows go by slots; pass it to jaxspec.adopt")
+    if family == "gemma3":
+        raise TypeError("no wrapper can serve tunix's gemma3: its windows go by slots; pass it to jaxspec.adopt")
+    if family == "gemma4" or slides:
+        raise TypeError(
+            f"no wrapper can serve tunix's {family} with its windows, which go by slots, and the built-in transformer "
+            "has not its layers; DeepMind's own model of these weights is served by jaxspec.foreign.from_gemma"
+        )
+    if getattr(getattr(config, "remat_config", None), "name", "NONE") != "NONE":
+        raise ValueError(
+            f"a model that recomputes its layers cannot be called within other programs, got remat_config="
+            f"{model.config.remat_config.name}; make the model without it, or pass it to jaxspec.adopt"
+        )
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(model))):
+        raise TypeError("model has shapes in place of weights, as nnx.eval_shape makes them; load its weights first")
     if config is None or not hasattr(model, "layers"):
         raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
     if getattr(config, "use_flash_attention", False):
@@ -56,7 +67,7 @@ def from_tunix(
         )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
-    call = _Call(graph, (config.num_layers, config.embed_dim))
+    call = _Call(graph, (config.num_layers, config.embed_dim), _sizes_of(config, family))
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
     return from_cached(
         call,
@@ -72,6 +83,24 @@ def from_tunix(
     )
 
 
+def _sizes_of(config: Any, family: str) -> TransformerConfig:
+    """Returns the sizes that heads are made in."""
+    return TransformerConfig(
+        vocab_size=_vocabulary(config),
+        num_layers=config.num_layers,
+        width=config.embed_dim,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp_width=config.hidden_dim,
+        context_length=1,  # `for_heads` knows it
+        ropes=(Rope(float(getattr(config, "rope_theta", 10_000.0))),) * config.num_layers,
+        windows=(None,) * config.num_layers,
+        norm_eps=getattr(config, "norm_eps", 1e-6),
+        activation="gelu_tanh" if family == "gemma" else "silu",
+    )
+
+
 def _vocabulary(config: Any) -> int:
     return config.vocab_size if hasattr(config, "vocab_size") else config.num_embed
 
@@ -82,6 +111,7 @@ class _Call:
 
     graph: nnx.GraphDef
     hidden_sizes: tuple[int, int]
+    config: TransformerConfig
 
     def __call__(self, state: Any, tokens: Int[Array, "b t"], cache: Any, fed: Fed) -> tuple[Any, ...]:
         model: Any = nnx.merge(self.graph, state)
@@ -98,6 +128,11 @@ class _Call:
         """Applies the final norm."""
         model: Any = nnx.merge(self.graph, state)
         return model.final_norm(hidden)
+
+    def head(self, state: Any) -> Array:
+        """Returns the rows of the output matrix, those of the embedding if that is tied."""
+        model: Any = nnx.merge(self.graph, state)
+        return model.lm_head.w[...].T if hasattr(model, "lm_head") else model.embedder.input_embedding[...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.processing import Processor, as_tuple
+from jaxspec.drafters.base import Drafter
+from jaxspec.grammar.host import HostMasks
 from jaxspec.grammar.language import Grammar
-from jaxspec.grammar.table import GrammarTable
+from jaxspec.grammar.table import GrammarTable, TableTooLargeError
 from jaxspec.processors.allowed import AllowedTokens
 from jaxspec.processors.banned import BannedPhrases
 from jaxspec.processors.bias import LogitBias
@@ -45,9 +47,11 @@ class Controls(Protocol):
 
 
 def processors(
-    options: Controls, tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]
+    options: Controls, drafter: Drafter, tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]
 ) -> tuple[Processor, ...]:
     """Returns the processors that the options ask for: bias, penalties, bad words, minimum, allowed, grammar, own.
+
+    Of a grammar it is the table, or, where that is too large, what `RowMatchers` tells.
 
     Raises:
       TypeError, ValueError: for an option that does not fit.
@@ -67,7 +71,7 @@ def processors(
     if (grammar := grammar_of(options)) is not None:
         if not stop_tokens:
             raise ValueError("a grammar ends a text by a stop token, got stop_tokens=(); leave it out")
-        found.append(_table(grammar, tokenizer, vocab_size))
+        found.append(_table(grammar, tokenizer, vocab_size) or HostMasks(drafter.lengths[-1], drafter.max_drafts))
     return (*found, *as_tuple(tuple(options.processors)))
 
 
@@ -90,8 +94,12 @@ def grammar_of(options: Controls) -> Grammar | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> GrammarTable:
-    return grammar.table(tokenizer, vocab_size)
+def _table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> GrammarTable | None:
+    """Returns the table of a grammar; `None` if it has none, or a large one."""
+    try:
+        return grammar.table(tokenizer, vocab_size)
+    except TableTooLargeError:
+        return None
 
 
 def _phrases(words: str | Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

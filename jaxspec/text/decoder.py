@@ -247,8 +247,8 @@ def _one_or_all(request: TextRequest) -> TextResult | list[TextResult]:
 
 
 def _generate(request: TextRequest) -> list[TextResult]:
-    # A stop string is seen on the host alone, which must then look at each round.
-    if request.stop:
+    # A stop string is seen on the host alone, which must then look at each round, as at what a grammar allows.
+    if request.stop or request.grammar is not None:
         stream = TextStream[Any, TextResult | list[TextResult]](request)
         for _ in stream:
             pass

@@ -17,6 +17,7 @@ from jaxspec.core.processing import Processor
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.base import Drafter
+from jaxspec.grammar.host import HostMasks
 from jaxspec.grammar.language import Grammar
 from jaxspec.text import controls
 from jaxspec.text.detokenizer import StopStrings
@@ -136,6 +137,7 @@ class TextRequest:
       seed: the number that the key was made from; `None` for greedy decoding without one.
       stop: stop strings.
       stop_tokens: ids that end a text.
+      grammar: one that the host follows between the passes; else `None`.
     """
 
     arguments: Arguments
@@ -145,6 +147,7 @@ class TextRequest:
     seed: int | None
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
+    grammar: Grammar | None = None
 
     @classmethod
     def make(
@@ -171,7 +174,8 @@ class TextRequest:
             if np.ndim(options.stop_tokens) > 1:
                 raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
             stop_tokens = tuple(checked[0].tolist())
-        policy = options.policy(controls.processors(options, tokenizer, target.vocab_size, stop_tokens))
+        made = controls.processors(options, drafter, tokenizer, target.vocab_size, stop_tokens)
+        policy = options.policy(made)
         seed = _seed(options.seed, policy, placement_of(target))
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
@@ -199,6 +203,7 @@ class TextRequest:
             seed=seed,
             stop=stop,
             stop_tokens=stop_tokens,
+            grammar=controls.grammar_of(options) if any(isinstance(one, HostMasks) for one in made) else None,
         )
 
 

@@ -3,15 +3,18 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, Self, TypeVar, cast
 
 import jax
 import numpy as np
 from jaxtyping import Bool
 
-from jaxspec.core.state import GenerationState
+from jaxspec.core.processing import processors_of
+from jaxspec.core.state import GenerationState, RoundInfo
+from jaxspec.decoding.host_rounds import run_round
 from jaxspec.decoding.steps import finish, jit_step, start
+from jaxspec.grammar.host import HostMasks, RowMatchers
 from jaxspec.text.request import TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
 from jaxspec.text.spans import Span, to_html
@@ -113,10 +116,10 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
             state = start(arguments)
             done = np.asarray(state.done)
         self._ended = np.array(done)
-        advance = jit_step(donate=True)
+        advance = _advance(self._request)
         while not done.all():
             with clock:
-                state, info = advance(arguments.target, arguments.drafter, arguments.verifier, state, lossy=True)
+                state, info = advance(state)
                 tokens, count, accepted, done = jax.device_get((info.tokens, info.count, info.accepted, state.done))
             if self._closed:
                 return
@@ -133,6 +136,28 @@ class TextStream(Iterator[Piece], Generic[Piece, Result]):
                     yield piece if single else (index, piece)
         generation = finish(state, lossless=arguments.verifier.lossless)
         self._results = collect(self._request, self._rows, generation, clock.timing())
+
+
+def _advance(request: TextRequest) -> Callable[[GenerationState], tuple[GenerationState, RoundInfo]]:
+    """Returns what runs a round: one program, or passes between which the host follows a grammar."""
+    arguments = request.arguments
+    models = (arguments.target, arguments.drafter, arguments.verifier)
+    if request.grammar is None:
+        step = jit_step(donate=True)
+        return lambda state: step(*models, state, lossy=True)
+    found = processors_of(arguments.sampling)
+    place, masks = next((place, one) for place, one in enumerate(found) if isinstance(one, HostMasks))
+    size, rows = arguments.target.vocab_size, len(request.prompts)
+    matchers = RowMatchers(request.grammar, request.tokenizer, size, request.stop_tokens, rows)
+
+    def advance(state: GenerationState) -> tuple[GenerationState, RoundInfo]:
+        state = matchers.after_text(masks, state, place)
+        inform = lambda state, *drafts: matchers.after_drafts(masks, state, place, *drafts)  # noqa: E731
+        state, info = run_round(*models, state, inform)
+        matchers.commit(*jax.device_get((info.tokens, info.count)))
+        return state, info
+
+    return advance
 
 
 def _end_stopped(

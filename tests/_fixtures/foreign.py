@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.foreign import for_heads
+from jaxspec.training.loop import train
+from jaxspec.training.state import TrainingOptions
+from tests._fixtures.bigram import Conversations
 
 VOCAB, NEW_TOKENS = 64, 16
 LENGTHS = np.asarray([9, 5, 7, 3, 1, 2, 8, 6], np.int32)
 # For models of fewer tokens.
 PROMPT = jnp.asarray(np.random.default_rng(0).integers(0, 29, (8, 9)), jnp.int32)
-CHAINS = ("ngram", "suffix", "model")
+CHAINS = ("none", "ngram", "suffix", "model", "hybrid")
+TREES = ("tree", "dynamic tree")
 
 
 @contextlib.contextmanager
@@ -72,7 +77,10 @@ def drafter(name, draft):
         "ngram": lambda: jaxspec.NGramDrafter(k=3),
         "suffix": lambda: jaxspec.SuffixDrafter(k=3),
         "model": lambda: jaxspec.ModelDrafter(draft, k=3),
+        "none": lambda: None,
+        "hybrid": lambda: jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(draft, k=3)),
         "tree": lambda: jaxspec.TreeDrafter(draft, jaxspec.Tree.of_size(8)),
+        "dynamic tree": lambda: jaxspec.drafters.DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6),
     }
     return made[name]()
 
@@ -80,7 +88,7 @@ def drafter(name, draft):
 def continued(target, drafter, **options):
     """Continues all rows with a drafter."""
     options = {"max_new_tokens": NEW_TOKENS, "prompt_length": jnp.asarray(LENGTHS, jnp.int32), **options}
-    return jaxspec.generate(target, drafter, prompts(), **options)
+    return jaxspec.generate(target, drafter, prompts() % target.vocab_size, **options)
 
 
 def expect_greedy(target, drafter, logits_of):
@@ -104,3 +112,24 @@ def expect_no_tree(target):
     """Checks that a tree of drafts is refused before anything is generated."""
     with pytest.raises(TypeError, match="chain"):
         continued(target, drafter("tree", target))
+
+
+def expect_heads(target, folder):
+    """Checks that heads are trained for a foreign model, written and read again, and draft for it."""
+    shown = for_heads(target)
+    counts = Conversations(vocab=target.vocab_size).token_counts()
+    options = TrainingOptions(steps=20, batch_tokens=64, learning_rate=1e-2, log_every=1)
+    plain = continued(target, None)
+    eagle = jaxspec.heads.eagle.EagleRecipe(capture=(0, 1, 2), draft_vocabulary=None, mlp_width=32, steps=2, k=3)
+    for recipe in (eagle, jaxspec.heads.medusa.MedusaRecipe(num_heads=2)):
+        name = type(recipe).__name__
+        data = Conversations(width=16, vocab=target.vocab_size)
+        trained = train(recipe, shown, data, options, folder / name, quiet=True)
+        losses = [line["loss"] for line in trained.curve]
+        assert np.mean(losses[-5:]) < np.mean(losses[:5]), name
+        recipe.save(trained.params, shown, counts, folder / f"{name}-head")
+        head = jaxspec.load_head(folder / f"{name}-head", shown)
+        drafter = jaxspec.EagleDrafter(head, k=3) if recipe is eagle else jaxspec.MedusaDrafter(head)
+        result = continued(target, drafter)
+        np.testing.assert_array_equal(result.tokens, plain.tokens, err_msg=name)
+        assert result.stats.drafted.sum() > 0

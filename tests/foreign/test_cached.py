@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.foreign import from_cached
-from tests._fixtures import cached
+from tests._fixtures import cached, foreign, tiny
 from tests._fixtures.foreign import LENGTHS, PROMPT, greedy
 from tests.contracts import ModelContract
 
@@ -124,6 +124,11 @@ FLAWS = {"mask": "the mask or the positions are ignored", "positions": "the mask
         ("scalar", "index", "a token does not see what was fed before it"),
         ("per_row", "chunk", "a token does not see what was fed before it"),
         ("per_row", "index", "a token does not see what was fed before it"),
+        ("shared", "index", "tokens are not written at the index"),
+        ("shared", "flash", "ignored in passes of many tokens"),
+        ("per_row", "flash", "ignored in passes of many tokens"),
+        ("shared", "slots", "attention goes by the numbers of slots"),
+        ("shared", "nan", "logits are not finite"),
     ],
 )
 def test_what_a_call_ignores_is_found_when_it_is_wrapped(kind, flaw, message):
@@ -140,6 +145,10 @@ def test_what_a_call_ignores_is_found_when_it_is_wrapped(kind, flaw, message):
         ({"leaf": "state"}, r"\[0\]\['values'\] of the cache does not grow"),
         ({"cache_index": "one"}, "cache_index must be one of shared, per_row, scalar, got 'one'"),
         ({"scratch": 0}, "scratch must be a positive integer, got 0"),
+        ({"context_length": -5}, "context_length must be a positive integer, got -5"),
+        ({"leaf": "longer"}, r"as many slots, for a capacity of \d+ got \[\d\]\['keys'\] \d+ and \[\d\]\['values'\]"),
+        ({"leaf": "pair"}, r"\[0\]\['end'\] of the cache does not grow"),
+        ({"flaw": "last"}, r"logits of the last token alone, \(2, 29\) for tokens \(2, 2\)"),
         ({"kind": "scalar", "cache_index": "per_row"}, r"\[0\]\['end'\] of the cache is one index for all rows"),
     ],
 )
@@ -153,6 +162,7 @@ def test_bad_input_is_told_before_anything_runs(options, message):
     [
         (lambda: from_cached(None, cached.Empty(), {}, vocab_size=2, cache_index="shared"), "call must be callable"),
         (lambda: from_cached(cached.Call(), {}, {}, vocab_size=2, cache_index="shared"), "init_cache must be callable"),
+        (lambda: jaxspec.foreign.for_heads(MODELS["shared"]), "sizes, which this model does not tell"),
     ],
 )
 def test_what_is_no_function_is_refused(run, message):
@@ -196,3 +206,27 @@ def test_a_round_copies_each_leaf_of_the_cache_once(kind):
         copied.append(len(re.findall(rf"= f32\[8,(?:1,)?\d\d\d,{cached.WIDTH}\]\S* copy\(", computation)))
         assert computation.startswith("ENTRY") or copied[-1] <= 2 * cached.LAYERS
     assert any(copied)
+
+
+def test_what_is_not_wrong_passes_the_check():
+    """Excluded tokens, and a cache that is not asked for more slots than there are positions and scratch."""
+    assert made(flaw="excluded").vocab_size == cached.VOCAB
+    model = made(leaf="capped")
+    assert jaxspec.generate(model, None, PROMPT, max_new_tokens=2).tokens.shape == (8, 2)
+
+
+def test_weights_that_are_traced_cannot_be_checked():
+    wrap = lambda params, **options: from_cached(
+        cached.Call(), cached.Empty(), params, vocab_size=cached.VOCAB, cache_index="shared", **options
+    )
+    run = lambda model: jaxspec.generate(model, None, PROMPT, prompt_length=LENGTHS, max_new_tokens=2).tokens
+    with pytest.raises(ValueError, match="the weights are traced.*or pass check=False inside"):
+        jax.jit(lambda params: run(wrap(params)))(cached.params())
+    run = jax.jit(lambda params, run=run: run(wrap(params, check=False)))
+    np.testing.assert_array_equal(run(cached.params()), EXPECTED[:, :2])
+
+
+@pytest.mark.slow
+def test_heads_are_trained_for_it_and_draft_for_it(tmp_path):
+    config = dataclasses.replace(tiny.config(vocab=cached.VOCAB, layers=2), mlp_width=32)
+    foreign.expect_heads(made(parts=cached.Parts(config)), tmp_path)

@@ -27,7 +27,7 @@ KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", 
 CASES = [
     pytest.param(kind, name, marks=() if (kind, name) == ("llama", "tree") else pytest.mark.slow)
     for kind in KINDS
-    for name in (*foreign.CHAINS, "tree")
+    for name in (*foreign.CHAINS, *foreign.TREES)
 ]
 
 

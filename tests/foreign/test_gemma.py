@@ -36,7 +36,7 @@ SHORT = [("gemma3", "ngram"), ("gemma3", "tree")]
 CASES = [
     pytest.param(family, name, marks=() if (family, name) in SHORT else pytest.mark.slow)
     for family in FAMILIES
-    for name in (*foreign.CHAINS, "tree")
+    for name in (*foreign.CHAINS, *foreign.TREES)
 ]
 
 
@@ -157,3 +157,17 @@ def test_heads_share_embedding_and_last_norm(family):
     logits = target.normalize(output.hidden[1]) @ params["embedder"]["input_embedding"].T
     np.testing.assert_allclose(logits, output.logits, rtol=1e-3, atol=1e-3)
     assert target.hidden_sizes == (2, 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_heads_are_trained_for_it_and_draft_for_it(family, tmp_path):
+    model, params = made(family, final_logit_softcap=None)
+    foreign.expect_heads(from_gemma(model, params), tmp_path)
+
+
+@pytest.mark.slow
+def test_heads_of_models_that_do_not_tell_their_parts_are_refused():
+    model, params = made("gemma3n")
+    with pytest.raises(TypeError, match="made in a target's sizes, which this model does not tell"):
+        jaxspec.foreign.for_heads(from_gemma(model, params, check=False))

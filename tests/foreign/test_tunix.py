@@ -158,3 +158,9 @@ def test_heads_that_were_made_for_adopted_weights_draft_for_the_model_as_it_is(k
     for name, drafter in heads.items():
         found = jaxspec.generate(target, drafter, PROMPT, prompt_length=LENGTHS, max_new_tokens=NEW)
         np.testing.assert_array_equal(found.tokens, expected, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2", "gemma"])
+def test_heads_are_trained_for_it_and_draft_for_it(kind, tmp_path):
+    foreign.expect_heads(from_tunix(made(kind)), tmp_path)

@@ -1,0 +1,196 @@
+"""Has the host find out what a grammar allows: for grammars without a table, in the text interface.
+
+`llguidance` reads them: each row has a matcher, which is led down the drafts and back.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, UInt32
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.processing import Processor, Prompt
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import GenerationState
+from jaxspec.grammar.extra import needed
+from jaxspec.grammar.language import Grammar
+from jaxspec.grammar.table import token_texts
+
+_ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """Holds what the host has found out for a round.
+
+    Attributes:
+      paths: the drafts above each position that it knows of; -1 pads, -2 is no position.
+      allowed: a bit a token, at each of them.
+      forced: what must come after the committed text; -1 behind.
+    """
+
+    paths: Int[Array, "b n d"]
+    allowed: UInt32[Array, "b n w"]
+    forced: Int[Array, "b k"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HostMasks(Processor):
+    """Excludes what the host has found that a grammar does not allow; `RowMatchers` tells it, round by round.
+
+    Where it was told nothing, as of drafts that are being drawn, everything is allowed.
+
+    Attributes:
+      nodes: the most drafts of a round.
+      depth: the most along one path.
+    """
+
+    nodes: int = dataclasses.field(metadata={"static": True})
+    depth: int = dataclasses.field(metadata={"static": True})
+
+    def init(self, prompt: Prompt) -> Known:
+        batch, words = prompt.length.shape[0], (prompt.vocab_size + 31) // 32
+        return Known(
+            jnp.full((batch, self.nodes + 1, self.depth), _NOWHERE, jnp.int32),
+            jnp.full((batch, self.nodes + 1, words), _ALL, jnp.uint32),
+            jnp.full((batch, max(self.depth, 1)), -1, jnp.int32),
+        )
+
+    def __call__(self, logits, state: Known, path):
+        same = self._is_at(state, path)
+        at = jnp.argmax(same, axis=2).astype(jnp.int32)
+        found = jnp.take_along_axis(state.allowed, at[..., None], axis=1)
+        bits = jnp.arange(32, dtype=jnp.uint32)[None, None, None]
+        there = ((found[..., None] >> bits) & jnp.uint32(1)).reshape(*at.shape, -1)[..., : logits.shape[2]] > 0
+        return jnp.where(there | ~jnp.any(same, axis=2)[..., None], logits, -jnp.inf)
+
+    def commit(self, state: Known, tokens, count) -> Known:
+        nowhere = jnp.full_like(state.paths, _NOWHERE)
+        return Known(nowhere, jnp.full_like(state.allowed, _ALL), jnp.full_like(state.forced, -1))
+
+    def next_forced(self, state: Known, path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
+        count = jnp.sum(path >= 0, axis=2, dtype=jnp.int32)
+        wide = self._wide(path)
+        k = state.forced.shape[1]
+        forced = jnp.broadcast_to(state.forced[:, None], (*count.shape, k))
+        wide = jnp.pad(wide, ((0, 0), (0, 0), (0, max(k - wide.shape[2], 0))), constant_values=-1)[..., :k]
+        before = jnp.arange(k, dtype=jnp.int32)[None, None] < count[..., None]
+        follows = jnp.all(~before | (forced == wide), axis=2) & (count < k)
+        token = jnp.take_along_axis(forced, jnp.minimum(count, k - 1)[..., None], axis=2)[..., 0]
+        return jnp.where(follows, token, -1)
+
+    def _wide(self, path: Int[Array, "b n d"]) -> Int[Array, "b n d2"]:
+        missing = max(self.depth - path.shape[2], 0)
+        return jnp.pad(path, ((0, 0), (0, 0), (0, missing)), constant_values=-1)[..., : self.depth]
+
+    def _is_at(self, state: Known, path: Int[Array, "b n d"]) -> Bool[Array, "b n m"]:
+        """Returns which of the known positions each position is."""
+        wide = self._wide(path)
+        longer = jnp.any(path[..., self.depth :] >= 0, axis=2)[..., None]
+        return jnp.all(wide[:, :, None] == state.paths[:, None], axis=3) & ~longer
+
+
+class RowMatchers:
+    """Follows a grammar in each row of a batch, on the host.
+
+    Raises:
+      ValueError: the grammar cannot be read, or has what is not supported; the text says what.
+    """
+
+    def __init__(
+        self, grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...], rows: int
+    ):
+        matcher = needed("llguidance").LLMatcher
+        texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
+        first = matcher(texts, grammar.matcher_source(), log_level=0)
+        if first.is_error():
+            raise ValueError(f"this {grammar.kind} grammar is not supported: {first.get_error()}")
+        self._rows = [first, *(first.deep_copy() for _ in range(rows - 1))]
+        self._words = (vocab_size + 31) // 32
+        self._stops, self._stop = np.zeros(self._words, np.uint32), stop_tokens[0]
+        for token in stop_tokens:
+            self._stops[token // 32] |= np.uint32(1 << token % 32)
+
+    def after_text(self, masks: HostMasks, state: GenerationState, place: int) -> GenerationState:
+        """Returns the state with what may come after each row's text, for its drafts."""
+        rows = len(self._rows)
+        paths, allowed = self._blank(masks, rows)
+        forced = np.full((rows, max(masks.depth, 1)), -1, np.int32)
+        paths[:, 0] = -1
+        for row, matcher in enumerate(self._rows):
+            allowed[row, 0] = self._allowed(matcher)
+            coming = [self._stop] if matcher.is_stopped() else matcher.compute_ff_tokens()[: forced.shape[1]]
+            forced[row, : len(coming)] = coming
+        return _told(state, place, paths, allowed, forced)
+
+    def after_drafts(
+        self, masks: HostMasks, state: GenerationState, place: int, tokens: Any, valid: Any, parents: Any
+    ) -> GenerationState:
+        """Returns the state with what may come after each draft."""
+        rows, count = tokens.shape
+        paths, allowed = self._blank(masks, rows)
+        for row, matcher in enumerate(self._rows):
+            above = np.arange(-1, count - 1) if parents is None else parents[row]
+            self._descend(matcher, -1, [], tokens[row], valid[row], above, paths[row], allowed[row])
+        return _told(state, place, paths, allowed, np.full((rows, max(masks.depth, 1)), -1, np.int32))
+
+    def commit(self, tokens: np.ndarray, count: np.ndarray) -> None:
+        """Takes in what a round has emitted."""
+        for matcher, row, new in zip(self._rows, tokens, count, strict=True):
+            if new and not matcher.is_stopped():
+                matcher.consume_tokens(row[:new].tolist())
+
+    def _descend(self, matcher, node, path, tokens, valid, above, paths, allowed) -> None:
+        """Writes what may come after a node and those below it; the matcher stands behind the node, and does again."""
+        allowed[node + 1] = self._allowed(matcher)
+        paths[node + 1] = -1
+        paths[node + 1, : len(path)] = path
+        for child in np.flatnonzero((above == node) & valid).tolist():
+            token = int(tokens[child])
+            # A token that is not allowed is refused, and what would follow it does not matter.
+            if not matcher.is_stopped() and matcher.try_consume_tokens([token]) == 1:
+                self._descend(matcher, child, [*path, token], tokens, valid, above, paths, allowed)
+                matcher.rollback(1)
+
+    def _allowed(self, matcher: Any) -> UInt32[np.ndarray, "w"]:
+        if matcher.is_error():  # beyond its limits: the row ends, with a status
+            return np.zeros(self._words, np.uint32)
+        if matcher.is_stopped():
+            return self._stops
+        return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
+
+    def _blank(self, masks: HostMasks, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        shape = (rows, masks.nodes + 1)
+        return np.full((*shape, masks.depth), _NOWHERE, np.int32), np.full((*shape, self._words), _ALL, np.uint32)
+
+
+def _told(state: GenerationState, place: int, *known: np.ndarray) -> GenerationState:
+    """Returns the state with what is known in the place of a processor."""
+    states = list(state.processed)
+    states[place] = Known(*map(jnp.asarray, known))
+    return dataclasses.replace(state, processed=tuple(states))
+
+
+@functools.lru_cache(maxsize=4)
+def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> Any:
+    """Returns the tokenizer as `llguidance` takes it: the bytes of each token, and those that end a text."""
+    guidance = needed("llguidance")
+    texts = token_texts(tokenizer, vocab_size)
+
+    class Texts:
+        eos_token_id = stop_tokens[0]
+        bos_token_id = tokenizer.bos_token_id
+        tokens = texts
+        special_token_ids = tuple(index for index, text in enumerate(texts) if not text)
+
+        def __call__(self, text: bytes | str) -> list[int]:
+            text = text if isinstance(text, str) else text.decode()
+            return tokenizer.encode(text, add_special_tokens=False)
+
+    return guidance.LLTokenizer(guidance.TokenizerWrapper(Texts()), n_vocab=vocab_size, eos_token=list(stop_tokens))
