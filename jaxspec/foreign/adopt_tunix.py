@@ -159,7 +159,8 @@ def _describe_gemma(model: Any) -> _Described:
     if found := [f"{name}={value}" for name in lacking if (value := getattr(config, name))]:
         raise TypeError(
             f"Gemma 2 cannot be adopted, the built-in transformer has no caps of logits, got {', '.join(found)}: where "
-            "no layer has a window jaxspec.foreign.from_tunix serves it, else jaxspec.from_function does, slowly"
+            "no layer has a window jaxspec.foreign.from_tunix serves it, else DeepMind's own model of the weights, by "
+            "jaxspec.foreign.from_gemma"
         )
     theta = _default_of(type(model.layers[0].attn).block, "max_wavelength")
     more = {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": _GEMMA_EPS, "rope_theta": theta}

@@ -45,12 +45,11 @@ def from_tunix(
     config = getattr(model, "config", None)
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
     slides = any(kind.name == "LOCAL_SLIDING" for kind in getattr(config, "attention_types", ()))
-    if family == "gemma3":
-        raise TypeError("no wrapper can serve tunix's gemma3: its windows go by slots; pass it to jaxspec.adopt")
-    if family == "gemma4" or slides:
+    if family in ("gemma3", "gemma4") or slides:
+        caps = family == "gemma4" or getattr(config, "attn_logits_soft_cap", None)
         raise TypeError(
-            f"no wrapper can serve tunix's {family} with its windows, which go by slots, and the built-in transformer "
-            "has not its layers; DeepMind's own model of these weights is served by jaxspec.foreign.from_gemma"
+            f"no wrapper can serve tunix's {family}: its windows go by slots; "
+            + ("take DeepMind's own model of these weights, by from_gemma" if caps else "pass it to jaxspec.adopt")
         )
     if getattr(getattr(config, "remat_config", None), "name", "NONE") != "NONE":
         raise ValueError(

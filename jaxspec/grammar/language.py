@@ -52,7 +52,7 @@ class Grammar:
         return cls("json_schema", json.dumps(schemas.as_dict(schema), sort_keys=False))
 
     @classmethod
-    def regex(cls, pattern: str) -> Self:
+    def regex(cls, pattern: Any) -> Self:
         """Makes the grammar of the texts that match a regular expression as a whole.
 
         The dialect is that of Rust's `regex`: no look-around and no references back.
@@ -64,7 +64,7 @@ class Grammar:
         return cls("regex", pattern)
 
     @classmethod
-    def choices(cls, choices: Sequence[str]) -> Self:
+    def choices(cls, choices: Any) -> Self:
         """Makes the grammar of a few texts."""
         if isinstance(choices, str) or not isinstance(choices, Sequence):
             raise TypeError(f"choices must be a list of strings, got {choices!r}; pass ['yes', 'no']")
@@ -73,7 +73,7 @@ class Grammar:
         return cls("choices", json.dumps(list(choices)))
 
     @classmethod
-    def lark(cls, grammar: str) -> Self:
+    def lark(cls, grammar: Any) -> Self:
         """Makes a context-free grammar, in the dialect of Lark that `llguidance` reads; its first rule is `start`."""
         if not isinstance(grammar, str):
             raise TypeError(f"a grammar must be a string, got {type(grammar).__name__}; pass Lark rules")

@@ -38,6 +38,8 @@ class GrammarTable(Processor):
       final: whether a text may end here: by the stop tokens of the call, and by no others.
       forced: the token that spells what must come, where only one text can; -1 elsewhere.
       start: the first state.
+
+    Numbers of states and classes are powers of two, so that most grammars of one size share a program.
     """
 
     allowed: UInt32[Array, "s w"]
@@ -45,7 +47,7 @@ class GrammarTable(Processor):
     classes: Int[Array, "v"]
     final: Bool[Array, "s"]
     forced: Int[Array, "s"]
-    start: int = dataclasses.field(default=0, metadata={"static": True})
+    start: Int[Array, ""]
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +62,7 @@ class GrammarTable(Processor):
             )
 
     def init(self, prompt: Prompt) -> tuple[Int[Array, "b"], Bool[Array, "b v"]]:
-        state = jnp.full(prompt.length.shape, self.start, jnp.int32)
+        state = jnp.broadcast_to(jnp.asarray(self.start), prompt.length.shape)
         return state, ids.listed(prompt.stop_tokens, prompt.vocab_size)
 
     def __call__(self, logits, state, path) -> Float[Array, "b n v"]:
@@ -114,7 +116,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
         )
     tokens = token_texts(tokenizer, vocab_size)
     states, start, final = _automaton(pattern, tokens, tokenizer)
-    count, words = len(states) + 1, (vocab_size + 31) // 32
+    count, words = _power_of_two(len(states) + 1), (vocab_size + 31) // 32
     if count * words * 4 > max_bytes:
         raise TableTooLargeError(
             f"the grammar's {len(states)} states times {vocab_size} tokens take {count * words * 4:,} bytes, more than "
@@ -128,7 +130,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
         following[state, list(found)] = list(found.values())
     there = np.zeros((count, words * 32), np.uint8)
     there[:, :vocab_size] = following != count - 1
-    there[-1] = 1
+    there[len(states) :] = 1
     allowed = np.packbits(there, axis=1, bitorder="little").view("<u4")
     representatives, classes = _classes(following)
     ends = np.zeros(count, bool)
@@ -136,11 +138,11 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     forced = [-1 if ends[state] else _must_come(found, tokens) for state, found in enumerate(states)]
     return GrammarTable(
         jnp.asarray(allowed),
-        jnp.asarray(following[:, representatives].astype(np.int32)),
+        jnp.asarray(_widened(following[:, representatives].astype(np.int32))),
         jnp.asarray(classes),
         jnp.asarray(ends),
-        jnp.asarray([*forced, -1], jnp.int32),
-        start,
+        jnp.asarray(forced + [-1] * (count - len(states)), jnp.int32),
+        jnp.asarray(start, jnp.int32),
     )
 
 
@@ -184,6 +186,15 @@ def _classes(following: Int[np.ndarray, "s v"]) -> tuple[Int[np.ndarray, "c"], I
     if not np.array_equal(following[:, first][:, classes], following):  # two classes share a hash
         _, first, classes = np.unique(following, axis=1, return_index=True, return_inverse=True)
     return first, classes.reshape(-1).astype(np.int32)
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _widened(following: Int[np.ndarray, "s c"]) -> Int[np.ndarray, "s c2"]:
+    """Returns the table with classes that no token is of."""
+    return np.pad(following, ((0, 0), (0, _power_of_two(following.shape[1]) - following.shape[1])))
 
 
 def _must_come(found: dict[int, int], tokens: list[bytes]) -> int:

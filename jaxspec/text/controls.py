@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.processing import Processor, as_tuple
@@ -17,6 +17,7 @@ from jaxspec.processors.min_new_tokens import MinNewTokens
 from jaxspec.processors.penalties import Penalties
 
 
+@runtime_checkable
 class Controls(Protocol):
     """Names the options that are processors."""
 

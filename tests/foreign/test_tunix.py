@@ -9,6 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.foreign import from_tunix
+from tests._fixtures import foreign
 from tests._fixtures.foreign import LENGTHS, PROMPT, greedy
 
 pytest.importorskip("tunix")

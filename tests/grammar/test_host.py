@@ -1,0 +1,149 @@
+"""Grammars that the host follows between the passes: texts are theirs, and those of plain decoding."""
+
+import json
+import re
+
+import jax.numpy as jnp
+import jsonschema
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import processing
+from jaxspec.grammar import Grammar
+from jaxspec.grammar.host import HostMasks, RowMatchers
+from jaxspec.text import controls
+from tests._fixtures import examples
+
+TARGET, DRAFT = examples.models()
+TOKENIZER, VOCAB = TARGET.tokenizer, TARGET.vocab_size
+STOP = TOKENIZER.eos_token_ids[0]
+NESTED = 'start: "(" start ")" | "sea"'
+TREE = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 40}, "in": {"$ref": "#"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+DRAFTS = {
+    "plain": None,
+    "n-gram": jaxspec.NGramDrafter(k=4, min_ngram=1),
+    "model": jaxspec.ModelDrafter(DRAFT, k=3),
+    "tree": jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.of_size(6)),
+    "dynamic tree": jaxspec.drafters.DynamicTreeDrafter(DRAFT, top_k=2, depth=3, nodes=6),
+}
+
+
+def bits(words):
+    return set(np.flatnonzero(np.unpackbits(np.asarray(words).view(np.uint8), bitorder="little")[:VOCAB]).tolist())
+
+
+class State:
+    """Of a generation state what is looked at."""
+
+
+def masks_of(matchers, masks, tokens, valid, parents):
+    prompt = processing.Prompt(*(jnp.ones(shape, jnp.int32) for shape in ((1, 1), (1,), (1, 1))), VOCAB)
+    policy = jaxspec.Greedy((masks,))
+    state = jaxspec.init(TARGET, None, jnp.asarray([[5]]), sampling=policy, max_new_tokens=1)
+    told = matchers.after_drafts(masks, state, 0, tokens, valid, parents)
+    assert jnp.shape(masks.init(prompt).allowed) == told.processed[0].allowed.shape
+    return told.processed[0]
+
+
+def test_what_follows_each_node_is_what_the_table_allows():
+    """A tree of two choices, one token that is not allowed among them; the matcher stands where it stood."""
+    grammar = Grammar.choices(["the sea", "there", "a"])
+    table = grammar.table(TOKENIZER, VOCAB)
+    first = [TOKENIZER.encode(text, add_special_tokens=False) for text in ("the", "a")]
+    tokens = np.array([[first[0][0], first[1][0], *TOKENIZER.encode(" ", add_special_tokens=False), 9]], np.int32)
+    parents, valid = np.array([[-1, -1, 0, 1]]), np.array([[True, True, True, True]])
+    masks = HostMasks(4, 2)
+    matchers = RowMatchers(grammar, TOKENIZER, VOCAB, (STOP,), 1)
+    known = masks_of(matchers, masks, tokens, valid, parents)
+    again = masks_of(matchers, masks, tokens, valid, parents)
+    np.testing.assert_array_equal(known.allowed, again.allowed)
+    paths = processing.paths(jnp.asarray(tokens), jnp.asarray(parents, jnp.int32), 2)
+    prompt = processing.Prompt(jnp.ones((1, 1), jnp.int32), jnp.ones(1, jnp.int32), jnp.asarray([[STOP]]), VOCAB)
+    by_table = np.isfinite(table(jnp.zeros((1, 5, VOCAB)), table.init(prompt), paths)[0])
+    by_host = np.isfinite(masks(jnp.zeros((1, 5, VOCAB)), known, paths)[0])
+    for node in range(4):
+        assert by_host[node].any()
+        np.testing.assert_array_equal(by_host[node], by_table[node], err_msg=str(node))
+    # Behind a draft that is refused nothing is looked at.
+    assert by_host[4].all()
+    # A position that the host was not asked about is left as it is.
+    other = masks(jnp.zeros((1, 1, VOCAB)), known, jnp.asarray([[[8, 8]]], jnp.int32))
+    assert np.isfinite(other).all()
+
+
+QUICK = (("n-gram", 1.0), ("tree", 0))
+CASES = [(name, temperature) for name in DRAFTS for temperature in (0, 1.0) if name != "plain"]
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
+)
+def test_texts_are_of_the_grammar_and_those_of_plain_decoding(name, temperature):
+    decoder = lambda draft: jaxspec.SpeculativeDecoder(TARGET, draft, verifier=jaxspec.CoupledVerifier())
+    prompts, options = ["the sea", "a"], {"temperature": temperature, "seed": 3, "max_new_tokens": 40}
+    for asked in ({"schema": TREE}, {"grammar": NESTED}):
+        plain = decoder(None).generate(prompts, **options, **asked)
+        found = decoder(DRAFTS[name]).generate(prompts, **options, **asked)
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+        for one in found:
+            if one.stop_reason != "stop token":
+                continue
+            if "schema" in asked:
+                jsonschema.validate(json.loads(one.text), TREE)
+            else:
+                assert re.fullmatch(r"(\(*)sea(\)*)", one.text) and one.text.count("(") == one.text.count(")")
+        assert sum(one.stats.drafted.sum() for one in found) > 0
+
+
+def test_a_stream_shows_the_same_text():
+    decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"])
+    options = {"temperature": 0, "max_new_tokens": 30, "grammar": NESTED}
+    assert "".join(decoder.stream("the sea", **options)) == decoder.generate("the sea", **options).text
+
+
+def test_small_grammars_are_tables_and_others_are_followed():
+    made = lambda **options: controls.processors(
+        jaxspec.TextOptions(**options), jaxspec.NGramDrafter(k=2), TOKENIZER, VOCAB, (STOP,)
+    )
+    assert [type(one).__name__ for one in made(choices=["a", "b"])] == ["GrammarTable"]
+    assert [type(one).__name__ for one in made(schema=TREE)] == ["HostMasks"]
+    assert made(choices=["a", "b"])[0] is made(choices=["a", "b"])[0]
+    every = made(
+        grammar=NESTED,
+        repetition_penalty=1.1,
+        logit_bias={3: 1.0},
+        min_new_tokens=2,
+        allowed_tokens=[5],
+        bad_words="sea",
+    )
+    order = ["LogitBias", "Penalties", "BannedPhrases", "MinNewTokens", "AllowedTokens", "HostMasks"]
+    assert [type(one).__name__ for one in every] == order
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"schema": TREE, "regex": "a"}, ValueError, "keeps to one grammar, got schema and regex; pass one of them"),
+        ({"regex": "a", "stop_tokens": ()}, ValueError, "a grammar ends a text by a stop token, got stop_tokens=()"),
+        ({"grammar": "start: ((("}, ValueError, "this lark grammar is not supported"),
+        (
+            {"schema": {"type": "array", "contains": {"type": "null"}}},
+            ValueError,
+            "this json_schema grammar is not",
+        ),
+        ({"bad_words": [""]}, TypeError, "bad_words must be strings, none of them empty"),
+        ({"logit_bias": {9999: 1.0}}, ValueError, "LogitBias.tokens has id 9999"),
+        ({"repetition_penalty": 0}, ValueError, "Penalties.repetition must be above 0"),
+        ({"processors": [7]}, TypeError, "must be instances of jaxspec.core.Processor, got 7"),
+    ],
+)
+def test_what_does_not_fit_is_said(options, error, text):
+    decoder = jaxspec.SpeculativeDecoder(TARGET, "ngram", k=2)
+    with pytest.raises(error, match=re.escape(text)):
+        decoder.generate("the sea", max_new_tokens=4, temperature=0, **options)

@@ -1,0 +1,113 @@
+"""What is a grammar, which schemas become tables, and what is refused."""
+
+import json
+import re
+
+import jsonschema
+import pydantic
+import pytest
+
+from jaxspec.grammar import Grammar
+from jaxspec.grammar.schema import pattern
+
+
+def one(**more):
+    return {"type": "object", "properties": {"x": more}, "required": ["x"], "additionalProperties": False}
+
+
+# With a text that it allows, and one that it does not.
+COVERED = {
+    "string": (one(type="string", maxLength=3), '{"x":"abc"}', '{"x":"abcd"}'),
+    "integer": (one(type="integer"), '{"x": -12}', '{"x":1.5}'),
+    "number": (one(type="number"), '{"x":1.5e+3}', '{"x":.5}'),
+    "enum": (one(enum=["a.b", "c"]), '{"x":"a.b"}', '{"x":"axb"}'),
+    "constant": (one(const=7), '{"x":7}', '{"x":8}'),
+    "boolean": (one(type="boolean"), '{"x":true}', '{"x":1}'),
+    "either": (one(anyOf=[{"type": "null"}, {"type": "integer"}]), '{"x":null}', '{"x":"a"}'),
+    "list": (one(type="array", items={"type": "boolean"}, minItems=1, maxItems=2), '{"x":[true]}', '{"x":[]}'),
+    "reference": ({"$defs": {"n": {"type": "integer"}}, **one(**{"$ref": "#/$defs/n"})}, '{"x":3}', '{"x":"3"}'),
+    "title": (one(type="boolean", title="X", description="says nothing"), '{"x":false}', '{"x":null}'),
+}
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_a_schema_s_expression_holds_to_all_of_it(name):
+    schema, good, bad = COVERED[name]
+    found = pattern(schema)
+    assert re.fullmatch(found, good) and not re.fullmatch(found, bad)
+    jsonschema.validate(json.loads(good), schema)
+
+
+NOT = {
+    "bounds": one(type="integer", minimum=1),
+    "pattern": one(type="string", pattern=".*"),
+    "format": one(type="string", format="date"),
+    "all of": one(allOf=[{"type": "integer"}]),
+    "one of": one(oneOf=[{"type": "integer"}, {"type": "number"}]),
+    "any object": one(type="object"),
+    "other properties": {**one(type="integer"), "additionalProperties": {"type": "string"}},
+    "anything": one(),
+    "itself": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+    "a reference to nothing": one(**{"$ref": "#/$defs/n"}),
+    "quotes in a name": {"type": "object", "properties": {'a"b': {"type": "integer"}}, "required": ['a"b']},
+    "quotes in a value": one(enum=['a"b']),
+    "a list of anything": one(type="array"),
+    "unique": one(type="array", items={"type": "integer"}, uniqueItems=True),
+}
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_other_schemas_have_no_expression(name):
+    """The host follows them: an expression would pass over what it does not know."""
+    assert pattern(NOT[name]) is None
+
+
+class City(pydantic.BaseModel):
+    name: str
+    capital: bool
+
+
+def test_a_schema_is_given_in_three_ways():
+    expected = Grammar.json_schema(City.model_json_schema())
+    assert Grammar.json_schema(City) == expected == Grammar.json_schema(json.dumps(City.model_json_schema()))
+    assert re.fullmatch(expected.pattern, '{"name":"Rome","capital":true}')
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: Grammar.json_schema(7),
+            TypeError,
+            "schema must be a dictionary, JSON, or a class",
+        ),
+        (lambda: Grammar.json_schema("{"), ValueError, "schema must be JSON, got '{'"),
+        (lambda: Grammar.json_schema(one(enum=[])), ValueError, "schema.properties.x.enum is empty"),
+        (
+            lambda: Grammar.json_schema(one(type="text")),
+            ValueError,
+            "schema.properties.x.type is 'text', expected",
+        ),
+        (lambda: Grammar.json_schema(one(minLength=3, maxLength=2)), ValueError, "minLength=3 above maxLength=2"),
+        (
+            lambda: Grammar.json_schema({"properties": {"x": False}, "required": ["x"]}),
+            ValueError,
+            "x is false",
+        ),
+        (lambda: Grammar.regex(""), ValueError, "regex is empty"),
+        (lambda: Grammar.regex(7), TypeError, "regex must be a string, got int"),
+        (lambda: Grammar.choices("yes"), TypeError, "choices must be a list of strings, got 'yes'"),
+        (lambda: Grammar.choices([]), ValueError, "choices must be strings, none of them empty and at least one"),
+        (lambda: Grammar.choices(["a", ""]), ValueError, "choices must be strings, none of them empty"),
+        (lambda: Grammar.lark(7), TypeError, "a grammar must be a string, got int"),
+    ],
+)
+def test_what_is_no_grammar(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_without_the_extra_it_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(ModuleNotFoundError, match=r"grammars need llguidance.*pip install 'jaxspec-decode\[grammar\]'"):
+        Grammar.choices(["a"]).matcher_source()

@@ -1,0 +1,174 @@
+"""A grammar's table allows the tokens by which a text stays the beginning of one of the grammar, and no others."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import jsonschema
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import processing
+from jaxspec.grammar import Grammar, GrammarTable, TableTooLargeError
+from tests._fixtures import examples
+
+TARGET, DRAFT = examples.models()
+TOKENIZER, VOCAB = TARGET.tokenizer, TARGET.vocab_size
+STOP = TOKENIZER.eos_token_ids[0]
+CHOICES = ("the sea", "the river", "there", "a")
+TEXTS = [b"" if TOKENIZER.is_special(index) else TOKENIZER.token_bytes(index) for index in range(TOKENIZER.vocab_size)]
+PROMPT = jnp.asarray([[5, 6, 7], [9, 8, 4]], jnp.int32)
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "kind": {"enum": ["low", "high"]}},
+    "required": ["x", "kind"],
+    "additionalProperties": False,
+}
+
+
+def state_of(table, rows=1):
+    prompt = processing.Prompt(PROMPT[:rows], jnp.full(rows, 3, jnp.int32), jnp.full((rows, 1), STOP, jnp.int32), VOCAB)
+    return table.init(prompt)
+
+
+def allowed_after(table, ids):
+    """The tokens that are left after some, drafted all together, and committed in two pieces."""
+    half = len(ids) // 2
+    padded = [ids + [-1] * (8 - len(ids)), *(piece + [7] * (8 - len(piece)) for piece in (ids[:half], ids[half:]))]
+    drafted, committed = _left(table, *(jnp.asarray([each], jnp.int32) for each in padded), half, len(ids) - half)
+    np.testing.assert_array_equal(drafted, committed)
+    return set(np.flatnonzero(drafted).tolist())
+
+
+@jax.jit
+def _left(table, path, first, second, half, rest):
+    zeros, state = jnp.zeros((1, 1, VOCAB)), state_of(table)
+    drafted = table(zeros, state, path[:, None])[0, 0]
+    for piece, count in ((first, half), (second, rest)):
+        state = table.commit(state, piece, jnp.reshape(count, 1))
+    return jnp.isfinite(drafted), jnp.isfinite(table(zeros, state, jnp.full((1, 1, 0), -1, jnp.int32))[0, 0])
+
+
+def test_choices_against_their_beginnings():
+    table = Grammar.choices(CHOICES).table(TOKENIZER, VOCAB)
+    choices = [choice.encode() for choice in CHOICES]
+    rng, seen = np.random.default_rng(0), 0
+    for _ in range(30):
+        ids, text = [], b""
+        while True:
+            fitting = {
+                token for token, own in enumerate(TEXTS) if own and any(one.startswith(text + own) for one in choices)
+            }
+            expected = fitting | ({STOP} if text in choices else set())
+            assert allowed_after(table, ids) == expected, text
+            seen += 1
+            if not fitting or len(ids) == 8 or (text in choices and rng.random() < 0.5):
+                break
+            ids.append(int(rng.choice(sorted(fitting))))
+            text += TEXTS[ids[-1]]
+    assert seen > 60
+
+
+def test_what_must_come():
+    """The longest token where all others are beginnings of it, none where there is a choice, then a stop token."""
+    table = Grammar.choices(["the sea"]).table(TOKENIZER, VOCAB)
+    state, ids, text = state_of(table), [], ""
+    for _ in range(12):
+        path = jnp.asarray([[ids + [-1] * (12 - len(ids))]], jnp.int32)
+        token = int(table.next_forced(state, path)[0, 0])
+        fitting = [own for own in TEXTS if own and b"the sea".startswith(text.encode() + own)]
+        if not fitting:
+            assert token == STOP and text == "the sea"
+            break
+        assert TEXTS[token] == max(fitting, key=len)
+        assert bool(table.allows(state, path, jnp.asarray([[token]], jnp.int32))[0, 0])
+        assert not bool(table.allows(state, path, jnp.asarray([[STOP]], jnp.int32))[0, 0])
+        ids, text = [*ids, token], text + TEXTS[token].decode()
+    free = Grammar.regex("[a-z]+").table(TOKENIZER, VOCAB)
+    assert int(free.next_forced(state_of(free), jnp.full((1, 1, 0), -1, jnp.int32))[0, 0]) == -1
+
+
+DRAFTERS = {
+    "n-gram": jaxspec.NGramDrafter(k=4, min_ngram=1),
+    "model": jaxspec.ModelDrafter(DRAFT, k=3),
+    "hybrid": jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3, min_ngram=1), jaxspec.ModelDrafter(DRAFT, k=3)),
+    "dynamic tree": jaxspec.drafters.DynamicTreeDrafter(DRAFT, top_k=2, depth=3, nodes=6),
+}
+QUICK = (("n-gram", 1.0),)
+CASES = [(name, temperature) for name in DRAFTERS for temperature in (0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
+)
+def test_texts_are_of_the_grammar_and_those_of_plain_decoding(name, temperature):
+    table = Grammar.json_schema(POINT).table(TOKENIZER, VOCAB)
+    policy = jaxspec.Sampling(temperature, processors=(table,)) if temperature else jaxspec.Greedy((table,))
+    options = {"key": jax.random.key(1), "sampling": policy, "stop_tokens": [STOP], "max_new_tokens": 60}
+    run = lambda drafter: jaxspec.generate(TARGET, drafter, PROMPT, verifier=jaxspec.CoupledVerifier(), **options)
+    plain, found = run(None), run(DRAFTERS[name])
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    for row in range(2):
+        text = TOKENIZER.decode(found.tokens[row, : found.length[row]].tolist())
+        if found.stop_reason[row] == jaxspec.StopReason.STOP_TOKEN:
+            jsonschema.validate(json.loads(text), POINT)
+        else:
+            assert re.match(r'\{ ?"x" ?: ?-?\d', text)
+    assert found.stats.accepted.sum() > 0
+
+
+def test_what_must_come_is_drafted_for_nothing():
+    """Copies are found nowhere in the prompt; the grammar's own text is drafted all the same."""
+    table = Grammar.json_schema(POINT).table(TOKENIZER, VOCAB)
+    options = {"sampling": jaxspec.Greedy((table,)), "stop_tokens": [STOP], "max_new_tokens": 40}
+    result = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=4, min_ngram=3), PROMPT, **options)
+    assert result.stats.mean_acceptance_length() > 1.2
+
+
+def test_inside_the_caller_s_jit():
+    table = Grammar.choices(CHOICES).table(TOKENIZER, VOCAB)
+
+    @jax.jit
+    def write(table, key):
+        policy = jaxspec.Sampling(1.0, processors=(table,))
+        options = {"key": key, "sampling": policy, "stop_tokens": [STOP], "max_new_tokens": 12}
+        return jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=2), PROMPT, **options)
+
+    result = write(table, jax.random.key(0))
+    for row in range(2):
+        assert TOKENIZER.decode(result.tokens[row, : result.length[row]].tolist()) in CHOICES
+
+
+def test_tables_of_two_classes_that_share_a_hash(monkeypatch):
+    """The classes of tokens are compared, and not their hashes alone."""
+    expected = Grammar.choices(CHOICES).table(TOKENIZER, VOCAB)
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: _Zeros())
+    table = Grammar.choices(CHOICES).table(TOKENIZER, VOCAB)
+    assert isinstance(table, GrammarTable)
+    at = jnp.arange(expected.following.shape[0])
+    for token in range(0, VOCAB, 7):
+        found, known = (one.following[at, one.classes[token]] for one in (table, expected))
+        np.testing.assert_array_equal(found, known)
+
+
+class _Zeros:
+    def integers(self, low, high, size, dtype):
+        return np.zeros(size, dtype)
+
+
+def test_what_has_no_table_or_a_large_one_is_said():
+    with pytest.raises(TableTooLargeError, match="this lark grammar is not known to be regular"):
+        Grammar.lark('start: "a" start | "b"').table(TOKENIZER, VOCAB)
+    with pytest.raises(
+        TableTooLargeError, match=r"states times 310 tokens take .* bytes, more than max_bytes=100; pass more"
+    ):
+        Grammar.regex("[a-z]{20}").table(TOKENIZER, VOCAB, max_bytes=100)
+    with pytest.raises(ValueError, match="has no automaton over these tokens"):
+        Grammar.regex("(a").table(TOKENIZER, VOCAB)
+    table = Grammar.choices(["a"]).table(TOKENIZER, VOCAB)
+    with pytest.raises(ValueError, match="the grammar's table is over 310 tokens, the target's logits over 11"):
+        jaxspec.generate(
+            examples.tiny.transformer(0), None, PROMPT, sampling=jaxspec.Greedy((table,)), max_new_tokens=2
+        )
