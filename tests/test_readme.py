@@ -21,7 +21,7 @@ def model(request):
 def test_its_python_runs(model, monkeypatch, capsys):
     monkeypatch.setattr(jaxspec, "load", {"smollm2-135m-instruct": model}.__getitem__)
     names = {}
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for block in BLOCKS:
         exec(compile(block, README.name, "exec"), names)
     assert names["result"].length.tolist() == [64]  # of the last block; it draws no stop token

@@ -51,6 +51,7 @@ MOST_IGNORED = 20
 BY_STRING = {
     "_lazy.py": "public names, on first use",
     "heads/base.py": "the parts of a head, below its own folder",
+    "grammar/extra.py": "the libraries of an extra",
     "bench/peers/worker.py": "the engine that a worker is started for",
 }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +38,17 @@ class Decoding:
     ] = None
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.  [default: chosen and reported]")] = None
     stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divide positive logits of tokens that are there already, multiply others.")
+    ] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="Lower tokens that the answer has.")] = None
+    frequency_penalty: Annotated[float | None, typer.Option(help="Lower them for each time.")] = None
+    bad_words: Annotated[list[str] | None, typer.Option(help="Never write this word; repeatable.")] = None
+    min_new_tokens: Annotated[int | None, typer.Option(help="End no text before so many tokens.")] = None
+    schema: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A JSON schema that the answer keeps to; '{...}' is one itself.")
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="An expression that the answer matches as a whole.")] = None
 
     def __post_init__(self):
         if self.temperature == 0 and (idle := [name for name in _SAMPLING if getattr(self, name) is not None]):
@@ -45,7 +57,10 @@ class Decoding:
 
     def keywords(self) -> dict[str, Any]:
         """Returns the options as `SpeculativeDecoder.generate` takes them."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if self.schema is not None and not self.schema.lstrip().startswith("{"):
+            given["schema"] = Path(self.schema).read_text()
+        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

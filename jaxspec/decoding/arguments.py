@@ -154,8 +154,8 @@ class Arguments:
         width = int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
         placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new)})
-        kinds = {"target": target, "drafter": drafter, "verifier": verifier, "policy": policy, "processors": shared}
-        return cls(**kinds, rows=placement.rows(by_row), max_new=max_new, placement=placement), width
+        given = {"policy": policy, "processors": shared, "rows": placement.rows(by_row), "max_new": max_new}
+        return cls(target=target, drafter=drafter, verifier=verifier, placement=placement, **given), width
 
 
 def _rows(

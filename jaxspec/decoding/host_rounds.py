@@ -28,7 +28,10 @@ Informed = Callable[[GenerationState, np.ndarray, np.ndarray, np.ndarray | None]
 def run_round(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState, inform: Informed
 ) -> tuple[GenerationState, RoundInfo]:
-    """Runs one round, for which `inform` puts into the state what the processors need at each drafted position."""
+    """Runs one round, for which `inform` puts into the state what the processors need at each drafted position.
+
+    The state is consumed: keep no reference to it.
+    """
     rng, proposal, state = _propose(target, drafter, verifier, state)
     tokens, valid, parents = jax.device_get((proposal.tokens, proposal.valid, proposal.parents))
     lengths = bounded.lengths(drafter, state.tokens.shape[1])
@@ -40,7 +43,7 @@ def run_round(
     return _judge(target, drafter, verifier, rng, proposal, output, state, count)
 
 
-@jax.jit
+@functools.partial(jax.jit, donate_argnames="state")
 def _propose(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[Rng, Proposal, GenerationState]:
@@ -54,7 +57,7 @@ def _pass(target: Model, drafter: Drafter, proposal: Proposal, state: Generation
         return rounds.run_pass(target, drafter, proposal.first(count), state)
 
 
-@functools.partial(jax.jit, static_argnames="count")
+@functools.partial(jax.jit, static_argnames="count", donate_argnames="state")
 def _judge(
     target: Model,
     drafter: Drafter,

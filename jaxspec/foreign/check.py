@@ -57,7 +57,7 @@ def check_by_running(model: Any) -> None:
 
 @jax.jit
 def _run(model: Any, tokens: Int[Array, "b t"], cache: Any, given: dict[str, Any]) -> Any:
-    """Compiled once for each number of tokens."""
+    """Runs a pass; there is one program for each number of tokens."""
     return model(tokens, cache, **given)
 
 
@@ -147,5 +147,5 @@ def _is_real(logits: Float[Array, "*any"]) -> Array:
 def _distance(found: Float[Array, "*any"], expected: Float[Array, "*any"]) -> Float[Array, ""]:
     """Returns the largest difference; infinite where one is excluded, or no number, and the other not."""
     both = _is_real(found) & _is_real(expected)
-    apart = jnp.where(both, jnp.abs(jnp.where(both, found - expected, 0.0)), jnp.inf)
-    return jnp.max(jnp.where(~_is_real(found) & ~_is_real(expected) & ~jnp.isnan(found), 0.0, apart))
+    gap = jnp.where(both, jnp.abs(jnp.where(both, found - expected, 0.0)), jnp.inf)
+    return jnp.max(jnp.where(~_is_real(found) & ~_is_real(expected) & ~jnp.isnan(found), 0.0, gap))

@@ -252,17 +252,12 @@ class CachedModel:
             wanted = "(logits, cache, hidden states)" if fed.capture else "(logits, cache)"
             raise ValueError(f"the call must return {wanted}, got {_described(found)}")
         logits, hidden = found[0], tuple(found[2]) if fed.capture else ()
-        if jnp.shape(logits) in ((tokens.shape[0], self.vocab_size), (tokens.shape[0], 1, self.vocab_size)) and (
-            tokens.shape[1] > 1
-        ):
-            raise ValueError(
-                f"the call returned logits of the last token alone, {jnp.shape(logits)} for tokens {tokens.shape}; "
-                "drafts are verified by those of every token: return them all"
-            )
         if jnp.shape(logits) != (*tokens.shape, self.vocab_size):
+            last = jnp.size(logits) == tokens.shape[0] * self.vocab_size
             raise ValueError(
                 f"the call returned logits of shape {jnp.shape(logits)} for tokens {tokens.shape}; expected "
-                f"{(*tokens.shape, self.vocab_size)}: pass vocab_size as the model has it"
+                f"{(*tokens.shape, self.vocab_size)}: "
+                + ("return those of every token" if last else "pass vocab_size as the model has it")
             )
         leaves = self.layout.split(found[1])
         for new, old in zip(leaves, held, strict=True):

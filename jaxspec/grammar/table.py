@@ -163,7 +163,8 @@ def _automaton(pattern: str, tokens: list[bytes], tokenizer: Tokenizer) -> tuple
     # One that no text has: the calls' own stop tokens end a text.
     end = len(tokens)
     try:
-        index = outlines.Index(pattern, outlines.Vocabulary(end, by_text))
+        # To the end: else an alternative that is the beginning of a later one would hide that.
+        index = outlines.Index(rf"(?:{pattern})\z", outlines.Vocabulary(end, by_text))
     except ValueError as error:
         raise ValueError(
             f"the regular expression {pattern!r:.120} has no automaton over these tokens: {error}"

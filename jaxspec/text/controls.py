@@ -73,7 +73,7 @@ def processors(
         if not stop_tokens:
             raise ValueError("a grammar ends a text by a stop token, got stop_tokens=(); leave it out")
         found.append(_table(grammar, tokenizer, vocab_size) or HostMasks(drafter.lengths[-1], drafter.max_drafts))
-    return (*found, *as_tuple(tuple(options.processors)))
+    return (*found, *as_tuple(options.processors))
 
 
 def grammar_of(options: Controls) -> Grammar | None:

@@ -46,6 +46,14 @@ NAMES = {
     "prompts": "prompts?",
     "messages": "messages?",
     "maximum": "unknown option maximum",
+    "repetition_penalty": r"Penalties\.repetition",
+    "presence_penalty": r"Penalties\.presence",
+    "frequency_penalty": r"Penalties\.frequency",
+    "min_new_tokens": "MinNewTokens",
+    "allowed_tokens": "AllowedTokens|allowed_tokens",
+    "logit_bias": "LogitBias|biases",
+    "bad_words": "bad_words|BannedPhrases",
+    "regex": "regex|expression",
 }
 
 

@@ -53,7 +53,6 @@ def test_acceptance_is_that_of_every_answer():
         measure_acceptance(TARGET, CASES[1], [long], SETTING)
 
 
-@pytest.mark.slow
 def test_rounds_are_timed_with_all_drafts_and_with_none(monkeypatch):
     repeat, started = costing.repeat_round, {}
 

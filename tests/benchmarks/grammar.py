@@ -140,7 +140,7 @@ def main():
     decoders = {draft: jaxspec.SpeculativeDecoder(args.model, draft) for draft in args.drafts}
     first = next(iter(decoders.values()))
     decoders["plain"] = jaxspec.SpeculativeDecoder(first.target)
-    found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items()}
+    found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items() if args.repeats}
     lines = answers(decoders, published(args.count, args.largest), args.tokens)
     ended = [line for line in lines if line["ended"]]
     print(f"{len(ended)} of {len(lines)} answers ended; valid: {sum(line['valid'] is True for line in ended)}")

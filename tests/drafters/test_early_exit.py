@@ -78,7 +78,6 @@ def whole_and_resumed(model, tokens, cache, layers, options):
     return model(tokens, cache, **options), model.resume(partial, cache, **options)
 
 
-@pytest.mark.slow
 def test_a_resumed_pass_is_the_whole_one():
     """Chains and trees, and where it stopped does not matter."""
     model = tiny.transformer(2, layers=LAYERS, windows=(None, 2, None))
@@ -129,7 +128,6 @@ def test_verification_runs_the_other_layers_alone(monkeypatch):
     assert begun == [(2, 1)] * 4
 
 
-@pytest.mark.slow
 def test_a_round_without_drafts_is_one_pass_of_all_layers(monkeypatch):
     """Run, not only traced; the next round drafts three."""
     target, drafter = TestTwoLayers.target, jaxspec.EarlyExitDrafter(2, k=Turns(turns=(0, 3)))

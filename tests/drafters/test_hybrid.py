@@ -241,7 +241,6 @@ def test_each_half_s_draft_length_learns_from_the_rows_that_it_drafted_for():
     assert after.model.length_state.rounds.tolist() == [0, 1, 0]
 
 
-@pytest.mark.slow
 def test_the_model_counts_the_rows_that_wait_for_it():
     """Its drafts would pay for one row alone, and not where another, which copies, waits."""
     lookup = jaxspec.NGramDrafter(k=2)

@@ -17,7 +17,7 @@ from tests._fixtures import examples
 TARGET, DRAFT = examples.models()
 TOKENIZER, VOCAB = TARGET.tokenizer, TARGET.vocab_size
 STOP = TOKENIZER.eos_token_ids[0]
-CHOICES = ("the sea", "the river", "there", "a")
+CHOICES = ("the", "the sea", "the river", "there", "a", "ab")
 TEXTS = [b"" if TOKENIZER.is_special(index) else TOKENIZER.token_bytes(index) for index in range(TOKENIZER.vocab_size)]
 PROMPT = jnp.asarray([[5, 6, 7], [9, 8, 4]], jnp.int32)
 POINT = {
@@ -172,3 +172,10 @@ def test_what_has_no_table_or_a_large_one_is_said():
         jaxspec.generate(
             examples.tiny.transformer(0), None, PROMPT, sampling=jaxspec.Greedy((table,)), max_new_tokens=2
         )
+
+
+def test_what_must_come_leaves_an_end_open():
+    """Of two choices of which one is the other's beginning, the shorter may end."""
+    table = Grammar.choices(["a", "ab"]).table(TOKENIZER, VOCAB)
+    after = jnp.asarray([[TOKENIZER.encode("a", add_special_tokens=False)]], jnp.int32)
+    assert int(table.next_forced(state_of(table), after)[0, 0]) == -1

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "all heads of a chain share their noise",
         _DRAFTER,
-        "noise = [rng.draft_noise(jnp.int32(i), vocab_size, self.head.ids) for i in range(self.max_drafts)]",
-        "noise = [rng.draft_noise(jnp.int32(0), vocab_size, self.head.ids) for i in range(self.max_drafts)]",
+        "noise = [rng.draft_noise(offset, vocab_size, self.head.ids) for offset in offsets]",
+        "noise = [rng.draft_noise(offsets[0], vocab_size, self.head.ids) for offset in offsets]",
         (f"{_TESTS}::test_the_joint_distribution_of_a_chain",),
     ),
     Mutant(

@@ -95,7 +95,6 @@ def test_a_history_of_several_blocks():
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_token_alone_is_looked_up_as_among_others():
     model = tiny.transformer(0)
     logits = lambda tokens: model(jnp.asarray(tokens, jnp.int32), model.init_cache(len(tokens), 8)).logits

@@ -17,6 +17,7 @@ from jaxspec.core import processing
 from jaxspec.core.state import Context, Proposal
 from jaxspec.decoding.arguments import policy_by_row
 from jaxspec.decoding.target_pass import Distributions
+from jaxspec.processors import BannedPhrases
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.k_seq import KSequence
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
@@ -131,3 +132,19 @@ def test_certain_drafts_that_the_policy_excludes():
     with jax.enable_x64(True):
         found = several_rounds(target, drafter, token_rule, length=LENGTH, names=names, scored=scored_by(policy))
     assert total_variation(found, target.text_probs(LENGTH)) < 1e-9
+
+
+def test_paths_go_from_the_text_down():
+    """Of a tree in the order of its nodes; the drafts of a path in the order in which they are written."""
+    parents = jnp.asarray([[-1, -1, 0, 2, 1]], jnp.int32)
+    found = processing.paths(jnp.asarray([[5, 6, 7, 8, 9]], jnp.int32), parents, 3)
+    assert found[0].tolist() == [[-1] * 3, [5, -1, -1], [6, -1, -1], [5, 7, -1], [5, 7, 8], [6, 9, -1]]
+
+
+def test_phrases_that_end_in_drafts():
+    """Half of a phrase is committed, half of it drafted."""
+    phrases = BannedPhrases.of([[1, 2, 3]]).spread(1)
+    prompt = processing.Prompt(jnp.asarray([[0, 1]]), jnp.asarray([2]), jnp.asarray([[-1]]), VOCAB)
+    path = jnp.asarray([[[-1, -1], [2, -1], [0, -1], [1, 2]]], jnp.int32)
+    logits = phrases(jnp.zeros((1, 4, VOCAB)), phrases.init(prompt), path)
+    assert (~np.isfinite(logits[0])).tolist() == [[False] * 4, [False] * 3 + [True], [False] * 4, [False] * 3 + [True]]

@@ -10,7 +10,9 @@ import pytest
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context
 from jaxspec.drafters.children import WithoutReplacement
+from jaxspec.drafters.frontier import descend, first_paths
 from jaxspec.processors import AllowedTokens, BannedPhrases, FromCounts, LogitBias, MinNewTokens, Penalties
 from tests._fixtures import processed, tiny
 
@@ -93,6 +95,13 @@ def test_speculation_writes_what_plain_decoding_does(name, temperature):
     np.testing.assert_allclose(found.warped_log_probs, plain.warped_log_probs, atol=1e-5)
     assert found.status.tolist() == [0, 0]
     assert found.stats.drafted.sum() > 0
+
+
+def test_paths_of_a_level():
+    """Each node's is its parent's, whichever that is, with its own token."""
+    above = first_paths(Context(*[None] * 6, processed=(1,)), jnp.asarray([[4, 5]], jnp.int32), 3)
+    below = descend(above, jnp.asarray([[1, 0]], jnp.int32), jnp.asarray([[6, 7]], jnp.int32), jnp.int32(1))
+    assert below.tolist() == [[[5, 6, -1], [4, 7, -1]]]
 
 
 def test_drafts_are_processed_too():

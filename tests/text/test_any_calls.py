@@ -55,6 +55,16 @@ ALLOWED = {
     "seed": lambda x: x is None or (_integer(x) and 0 <= x < 2**32),
     "stop": lambda x: x is None or x == [] or isinstance(x, str),
     "stop_tokens": lambda x: x is None or _ids(x),
+    "repetition_penalty": lambda x: x is None or _number(x, 1e-4, 1e4),
+    "presence_penalty": lambda x: x is None or _number(x, -1e4, 1e4),
+    "frequency_penalty": lambda x: x is None or _number(x, -1e4, 1e4),
+    "min_new_tokens": lambda x: x is None or (_integer(x) and 0 <= x < 2**31 - 1),
+    "allowed_tokens": lambda x: x is None or (isinstance(x, list) and _ids(x)),
+    "logit_bias": lambda x: x is None or x == {},
+    "bad_words": lambda x: x is None or x in ("", []) or isinstance(x, str),
+    "processors": lambda x: x == [],
+    "regex": lambda x: x is None or isinstance(x, str),
+    "choices": lambda x: x is None,
 }
 
 

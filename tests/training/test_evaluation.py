@@ -18,7 +18,6 @@ from tests._fixtures.bigram import Bigrams, Conversations
 PROMPTS = Prompts(((1, 2, 3, 4), (5,), (4, 5)), max_new_tokens=8, batch=2)
 
 
-@pytest.mark.slow
 def test_greedy_rounds_are_those_of_each_prompt_alone():
     target = tiny.history_model(0, vocab=6)
     drafter = jaxspec.ModelDrafter(tiny.nearby(target, 0.7), k=2)

@@ -131,8 +131,7 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
         write_eagle(head, tmp_path / "again")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("with_head", [True, False])
+@pytest.mark.parametrize("with_head", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_matrices_of_four_bits(tmp_path, with_head):
     """The folder holds numbers of four bits, and is read as the head of what they stand for."""
     sizes = {"width": 32, "head_dim": 16, "mlp_width": 64}

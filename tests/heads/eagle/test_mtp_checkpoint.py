@@ -80,7 +80,6 @@ def run(head):
     return features[0, :-1], embedded[0], head.over_vocabulary(head.guesses(made))[0]
 
 
-@pytest.mark.slow
 def test_it_is_chained_with_its_own_states(tmp_path):
     """The second draft reads what the module made of the last pair, before its norm, beside the first draft."""
     stored = module()
