@@ -16,7 +16,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # Two processes, which `tests/sharding/test_hosts.py` runs.
 NOT_RUN = {"guides/hosts.md"}
 CLASSES = {"guides/your-drafter.md", "guides/your-verifier.md"}  # run below
-SLOW = {"guides/meshes.md", "guides/lossless.md", "guides/transforms.md", "getting-started.md"}
+SLOW = {"guides/meshes.md", "guides/controls.md", "guides/lossless.md", "guides/transforms.md", "getting-started.md"}
 
 
 def blocks(page):
