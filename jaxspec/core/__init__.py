@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from jaxspec.core.random import Rng as Rng
     from jaxspec.core.random import RoundKeys as RoundKeys
     from jaxspec.core.random import row_keys as row_keys
+    from jaxspec.core.report import Report as Report
+    from jaxspec.core.report import Reported as Reported
     from jaxspec.core.rows import count_leading as count_leading
     from jaxspec.core.rows import first_true as first_true
     from jaxspec.core.rows import take_row as take_row
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy(
         "model": ("Cache", "Entries", "Model", "ModelOutput", "ResumableModel"),
         "pytree": ("register_dataclass",),
         "random": ("PositionNoise", "Rng", "RoundKeys", "row_keys"),
+        "report": ("Report", "Reported"),
         "rows": ("count_leading", "first_true", "take_row"),
         "sampling": ("Greedy", "Policy", "Sampling", "one_hot_log"),
         "scores": ("Scores",),

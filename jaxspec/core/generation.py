@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.report import Reported
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status
 
@@ -26,6 +27,7 @@ class Generation:
       stop_reason: a `StopReason` a row.
       status: a `Status` a row.
       stats: counts of rounds, drafted and accepted tokens, a row each.
+      reported: alternatives and logits, where a `jaxspec.core.Report` asked for them; else `None`.
       lossless: whether the verifier keeps the target's distribution exactly.
 
     Example:
@@ -45,6 +47,7 @@ class Generation:
     stop_reason: Int[Array, "b"]
     status: Int[Array, "b"]
     stats: Stats
+    reported: Reported | None = None
     lossless: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def total_log_prob(self, *, warped: bool = False) -> Float[Array, "b"]:

@@ -11,6 +11,7 @@ from jaxspec.core import processing
 from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.report import Report, Reported
 from jaxspec.core.sampling import Policy
 from jaxspec.core.stats import Stats
 from jaxspec.core.tree import depths
@@ -195,6 +196,8 @@ class GenerationState:
       cache: the target's; it holds `length - 1` tokens.
       drafter_state: the drafter's own.
       stats: counts of drafted and accepted tokens.
+      reported: what `report` asks for of each token.
+      report: what is returned beside the tokens.
 
     Example:
         >>> drafter = jaxspec.NGramDrafter(k=2)
@@ -220,6 +223,8 @@ class GenerationState:
     cache: Cache
     drafter_state: Any
     stats: Stats
+    reported: Reported | None = None
+    report: Report = dataclasses.field(default=Report(), metadata={"static": True})
 
 
 @register_dataclass

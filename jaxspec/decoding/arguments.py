@@ -18,6 +18,7 @@ from jaxspec.core.model import Model
 from jaxspec.core.processing import Processor, processors_of, with_processors
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import row_keys
+from jaxspec.core.report import Report
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.values import is_concrete, to_int32
 from jaxspec.decoding.room import PerRow, bucket, make_room
@@ -80,6 +81,7 @@ class Arguments:
       policy: a policy other than `Sampling`, whose leaves may have any shape; else `None`.
       processors: those of the policy whose arrays all rows share; `None` in the place of others.
       rows: the arrays that differ by row, `Sampling` among them.
+      report: what is returned beside the tokens.
       max_new: the new tokens that a row of the buffers holds (a bucket).
       placement: the layout of rows on devices, and of results.
     """
@@ -90,6 +92,7 @@ class Arguments:
     policy: Policy | None
     processors: tuple[Processor | None, ...]
     rows: Rows
+    report: Report = dataclasses.field(default=Report(), metadata={"static": True})
     max_new: int = dataclasses.field(metadata={"static": True})
     placement: Layout = dataclasses.field(metadata={"static": True})
 
@@ -119,6 +122,7 @@ class Arguments:
         mesh: Mesh | None = None,
         bit_exact: bool = False,
         rows: int | None = None,
+        report: Report = Report(),  # noqa: B008 (frozen and stateless)
     ) -> tuple[Self, int]:
         """Checks everything and pads shapes to buckets, so that nearby calls share a program.
 
@@ -154,7 +158,9 @@ class Arguments:
         width = int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
         placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new)})
+        report.check(target.vocab_size)
         given = {"policy": policy, "processors": shared, "rows": placement.rows(by_row), "max_new": max_new}
+        given |= {"report": report}
         return cls(target=target, drafter=drafter, verifier=verifier, placement=placement, **given), width
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from jaxspec.core import processing
 from jaxspec.core.model import Entries
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.report import Reported
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import GenerationState, Proposal, RoundInfo, Verdict
 from jaxspec.core.status import Status, StopReason
@@ -32,6 +34,7 @@ class Verified:
     drawn: Int[Array, "b"]
     entries: Entries
     hidden: tuple[Array, ...]
+    reported: Reported | None = None
 
 
 def widen(x: Array, to: int) -> Array:
@@ -74,6 +77,7 @@ def commit(
         tokens=_store(state.tokens, slots, verified.tokens),
         log_probs=_store(state.log_probs, slots, verified.log_probs),
         warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
+        reported=_store_each(state.reported, slots, verified.reported),
         from_draft=_store(state.from_draft, slots, position < accepted[:, None]),
         length=length,
         done=state.done | failed | stopped | out_of_budget,
@@ -93,6 +97,11 @@ def _cause(verified: Verified) -> Int[Array, "b"]:
     """Returns the status of rows that fail: of finite logits the policy left nothing."""
     left_nothing = verified.drawn < verified.finite
     return jnp.where(left_nothing, jnp.int32(Status.NO_TOKEN_LEFT), jnp.int32(Status.NOT_FINITE_LOGITS))
+
+
+def _store_each(buffers: Reported | None, slots: Int[Array, "b n"], values: Reported | None) -> Reported | None:
+    """Writes what is reported of each token, as `_store` does."""
+    return None if values is None else jax.tree.map(lambda buffer, x: _store(buffer, slots, x), buffers, values)
 
 
 def _store(buffer: Array, slots: Int[Array, "b n"], values: Array) -> Array:

@@ -32,6 +32,7 @@ from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.parts import over_devices
 from jaxspec.core.prefill import prefill, room_for
+from jaxspec.core.report import Report
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, GenerationState
 from jaxspec.core.stats import Stats
@@ -65,6 +66,7 @@ def generate(
     mesh: Mesh | None = None,
     bit_exact: bool = False,
     rows: int | None = None,
+    report: Report = Report(),  # noqa: B008 (frozen and stateless)
 ) -> Generation:
     """Continues each prompt; the output follows the target's distribution whatever the drafter guesses.
 
@@ -97,6 +99,8 @@ def generate(
         without it, but for passes of more than 96 rows in float32.
       rows: with `bit_exact`, the tokens that each pass is filled up to, the same for what is compared; `None` is 16.
         Native kernels need no filling, and take any number.
+      report: what to return beside the tokens: alternatives, logits. Log-probabilities of prompts are those of
+        `jaxspec.score`.
 
     Returns:
       A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
@@ -132,6 +136,7 @@ def generate(
         mesh=mesh,
         bit_exact=bit_exact,
         rows=rows,
+        report=report,
     )
     return cut(run(arguments), width)
 
@@ -199,6 +204,8 @@ def initial_state(arguments: Arguments) -> GenerationState:
         cache=prefilled.cache,
         drafter_state=drafter_state,
         stats=Stats.zero(batch, drafter.max_drafts),
+        reported=arguments.report.empty(batch, slots, target.vocab_size),
+        report=arguments.report,
     )
 
 
@@ -210,13 +217,15 @@ def collect(state: GenerationState, width: int, lossless: bool) -> Generation:
     at = jnp.minimum(state.prompt_length[:, None] + offsets, state.tokens.shape[1] - 1)
 
     def moved(x: Array) -> Array:
-        return jnp.where(new, jnp.take_along_axis(x, at, axis=1), jnp.zeros((), x.dtype))
+        wide = lambda mask: mask.reshape(*mask.shape, *(1,) * (x.ndim - 2))  # noqa: E731
+        return jnp.where(wide(new), jnp.take_along_axis(x, wide(at), axis=1), jnp.zeros((), x.dtype))
 
     return Generation(
         length=length,
         stop_reason=state.stop_reason,
         status=state.status,
         stats=state.stats,
+        reported=jax.tree.map(moved, state.reported),
         lossless=lossless,
         **{name: moved(getattr(state, name)) for name in _BY_TOKEN},
     )
@@ -224,4 +233,5 @@ def collect(state: GenerationState, width: int, lossless: bool) -> Generation:
 
 def cut(result: Generation, width: int) -> Generation:
     """Returns the result with at most `width` slots a row."""
-    return dataclasses.replace(result, **{name: getattr(result, name)[:, :width] for name in _BY_TOKEN})
+    by_token = {name: getattr(result, name)[:, :width] for name in _BY_TOKEN}
+    return dataclasses.replace(result, reported=jax.tree.map(lambda x: x[:, :width], result.reported), **by_token)

@@ -26,6 +26,7 @@ from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
 from jaxspec.core.parts import over_devices
 from jaxspec.core.random import Rng
+from jaxspec.core.report import Report
 from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
 from jaxspec.core.tree import ancestors, depths, verification_mask
@@ -109,7 +110,7 @@ def _score(
 ) -> tuple[GenerationState, RoundInfo]:
     """Verifies a proposal by the shortest pass of `lengths` that holds it, and commits the accepted drafts."""
     with jax.named_scope("verify"):
-        verified = _verify(lengths, drafter, verifier, rng, proposal, _context(target, state))
+        verified = _verify(lengths, drafter, verifier, rng, proposal, _context(target, state), state.report)
     return _commit(target, drafter, proposal, verified, state)
 
 
@@ -138,7 +139,8 @@ def judge(
     state: GenerationState,
 ) -> tuple[GenerationState, RoundInfo]:
     """Verifies a proposal by the pass over it, and commits the accepted drafts: what follows `run_pass`."""
-    verified = _judge(drafter.max_drafts, drafter, verifier, rng, proposal, output, _context(target, state))
+    context = _context(target, state)
+    verified = _judge(drafter.max_drafts, drafter, verifier, rng, proposal, output, context, state.report)
     return _commit(target, drafter, proposal, verified, state)
 
 
@@ -165,6 +167,7 @@ def _verify(
     rng: Rng,
     proposal: Proposal,
     context: Context,
+    report: Report,
 ) -> Verified:
     """Runs the shortest compiled pass that holds every row's valid drafts.
 
@@ -174,7 +177,7 @@ def _verify(
     most = min(lengths[-1], drafter.max_drafts)
 
     def branch(n: int):
-        return lambda: _verify_drafts(most, drafter, verifier, rng, proposal.first(n), context)
+        return lambda: _verify_drafts(most, drafter, verifier, rng, proposal.first(n), context, report)
 
     if len(lengths) == 1:
         return branch(lengths[0])()
@@ -185,10 +188,10 @@ def _verify(
 
 
 def _verify_drafts(
-    most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context
+    most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context, report: Report
 ) -> Verified:
     """Scores and verifies one proposal; the results are padded to `most` drafts."""
-    return _judge(most, drafter, verifier, rng, proposal, _target_pass(drafter, proposal, context), context)
+    return _judge(most, drafter, verifier, rng, proposal, _target_pass(drafter, proposal, context), context, report)
 
 
 def _judge(
@@ -199,6 +202,7 @@ def _judge(
     proposal: Proposal,
     output: ModelOutput,
     context: Context,
+    report: Report,
 ) -> Verified:
     """Verifies a proposal by the pass over it."""
     check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
@@ -225,6 +229,7 @@ def _judge(
         drawn,
         entries.pad(most + 1),
         tuple(pad(x) for x in hidden),
+        None if report == Report() else jax.tree.map(pad, distributions.reported(rows, report)),
     )
 
 

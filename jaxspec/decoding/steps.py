@@ -13,6 +13,7 @@ from jaxspec.core.bit_exact import check_rows
 from jaxspec.core.generation import Generation
 from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
+from jaxspec.core.report import Report
 from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import GenerationState, RoundInfo
 from jaxspec.core.values import is_concrete
@@ -36,6 +37,7 @@ def init(
     max_new_tokens: PerRow | None,
     stop_tokens: StopTokens = (),
     capacity: int | None = None,
+    report: Report = Report(),  # noqa: B008 (frozen and stateless)
 ) -> GenerationState:
     """Returns the state before the first round: the prompt is fed, nothing is emitted.
 
@@ -61,6 +63,7 @@ def init(
         max_new_tokens=max_new_tokens,
         stop_tokens=stop_tokens,
         capacity=capacity,
+        report=report,
     )
     return start(arguments)
 
@@ -172,6 +175,7 @@ def stream(
     mesh: Mesh | None = None,
     bit_exact: bool = False,
     rows: int | None = None,
+    report: Report = Report(),  # noqa: B008 (frozen and stateless)
 ) -> Generator[list[np.ndarray], None, Generation]:
     """Yields after each round the new token ids of each row, until every row has ended.
 
@@ -201,6 +205,7 @@ def stream(
         mesh=mesh,
         bit_exact=bit_exact,
         rows=rows,
+        report=report,
     )
     return _stream(arguments, width)
 

@@ -12,7 +12,8 @@ from jaxspec.core.at_drafts import AtDrafts
 from jaxspec.core.bit_exact import by_position, rows_of
 from jaxspec.core.parts import parts_of
 from jaxspec.core.random import Rng
-from jaxspec.core.sampling import Sampling
+from jaxspec.core.report import Report, Reported, top
+from jaxspec.core.sampling import Sampling, one_hot_log
 from jaxspec.core.split_sampling import Chain
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.core.sums import log_sum_exp
@@ -80,6 +81,14 @@ class Distributions:
         if self.processed is not self.logits:
             warped = jnp.where(jnp.isfinite(_at(self.processed, rows, tokens)), warped, -jnp.inf)
         return log_probs, warped
+
+    def reported(self, rows: Int[Array, "b n_path"], report: Report) -> Reported:
+        """Returns what is asked for of the rows of logits that tokens are drawn from."""
+        of_rows = lambda x: jnp.take_along_axis(x, rows[..., None], axis=1)  # noqa: E731
+        logits, normalizer = of_rows(self.logits), jnp.take_along_axis(self.normalizer, rows, axis=1)
+        if self.next_log_probs is not None:
+            return top(logits, normalizer, of_rows(self.next_log_probs), report)
+        return top(logits, normalizer, one_hot_log(argmax(of_rows(self.processed)), logits.shape[-1]), report)
 
 
 def _emitted(

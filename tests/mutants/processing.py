@@ -115,6 +115,13 @@ MUTANTS = (
         ("tests/processors/test_generate.py::test_scores_are_those_of_generate",),
     ),
     Mutant(
+        "alternatives are those of the first positions and not of the path",
+        _ROUND,
+        "logits, normalizer = of_rows(self.logits), jnp",
+        "logits, normalizer = self.logits[:, : rows.shape[1]], jnp",
+        ("tests/decoding/test_report.py::test_they_are_those_of_whole_passes",),
+    ),
+    Mutant(
         "a text may end anywhere",
         _TABLE,
         "there = there | (jnp.asarray(self.final)[at][..., None] & stops[:, None])",
