@@ -229,3 +229,33 @@ def test_a_policy_of_one_s_own_has_them_too():
     found = generate(DRAFTERS["model"], Own(EACH))
     plain = generate(None, jaxspec.Sampling(0.5, processors=EACH))
     np.testing.assert_array_equal(found.tokens, plain.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+def test_on_a_mesh_the_tokens_are_the_same(shape):
+    """Logits are split over devices there, and penalties look into all parts of them."""
+    target = tiny.wide_transformer(0)
+    draft = tiny.wide_transformer(1)
+    table = jaxspec.grammar.GrammarTable(
+        jnp.full((2, 2), 0x7FFFFFF7, jnp.uint32),
+        jnp.zeros((2, 2), jnp.int32),
+        jnp.zeros(64, jnp.int32),
+        jnp.ones(2, bool),
+        jnp.full(2, -1, jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
+    policy = jaxspec.Sampling(0.9, processors=(*EACH[1:3], LogitBias.of({9: 2.0, 60: -3.0}), table))
+    prompt = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 5)), jnp.int32)
+    policy = dataclasses.replace(policy, processors=(Penalties(1.4, 0.3, 0.4), *policy.processors[1:]))
+    options = {
+        "key": jax.random.key(0),
+        "sampling": policy,
+        "verifier": jaxspec.CoupledVerifier(),
+        "max_new_tokens": 12,
+    }
+    run = lambda **more: jaxspec.generate(target, jaxspec.ModelDrafter(draft, k=3), prompt, **options, **more)
+    mesh = jax.make_mesh(shape, ("data", "model"))
+    plain, split = run(), run(mesh=mesh)
+    np.testing.assert_array_equal(split.tokens, plain.tokens)
+    np.testing.assert_allclose(split.warped_log_probs, plain.warped_log_probs, atol=1e-4)
