@@ -15,7 +15,7 @@ class Report:
     """Asks for arrays beside the tokens. Static: another request is another program.
 
     Attributes:
-      alternatives: the number of likeliest tokens in the place of each new one.
+      alternatives: the number of most likely tokens in the place of each new one.
       logits: whether to return the target's logits that each was drawn from.
 
     Example:
@@ -54,7 +54,7 @@ class Reported:
     """Holds what a `Report` asked for, for each new token; zeros follow. What was not asked for is `None`.
 
     Attributes:
-      tokens: the likeliest of the target, the likeliest first; before processors and warping.
+      tokens: the most likely of the target, the most likely first; before processors and warping.
       log_probs: the target's log-probability of each.
       warped_log_probs: its log-probability under the sampling policy's distribution; -inf if that leaves it out.
       logits: the target's, before processors.

@@ -15,6 +15,9 @@ from jaxspec.foreign.record import record_inputs
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope
 
+# Their caches are rings, or masked by the numbers of slots.
+_BY_WEIGHTS = ("gemma3", "gemma4")
+
 
 def from_tunix(
     model: Any,
@@ -45,8 +48,8 @@ def from_tunix(
     config = getattr(model, "config", None)
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
     slides = any(kind.name == "LOCAL_SLIDING" for kind in getattr(config, "attention_types", ()))
-    if family in ("gemma3", "gemma4") or slides:
-        caps = family == "gemma4" or getattr(config, "attn_logits_soft_cap", None)
+    if family in _BY_WEIGHTS or slides:
+        caps = family == _BY_WEIGHTS[-1] or getattr(config, "attn_logits_soft_cap", None)
         raise TypeError(
             f"no wrapper can serve tunix's {family}: its windows go by slots; "
             + ("take DeepMind's own model of these weights, by from_gemma" if caps else "pass it to jaxspec.adopt")

@@ -20,7 +20,16 @@ _FEW = 64
 
 
 class TableTooLargeError(ValueError):
-    """Reports a grammar whose table is larger than what was allowed, or that is not known to have one."""
+    """Reports a grammar whose table is larger than what was allowed, or that is not known to have one.
+
+    Example:
+        >>> grammar = jaxspec.grammar.Grammar.regex("[a-z]{20}")
+        >>> try:
+        ...     table = grammar.table(target.tokenizer, target.vocab_size, max_bytes=100)
+        ... except jaxspec.grammar.TableTooLargeError as error:
+        ...     print(str(error).startswith("the grammar's 21 states"))
+        True
+    """
 
 
 @register_dataclass
@@ -40,6 +49,12 @@ class GrammarTable(Processor):
       start: the first state.
 
     Numbers of states and classes are powers of two, so that most grammars of one size share a program.
+
+    Example:
+        >>> table = jaxspec.grammar.Grammar.regex("[0-9]+").table(target.tokenizer, target.vocab_size)
+        >>> policy = jaxspec.Sampling(temperature=0.8, processors=(table,))
+        >>> table.final.tolist()  # before the first digit a text may not end
+        [False, True, False, False]
     """
 
     allowed: UInt32[Array, "s w"]
