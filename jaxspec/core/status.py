@@ -58,7 +58,7 @@ _MEANINGS = {
     Status.BAD_SAMPLING: (
         "a sampling parameter was out of range: temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1; or a processor's"
     ),
-    Status.NO_TOKEN_LEFT: "the sampling policy left no token, or made NaN of finite logits; check its processors and log_probs",
+    Status.NO_TOKEN_LEFT: "the sampling policy left no token, or made NaN of finite logits; check its processors",
 }
 
 
