@@ -1,0 +1,90 @@
+"""Heads draft from what the policy allows, and their tokens are those of plain decoding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.processors import BannedPhrases, LogitBias, MinNewTokens, Penalties
+from tests._fixtures import tiny
+
+TARGET = tiny.transformer(3, layers=3)
+PROMPT = jnp.asarray([[1, 2, 3, 4], [5, 1, 0, 2]], jnp.int32)
+PROCESSORS = (
+    LogitBias.of({3: 1.5, 7: -np.inf}),
+    Penalties(1.4, 0.3, 0.4),
+    BannedPhrases.of([[2], [3, 4]]),
+    MinNewTokens(5),
+)
+KEY = jax.random.key(0)
+TREE = jaxspec.Tree((-1, -1, 0, 0))
+
+
+@functools.cache
+def drafter(name):
+    heads = jaxspec.heads
+    part = {"draft_vocabulary": 8}
+    made = {
+        "eagle": lambda: jaxspec.EagleDrafter(heads.eagle.init(TARGET, KEY), k=3),
+        "eagle of a part": lambda: jaxspec.EagleDrafter(heads.eagle.init(TARGET, KEY, **part), k=3),
+        "eagle tree": lambda: jaxspec.TreeDrafter(heads.eagle.init(TARGET, KEY, **part), TREE),
+        "p-eagle": lambda: jaxspec.EagleDrafter(heads.eagle.init_parallel(TARGET, KEY), k=3),
+        "medusa": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3)),
+        "medusa of a part": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3, **part)),
+        "medusa tree": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3), topology=TREE),
+        "dflash": lambda: jaxspec.DFlashDrafter(heads.dflash.init(TARGET, KEY, block_size=4)),
+        "dflash of a part": lambda: jaxspec.DFlashDrafter(heads.dflash.init(TARGET, KEY, block_size=4, **part)),
+        "dflash tree": lambda: heads.dflash.DFlashTreeDrafter(
+            heads.dflash.init(TARGET, KEY, block_size=4), nodes=6, top_k=2
+        ),
+        "tandem": lambda: jaxspec.TandemDrafter(heads.tandem.init(TARGET, KEY, layers=1, heads=2), k=3),
+        "early exit": lambda: jaxspec.EarlyExitDrafter(layers=1, k=3),
+    }
+    return made[name]()
+
+
+NAMES = (
+    *("eagle", "eagle of a part", "eagle tree", "p-eagle", "medusa", "medusa of a part", "medusa tree", "dflash"),
+    *("dflash of a part", "dflash tree", "tandem", "early exit"),
+)
+QUICK = (("medusa of a part", 0.9),)
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        pytest.param(name, temperature, marks=[pytest.mark.slow] * ((name, temperature) not in QUICK))
+        for name in NAMES
+        for temperature in (0, 0.9)
+    ],
+)
+def test_speculation_writes_what_plain_decoding_does(name, temperature):
+    policy = jaxspec.Sampling(temperature, processors=PROCESSORS) if temperature else jaxspec.Greedy(PROCESSORS)
+    options = {"key": jax.random.key(1), "sampling": policy, "stop_tokens": [6], "max_new_tokens": 16}
+    run = lambda drafter: jaxspec.generate(TARGET, drafter, PROMPT, verifier=jaxspec.CoupledVerifier(), **options)
+    plain, found = run(None), run(drafter(name))
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    np.testing.assert_allclose(found.warped_log_probs, plain.warped_log_probs, atol=1e-4)
+    assert found.stats.drafted.sum() > 0
+    assert not {2, 7} & set(np.asarray(found.tokens)[:, :3].ravel().tolist())
+
+
+@pytest.mark.parametrize("name", ["medusa", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_drafts_are_drawn_one_after_the_other(name):
+    """Each is processed with those before it: one that must not come twice does not."""
+    once = jaxspec.processors.FromCounts(_once)
+    state = jaxspec.init(TARGET, drafter(name), PROMPT, sampling=jaxspec.Greedy((once,)), max_new_tokens=8)
+    context = jaxspec.core.Context(
+        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
+    )
+    rng = jaxspec.core.RoundKeys(state.keys, state.length)
+    proposal, _ = drafter(name).propose(rng, state.drafter_state, context)
+    for row in np.asarray(proposal.tokens):
+        assert len(set(row.tolist())) == len(row) == 3
+
+
+def _once(logits, counts):
+    return jnp.where(counts > 0, -jnp.inf, logits)
