@@ -83,7 +83,7 @@ def test_drafts_are_drawn_one_after_the_other(name):
     rng = jaxspec.core.RoundKeys(state.keys, state.length)
     proposal, _ = drafter(name).propose(rng, state.drafter_state, context)
     for row in np.asarray(proposal.tokens):
-        assert len(set(row.tolist())) == len(row) == 3
+        assert len(set(row.tolist())) == len(row) >= 3
 
 
 def _once(logits, counts):
