@@ -105,7 +105,7 @@ class Penalties(Processor):
             factor = shaped(self.repetition)
             logits = jnp.where(seen | there, jnp.where(logits < 0, logits * factor, logits / factor), logits)
         if self.frequency is not None:
-            # Chosen, so that no compiler rounds product and difference at once: in one program it would, in another not.
+            # Chosen, so that no compiler rounds product and difference at once, in one program and not in another.
             amount = shaped(self.frequency) * counts.astype(logits.dtype)
             logits = logits - jnp.where(there, amount, jnp.zeros((), logits.dtype))
         if self.presence is not None:
