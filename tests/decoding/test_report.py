@@ -21,7 +21,7 @@ DRAFTERS = {
     "n-gram": jaxspec.NGramDrafter(k=3, min_ngram=1),
     "tree": jaxspec.TreeDrafter(DRAFT, jaxspec.Tree((-1, -1, 0, 0, 1))),
 }
-QUICK = (("model", POLICY), ("tree", jaxspec.Greedy()))
+QUICK = (("tree", POLICY),)
 
 
 def generate(drafter, policy, **options):
