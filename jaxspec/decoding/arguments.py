@@ -158,7 +158,7 @@ class Arguments:
         width = int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
         placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new)})
-        report.check(target.vocab_size)
+        check_report(report, target.vocab_size)
         given = {"policy": policy, "processors": shared, "rows": placement.rows(by_row), "max_new": max_new}
         given |= {"report": report}
         return cls(target=target, drafter=drafter, verifier=verifier, placement=placement, **given), width
@@ -189,6 +189,13 @@ def _on_mesh(target: Model, drafter: Drafter, mesh: Mesh | None) -> tuple[Model,
     if mesh is not None and isinstance(placement, Unsharded):
         placement = Placement.on(mesh, DRAFTS_BESIDE.within(mesh))
     return target, drafter, placement
+
+
+def check_report(report: object, vocab_size: int) -> None:
+    """Raises `TypeError` or `ValueError` unless it is a `Report` that there are so many tokens for."""
+    if not isinstance(report, Report):
+        raise TypeError(f"report must be a jaxspec.core.Report, got {_kind(report)}; pass Report(alternatives=5), say")
+    report.check(vocab_size)
 
 
 def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:

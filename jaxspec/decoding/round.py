@@ -50,7 +50,7 @@ def run_round(
 def propose(
     target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
 ) -> tuple[Rng, Proposal, GenerationState]:
-    """Drafts tokens; returns the round's draws, what is submitted, and the state with the drafter's own after it."""
+    """Drafts tokens; returns the round's `rng`, what is submitted, and the state with the drafter's own after it."""
     rng = verifier.rng(state.keys, state.length)
     # If rounds may be shorter than k, most of the noise stored for k drafts would go unread.
     if not drafter.deterministic and len(drafter.lengths) == 1:

@@ -11,9 +11,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from jaxspec.foreign.head_target import sizes_of
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.ops.rope import Rope
 
 _COLLECTION, _EPS = "jaxspec_inputs", 1e-6
 
@@ -60,7 +60,11 @@ def from_gemma(
     # Gemma 4 alone writes each row at an index of its own.
     per_row = any(".gemma4." in kind.__module__ for kind in type(model).__mro__)
     sizes = _hidden_sizes(config, per_row)
-    call = _Call(model, sizes, None if sizes is None else _sizes_of(config))
+    head_sizes = None
+    if sizes is not None:
+        size = config.num_embed
+        head_sizes = sizes_of(config, vocab_size=size, theta=10_000.0, norm_eps=_EPS, activation="gelu_tanh")
+    call = _Call(model, sizes, head_sizes)
     return from_cached(
         call,
         _Cache(config, dtype),
@@ -78,24 +82,6 @@ def from_gemma(
 def _hidden_sizes(config: Any, gemma4: bool) -> tuple[int, int] | None:
     """Returns the number of layers and the width of their states, where heads can share embedding and last norm."""
     return None if gemma4 or getattr(config, "use_altup", False) else (config.num_layers, config.embed_dim)
-
-
-def _sizes_of(config: Any) -> TransformerConfig:
-    """Returns the sizes that heads are made in."""
-    return TransformerConfig(
-        vocab_size=config.num_embed,
-        num_layers=config.num_layers,
-        width=config.embed_dim,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        mlp_width=config.hidden_dim,
-        context_length=1,  # `for_heads` knows it
-        ropes=(Rope(10_000.0),) * config.num_layers,
-        windows=(None,) * config.num_layers,
-        norm_eps=_EPS,
-        activation="gelu_tanh",
-    )
 
 
 @dataclasses.dataclass(frozen=True)

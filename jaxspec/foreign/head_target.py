@@ -14,6 +14,7 @@ from jaxspec.foreign.cache import SlotCache
 from jaxspec.foreign.model import CachedModel
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.ops.rope import Rope
 
 
 class _Sizes(nn.Module):
@@ -84,6 +85,24 @@ class HeadTarget(LanguageModel):
     @property
     def _cached(self) -> CachedModel:
         return dataclasses.replace(self.module.model, params=self.params["foreign"])
+
+
+def sizes_of(config: Any, *, vocab_size: int, theta: float, norm_eps: float, activation: Any) -> TransformerConfig:
+    """Returns the sizes that heads are made in, of a configuration with the names that tunix and gemma have."""
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        num_layers=config.num_layers,
+        width=config.embed_dim,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp_width=config.hidden_dim,
+        context_length=1,  # `for_heads` knows it
+        ropes=(Rope(theta),) * config.num_layers,
+        windows=(None,) * config.num_layers,
+        norm_eps=norm_eps,
+        activation=activation,
+    )
 
 
 def for_heads(model: CachedModel) -> LanguageModel:

@@ -61,7 +61,11 @@ class SlotLayout:
         trees = [jax.tree.leaves(x) for x in (few, half, other)]
         paths = [(jax.tree_util.keystr(path) or "the cache", x) for path, x in flat]
         leaves = tuple(_leaf(path, x, *rest) for (path, x), *rest in zip(paths, *trees, strict=True))
-        sizes = {x.shape[leaf.slot or 0]: leaf.path for leaf, (_, x) in zip(leaves, paths, strict=True) if leaf.slot}
+        sizes = {
+            x.shape[leaf.slot or 0]: leaf.path
+            for leaf, (_, x) in zip(leaves, paths, strict=True)
+            if leaf.slot is not None
+        }
         if len(sizes) > 1:
             got = " and ".join(f"{path} {size}" for size, path in sizes.items())
             raise ValueError(f"all leaves of the cache must have as many slots, for a capacity of {many} got {got}")

@@ -10,10 +10,10 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from jaxspec.foreign.head_target import sizes_of
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
 from jaxspec.foreign.record import record_inputs
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.ops.rope import Rope
 
 # Their caches are rings, or masked by the numbers of slots.
 _BY_WEIGHTS = ("gemma3", "gemma4")
@@ -69,11 +69,10 @@ def from_tunix(
         )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
-    call = _Call(graph, (config.num_layers, config.embed_dim), _sizes_of(config, family))
-    sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
+    call = _Call(graph, (config.num_layers, config.embed_dim), _head_sizes(config, family))
     return from_cached(
         call,
-        _Cache(*sizes, getattr(config, "dtype", dtype)),
+        _Cache(config.num_layers, config.num_kv_heads, config.head_dim, getattr(config, "dtype", dtype)),
         state,
         vocab_size=_vocabulary(config),
         cache_index="shared",
@@ -85,22 +84,10 @@ def from_tunix(
     )
 
 
-def _sizes_of(config: Any, family: str) -> TransformerConfig:
-    """Returns the sizes that heads are made in."""
-    return TransformerConfig(
-        vocab_size=_vocabulary(config),
-        num_layers=config.num_layers,
-        width=config.embed_dim,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        mlp_width=config.hidden_dim,
-        context_length=1,  # `for_heads` knows it
-        ropes=(Rope(float(getattr(config, "rope_theta", 10_000.0))),) * config.num_layers,
-        windows=(None,) * config.num_layers,
-        norm_eps=getattr(config, "norm_eps", 1e-6),
-        activation="gelu_tanh" if family == "gemma" else "silu",
-    )
+def _head_sizes(config: Any, family: str) -> TransformerConfig:
+    theta, norm_eps = float(getattr(config, "rope_theta", 10_000.0)), getattr(config, "norm_eps", 1e-6)
+    activation = "gelu_tanh" if family == "gemma" else "silu"
+    return sizes_of(config, vocab_size=_vocabulary(config), theta=theta, norm_eps=norm_eps, activation=activation)
 
 
 def _vocabulary(config: Any) -> int:

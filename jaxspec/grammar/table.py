@@ -85,7 +85,8 @@ class GrammarTable(Processor):
         bits = jnp.arange(32, dtype=jnp.uint32)[None, None, None]
         there = (jnp.asarray(self.allowed)[at][..., None] >> bits) & jnp.uint32(1)
         there = there.reshape(*at.shape, -1)[..., : logits.shape[2]] > 0
-        there = there | (jnp.asarray(self.final)[at][..., None] & stops[:, None])
+        # A stop token ends a text, also one that the grammar has within it.
+        there = jnp.where(stops[:, None], jnp.asarray(self.final)[at][..., None], there)
         return jnp.where(there, logits, -jnp.inf)
 
     def commit(self, state, tokens: Int[Array, "b m"], count: Int[Array, "b"]):

@@ -94,7 +94,7 @@ def grammar_of(options: Controls) -> Grammar | None:
     return None
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=4)  # of up to 128 MiB each
 def _table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> GrammarTable | None:
     """Returns the table of a grammar; `None` if it has none, or a large one."""
     try:

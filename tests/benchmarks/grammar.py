@@ -142,6 +142,10 @@ def main():
     decoders["plain"] = jaxspec.SpeculativeDecoder(first.target)
     found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items() if args.repeats}
     lines = answers(decoders, published(args.count, args.largest), args.tokens)
+    if args.out is not None:
+        args.out.write_text(json.dumps({"costs": found, "answers": lines}, indent=1))
+    if not lines:
+        return
     ended = [line for line in lines if line["ended"]]
     print(f"{len(ended)} of {len(lines)} answers ended; valid: {sum(line['valid'] is True for line in ended)}")
     cut = [line for line in lines if not line["ended"]]
@@ -151,8 +155,6 @@ def main():
         ratio = statistics.median(line["a round"] / line["a round, free"] for line in own)
         mean = statistics.mean(line["a round"] for line in own), statistics.mean(line["a round, free"] for line in own)
         print(f"{draft}: {mean[0]:.2f} tokens a round under a schema, {mean[1]:.2f} free, the median ratio {ratio:.2f}")
-    if args.out is not None:
-        args.out.write_text(json.dumps({"costs": found, "answers": lines}, indent=1))
 
 
 if __name__ == "__main__":

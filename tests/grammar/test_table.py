@@ -179,3 +179,35 @@ def test_what_must_come_leaves_an_end_open():
     table = Grammar.choices(["a", "ab"]).table(TOKENIZER, VOCAB)
     after = jnp.asarray([[TOKENIZER.encode("a", add_special_tokens=False)]], jnp.int32)
     assert int(table.next_forced(state_of(table), after)[0, 0]) == -1
+
+
+def test_a_stop_token_of_the_grammar_s_own_ends_no_text_within_it():
+    """A caller may stop at a token that the grammar has in its midst: it may come at the end alone."""
+    table = Grammar.choices(["the sea"]).table(TOKENIZER, VOCAB)
+    space = TOKENIZER.encode(" ", add_special_tokens=False)
+    options = {"sampling": jaxspec.Greedy((table,)), "max_new_tokens": 12}
+    free = jaxspec.generate(TARGET, None, PROMPT, stop_tokens=[STOP], **options)
+    own = free.tokens[0, 1:2].tolist()
+    assert own != [STOP] and len(space) == 1
+    result = jaxspec.generate(TARGET, None, PROMPT, stop_tokens=[STOP, own[0]], **options)
+    for row in range(2):
+        if result.stop_reason[row] == jaxspec.StopReason.STOP_TOKEN:
+            assert TOKENIZER.decode(result.tokens[row, : result.length[row] - 1].tolist()) == "the sea"
+
+
+def test_copies_that_the_grammar_excludes_are_left_out():
+    """They would be refused: the pass need not hold them."""
+    table = Grammar.regex("[a-c]+").table(TOKENIZER, VOCAB)
+    ids = TOKENIZER.encode("abzab", add_special_tokens=False)
+    prompt = jnp.asarray([ids], jnp.int32)
+    state = jaxspec.init(
+        TARGET,
+        jaxspec.NGramDrafter(k=3, min_ngram=1),
+        prompt,
+        sampling=jaxspec.Greedy((table,)),
+        stop_tokens=[STOP],
+        max_new_tokens=4,
+    )
+    _, info = jaxspec.step(TARGET, jaxspec.NGramDrafter(k=3, min_ngram=1), None, state)
+    # After "ab" the prompt goes on with "z", which is no draft here.
+    assert info.drafted.tolist() == [0]

@@ -124,9 +124,30 @@ MUTANTS = (
     Mutant(
         "a text may end anywhere",
         _TABLE,
-        "there = there | (jnp.asarray(self.final)[at][..., None] & stops[:, None])",
+        "there = jnp.where(stops[:, None], jnp.asarray(self.final)[at][..., None], there)",
         "there = there | stops[:, None]",
         _CHOICES,
+    ),
+    Mutant(
+        "a stop token that the grammar has within it ends a text there",
+        _TABLE,
+        "there = jnp.where(stops[:, None], jnp.asarray(self.final)[at][..., None], there)",
+        "there = there | (jnp.asarray(self.final)[at][..., None] & stops[:, None])",
+        (f"{_TABLE_TESTS}::test_a_stop_token_of_the_grammar_s_own_ends_no_text_within_it",),
+    ),
+    Mutant(
+        "drafts whose logits are all known are processed as if each followed the text",
+        "drafters/processed.py",
+        "path = path.at[:, 0, i].set(chosen[0][:, 0] if ids is None else ids[chosen[0][:, 0]])",
+        "path = path + 0",
+        ("tests/processors/test_heads.py::test_drafts_are_drawn_one_after_the_other",),
+    ),
+    Mutant(
+        "a copied draft that the policy excludes is submitted",
+        "drafters/lookup.py",
+        "guessed = (i < own) & processing.allows(policy, states, path, token[:, None])[:, 0]",
+        "guessed = i < own",
+        (f"{_TABLE_TESTS}::test_copies_that_the_grammar_excludes_are_left_out",),
     ),
     Mutant(
         "the first of two classes is every token's",

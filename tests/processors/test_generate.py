@@ -11,6 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context
+from jaxspec.decoding.target_pass import Distributions
 from jaxspec.drafters.children import WithoutReplacement
 from jaxspec.drafters.frontier import descend, first_paths
 from jaxspec.processors import AllowedTokens, BannedPhrases, FromCounts, LogitBias, MinNewTokens, Penalties
@@ -204,12 +205,15 @@ def _three_times(logits, counts):
 
 
 def test_what_is_not_switched_on_costs_nothing():
-    """Without processors the program is that of before: no path is made, no state carried."""
-    text = lambda policy: str(jax.make_jaxpr(lambda: generate(DRAFTERS["dynamic tree"], policy).tokens)())
-    assert text(jaxspec.Greedy()) == text(jaxspec.Greedy(processors=[]))
-    assert len(text(jaxspec.Greedy())) < len(text(jaxspec.Greedy(EACH)))
+    """Without processors no path is made, no state carried, and logits are not touched."""
     state = jaxspec.init(TARGET, None, PROMPT, max_new_tokens=4)
     assert state.processed == ()
+    context = Context(*[None] * 5, jaxspec.Greedy(), processed=())
+    assert first_paths(context, PROMPT, 3) is None and descend(None, PROMPT, PROMPT, jnp.int32(0)) is None
+    logits = jnp.zeros((2, 4, VOCAB), jnp.bfloat16)
+    assert context.process(logits) is logits
+    proposal = jaxspec.core.Proposal(PROMPT, jnp.ones(PROMPT.shape, bool))
+    assert Distributions.of(context, logits, proposal).processed is logits
 
 
 @register_dataclass
