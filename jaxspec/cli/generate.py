@@ -49,6 +49,9 @@ class Decoding:
         str | None, typer.Option(metavar="PATH", help="A JSON schema that the answer keeps to; '{...}' is one itself.")
     ] = None
     regex: Annotated[str | None, typer.Option(help="An expression that the answer matches as a whole.")] = None
+    prediction: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A text that the answer is expected to be like; drafts copy it.")
+    ] = None
 
     def __post_init__(self):
         if self.temperature == 0 and (idle := [name for name in _SAMPLING if getattr(self, name) is not None]):
@@ -60,6 +63,8 @@ class Decoding:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.schema is not None and not self.schema.lstrip().startswith("{"):
             given["schema"] = Path(self.schema).read_text()
+        if self.prediction is not None:
+            given["prediction"] = Path(self.prediction).read_text()
         return given
 
 
@@ -152,7 +157,6 @@ class Options:
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
     ] = False
-
     show_drafts: Annotated[
         bool,
         typer.Option("--show-drafts", help="Color accepted drafts, and mark where each round ends."),
@@ -239,8 +243,8 @@ def _run(options: Options, texts: list[str]) -> None:
         console.print(line, soft_wrap=True)
     if options.compare:
         with console.status("compiling both ways of decoding ..."):
-            for one in (decoder, _plain(decoder)):
-                next(options.stream(one, texts), None)
+            next(options.stream(decoder, texts), None)
+            next(options.stream(_plain(decoder), texts, prediction=None), None)
     stream = options.stream(decoder, texts)
     show(texts, stream, console, drafts=options.show_drafts, silent=options.as_json)
     results = _results(stream)
@@ -278,7 +282,7 @@ def _compare(
 
     plain = _plain(decoder)
     with console.status("decoding without speculation ..."):
-        stream = options.stream(plain, texts, seed=results[0].seed)
+        stream = options.stream(plain, texts, seed=results[0].seed, prediction=None)
         for _ in stream:
             pass
     return compare_results(plain, results, _results(stream), stream.prompts)

@@ -6,6 +6,8 @@ Every row has one key. From it come two streams of draws:
     round stream     fold(row, 1) -> fold(length) -> fold(purpose)   every other draw
                      -> fold(draft index, if drafts are drawn side by side) -> fold(offset)
 
+Where a prompt has several answers, the key of answer `i` is fold(row, 2) -> fold(i).
+
 `length` is that of the committed text when the round starts; each live round emits a token, so that no two rounds of a
 row have the same. The purposes are 0 for drafting (`draft_noise`), 1 for accepting (`uniforms`) and 2 for the token
 after the accepted ones (`next_noise`); the offset counts drafts within the round, from 0. Both streams follow from the
@@ -27,7 +29,7 @@ from jaxtyping import Float, Int, Key
 
 from jaxspec.core.pytree import register_dataclass
 
-_TOKEN_STREAM, _ROUND_STREAM = 0, 1
+_TOKEN_STREAM, _ROUND_STREAM, _ANSWERS = 0, 1, 2
 _DRAFT, _ACCEPT, _NEXT = 0, 1, 2
 # Drafts side by side fold their index in before the offset; offsets stay below this.
 _FIRST_DRAFT = 1 << 20
@@ -82,6 +84,13 @@ def row_keys(key: Array, batch: int) -> Key[Array, "b"]:
     if keys.shape != (batch,):
         raise ValueError(f"key must be one key or one a row, got keys of shape {keys.shape} for {batch} rows")
     return keys
+
+
+def answer_keys(keys: Key[Array, "b"], count: int) -> Key[Array, "b_times_count"]:
+    """Returns a key for each of `count` answers of each row, those of one row next to each other."""
+    shape = (*keys.shape, count)
+    own = jnp.broadcast_to(_fold(keys, jnp.int32(_ANSWERS))[:, None], shape)
+    return _fold(own, jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), shape)).reshape(-1)
 
 
 @register_dataclass

@@ -123,6 +123,9 @@ class Context:
       asked: rows to draft for; something else drafts for the others, and the drafter only follows their text. `None`
         is all.
       processed: the states of the policy's processors after the committed text.
+      max_drafts: the most drafts of each row, by the caller; `None` is as many as the drafter has.
+      predicted: what the caller expects each row's answer to be, behind the end of its prompt; -1 pads. For drafters
+        that copy.
 
     Example:
         >>> length, done = jnp.asarray([5, 5], jnp.int32), jnp.zeros(2, jnp.bool_)
@@ -140,6 +143,8 @@ class Context:
     sampling: Policy
     asked: Bool[Array, "b"] | None = None
     processed: tuple[Any, ...] = ()
+    max_drafts: Int[Array, "b"] | None = None
+    predicted: Int[Array, "b p"] | None = None
 
     def process(self, logits: Float[Array, "b n v"], path: Int[Array, "b n d"] | None = None) -> Float[Array, "b n v"]:
         """Returns logits as the target's policy processes them, for drafts or for the target.
@@ -151,6 +156,17 @@ class Context:
         """
         path = processing.no_path(logits) if path is None else path
         return processing.process(self.sampling, self.processed, logits, path)
+
+    def at_most(self, longest: Int[Array, "b"]) -> Int[Array, "b"]:
+        """Returns the most drafts of each row: `longest`, or as many as the caller lets it have."""
+        return longest if self.max_drafts is None else jnp.minimum(longest, self.max_drafts)
+
+    @property
+    def searched(self) -> tuple[Int[Array, "b s"], Int[Array, "b"]]:
+        """The text that drafters copy from, and its length: the committed one, behind what is predicted of it."""
+        if self.predicted is None:
+            return self.tokens, self.length
+        return jnp.concatenate([self.predicted, self.tokens], axis=1), self.length + self.predicted.shape[1]
 
     @property
     def processors(self) -> bool:
@@ -195,6 +211,8 @@ class GenerationState:
       processed: the states of its processors after the committed text.
       cache: the target's; it holds `length - 1` tokens.
       drafter_state: the drafter's own.
+      max_drafts: as in `Context`.
+      predicted: as there.
       stats: counts of drafted and accepted tokens.
       reported: what `report` asks for of each token.
       report: what is returned beside the tokens.
@@ -223,6 +241,8 @@ class GenerationState:
     cache: Cache
     drafter_state: Any
     stats: Stats
+    max_drafts: Int[Array, "b"] | None = None
+    predicted: Int[Array, "b p"] | None = None
     reported: Reported | None = None
     report: Report = dataclasses.field(default=Report(), metadata={"static": True})
 

@@ -21,6 +21,7 @@ from jaxspec.core.random import row_keys
 from jaxspec.core.report import Report
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.values import is_concrete, to_int32
+from jaxspec.decoding.drafting import check_max_drafts, check_prediction
 from jaxspec.decoding.room import PerRow, bucket, make_room
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.draft_model import check_takes_trees
@@ -58,6 +59,8 @@ class Rows:
       keys: threefry keys.
       sampling: a policy whose parameters are one value a row; `None` if `Arguments.policy` is given.
       processors: those of the policy whose arrays are one value a row; `None` in the place of others.
+      max_drafts: the most drafts; `None` is the drafter's own limit.
+      prediction: what the answer is expected to be; -1 pads.
     """
 
     prompt: Int[Array, "b t"]
@@ -67,6 +70,8 @@ class Rows:
     keys: Key[Array, "b"]
     sampling: Sampling | None
     processors: tuple[Processor | None, ...]
+    max_drafts: Int[Array, "b"] | None
+    prediction: Int[Array, "b p"] | None
 
 
 @register_dataclass
@@ -82,6 +87,7 @@ class Arguments:
       processors: those of the policy whose arrays all rows share; `None` in the place of others.
       rows: the arrays that differ by row, `Sampling` among them.
       report: what is returned beside the tokens.
+      answers: how many each prompt gets.
       max_new: the new tokens that a row of the buffers holds (a bucket).
       placement: the layout of rows on devices, and of results.
     """
@@ -93,6 +99,7 @@ class Arguments:
     processors: tuple[Processor | None, ...]
     rows: Rows
     report: Report = dataclasses.field(default=Report(), metadata={"static": True})
+    answers: int = dataclasses.field(default=1, metadata={"static": True})
     max_new: int = dataclasses.field(metadata={"static": True})
     placement: Layout = dataclasses.field(metadata={"static": True})
 
@@ -123,6 +130,9 @@ class Arguments:
         bit_exact: bool = False,
         rows: int | None = None,
         report: Report = Report(),  # noqa: B008 (frozen and stateless)
+        n: int = 1,
+        max_drafts: PerRow | None = None,
+        prediction: TokenIds | Sequence[int] | None = None,
     ) -> tuple[Self, int]:
         """Checks everything and pads shapes to buckets, so that nearby calls share a program.
 
@@ -149,18 +159,24 @@ class Arguments:
         drafter.check(target)
         if drafter.tree:
             check_takes_trees(type(drafter).__name__, target)
-        max_new_tokens, max_new = make_room(target, drafter, ids.shape, prompt_length, max_new_tokens, capacity)
+        validate.counts("generate", n=n)
+        shape = (batch * n, ids.shape[1])
+        max_new_tokens, max_new = make_room(target, drafter, shape, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
-        by_row = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling)
+        by_row = dataclasses.replace(
+            _rows(ids, prompt_length, max_new_tokens, stops, key, sampling),
+            max_drafts=check_max_drafts(max_drafts, drafter, batch),
+            prediction=check_prediction(prediction, drafter, batch, target.vocab_size),
+        )
         target, drafter, placement = _on_mesh(target, drafter, mesh)
         policy = None if by_row.sampling else with_processors(sampling, ())
         shared = tuple(None if one.by_row else one for one in processors_of(sampling))
         width = int(np.max(np.asarray(max_new_tokens))) if is_concrete(max_new_tokens) else max_new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, lossy)}
-        placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new)})
+        placement.check_same(said | {_ASKED: ((by_row, policy, shared), max_new, n)})
         check_report(report, target.vocab_size)
         given = {"policy": policy, "processors": shared, "rows": placement.rows(by_row), "max_new": max_new}
-        given |= {"report": report}
+        given |= {"report": report, "answers": n}
         return cls(target=target, drafter=drafter, verifier=verifier, placement=placement, **given), width
 
 
@@ -177,6 +193,8 @@ def _rows(
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
         sampling=one_a_row(with_processors(sampling, ()), batch) if isinstance(sampling, Sampling) else None,
         processors=tuple(one.spread(batch) if one.by_row else None for one in processors_of(sampling)),
+        max_drafts=None,
+        prediction=None,
     )
 
 

@@ -19,6 +19,7 @@ Invariants:
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,9 @@ from jaxspec.core.sampling import Greedy, Policy
 from jaxspec.core.state import Context, GenerationState
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import Status, StopReason, traced_status
+from jaxspec.decoding.answers import start_each
 from jaxspec.decoding.arguments import Arguments, StopTokens, TokenIds
+from jaxspec.decoding.drafting import behind_the_prompt
 from jaxspec.decoding.room import PerRow
 from jaxspec.decoding.round import run_round
 from jaxspec.decoding.vmap import fold_rows_under_vmap
@@ -67,6 +70,9 @@ def generate(
     bit_exact: bool = False,
     rows: int | None = None,
     report: Report = Report(),  # noqa: B008 (frozen and stateless)
+    n: int = 1,
+    max_drafts: PerRow | None = None,
+    prediction: TokenIds | Sequence[int] | None = None,
 ) -> Generation:
     """Continues each prompt; the output follows the target's distribution whatever the drafter guesses.
 
@@ -101,6 +107,12 @@ def generate(
         Native kernels need no filling, and take any number.
       report: what to return beside the tokens: alternatives, logits. Log-probabilities of prompts are those of
         `jaxspec.score`.
+      n: answers of each prompt, which is fed once. Those of a prompt are rows next to each other, answer `i` of prompt
+        `b` is row `b * n + i`; keys are folded. All other arguments are one a prompt.
+      max_drafts: the most drafts of each row in a round, one integer or `[b]`; 0 is plain decoding. `None` is as many
+        as the drafter has.
+      prediction: what the answer is expected to be, `[p]` or `[b, p]` token ids (-1 pads): a drafter that copies, or
+        its half of a `HybridDrafter`, copies from it too, as from the prompt.
 
     Returns:
       A `Generation`; its `tokens` have the width of the largest `max_new_tokens`, or of
@@ -137,6 +149,9 @@ def generate(
         bit_exact=bit_exact,
         rows=rows,
         report=report,
+        n=n,
+        max_drafts=max_drafts,
+        prediction=prediction,
     )
     return cut(run(arguments), width)
 
@@ -161,6 +176,10 @@ def _run(arguments: Arguments) -> Generation:
 
 def initial_state(arguments: Arguments) -> GenerationState:
     """Returns the state before the first round: the prompt is fed, nothing is emitted."""
+    return start_each(_one_each, arguments)
+
+
+def _one_each(arguments: Arguments) -> GenerationState:
     target, drafter, rows = arguments.target, arguments.drafter, arguments.rows
     sampling, max_new = arguments.sampling, arguments.max_new
     batch, width = rows.prompt.shape
@@ -204,6 +223,8 @@ def initial_state(arguments: Arguments) -> GenerationState:
         cache=prefilled.cache,
         drafter_state=drafter_state,
         stats=Stats.zero(batch, drafter.max_drafts),
+        max_drafts=None if rows.max_drafts is None else jnp.maximum(rows.max_drafts, 0),
+        predicted=behind_the_prompt(rows.prediction, prompt, length),
         reported=arguments.report.empty(batch, slots, target.vocab_size),
         report=arguments.report,
     )

@@ -34,7 +34,7 @@ def run_round(
     """
     rng, proposal, state = _propose(target, drafter, verifier, state)
     tokens, valid, parents = jax.device_get((proposal.tokens, proposal.valid, proposal.parents))
-    lengths = bounded.lengths(drafter, state.tokens.shape[1])
+    lengths = bounded.lengths(drafter, state.tokens.shape[1], limited=state.max_drafts is not None)
     needed = int(np.max(np.where(valid, np.arange(1, valid.shape[1] + 1), 0), initial=0))
     count = next(length for length in lengths if length >= needed)
     output = _pass(target, drafter, proposal, state, count)

@@ -67,7 +67,8 @@ def _run_round(
     rng, proposal, state = propose(target, drafter, verifier, state)
     score = functools.partial(_score, target, drafter, verifier, rng)
     if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
-        return score(proposal, bounded.lengths(drafter, state.tokens.shape[1]), state)
+        limited = state.max_drafts is not None
+        return score(proposal, bounded.lengths(drafter, state.tokens.shape[1], limited=limited), state)
     # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Rounds with
     # drafts come first: what drafting read of a cache must be used before anything is written to it.
     drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
@@ -94,9 +95,8 @@ def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
 
 
 def _context(target: Model, state: GenerationState) -> Context:
-    return Context(
-        target, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
-    )
+    given = {name: getattr(state, name) for name in ("processed", "max_drafts", "predicted")}
+    return Context(target, state.cache, state.tokens, state.length, state.done, state.sampling, **given)
 
 
 def _score(

@@ -1,7 +1,7 @@
 """Decodes round by round: the same rounds as `generate`, in the caller's own loop."""
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import jax
 import numpy as np
@@ -38,6 +38,9 @@ def init(
     stop_tokens: StopTokens = (),
     capacity: int | None = None,
     report: Report = Report(),  # noqa: B008 (frozen and stateless)
+    n: int = 1,
+    max_drafts: PerRow | None = None,
+    prediction: TokenIds | Sequence[int] | None = None,
 ) -> GenerationState:
     """Returns the state before the first round: the prompt is fed, nothing is emitted.
 
@@ -64,6 +67,9 @@ def init(
         stop_tokens=stop_tokens,
         capacity=capacity,
         report=report,
+        n=n,
+        max_drafts=max_drafts,
+        prediction=prediction,
     )
     return start(arguments)
 
@@ -176,6 +182,9 @@ def stream(
     bit_exact: bool = False,
     rows: int | None = None,
     report: Report = Report(),  # noqa: B008 (frozen and stateless)
+    n: int = 1,
+    max_drafts: PerRow | None = None,
+    prediction: TokenIds | Sequence[int] | None = None,
 ) -> Generator[list[np.ndarray], None, Generation]:
     """Yields after each round the new token ids of each row, until every row has ended.
 
@@ -206,6 +215,9 @@ def stream(
         bit_exact=bit_exact,
         rows=rows,
         report=report,
+        n=n,
+        max_drafts=max_drafts,
+        prediction=prediction,
     )
     return _stream(arguments, width)
 

@@ -34,7 +34,7 @@ def propose(drafter: Drafter, rng: Rng, state: Any, context: Context) -> tuple[P
     """Drafts as `Drafter.propose` does, in each row as many tokens as its context has room for."""
     slots = context.tokens.shape[1]
     proposal, state = drafter.propose(rng, state, _seen(drafter, context, slots))
-    if _holds(drafter, slots):
+    if _holds(drafter, slots) and context.max_drafts is None:
         return proposal, state
     # How many are submitted depends on the committed text alone, so no distribution changes.
     return dataclasses.replace(proposal, valid=proposal.valid & _within(proposal, room(drafter, context))), state
@@ -46,18 +46,29 @@ def observe(drafter: Drafter, state: Any, context: Context, verdict: Verdict, hi
 
 
 def room(drafter: Drafter, context: Context) -> Int[Array, "b"]:
+    """Counts the drafts that a row may have: as many as fit into the drafter's context, and as the caller allows."""
+    return context.at_most(_fitting(drafter, context))
+
+
+def lengths(drafter: Drafter, slots: int, *, limited: bool) -> tuple[int, ...]:
+    """Returns the numbers of drafts of the target's passes: where all rows may rest, none is one of them.
+
+    Args:
+      drafter: whose drafts are verified.
+      slots: of the text.
+      limited: whether the caller limits the drafts of rows.
+    """
+    if drafter.tree or drafter.lengths[0] == 0 or (_holds(drafter, slots) and not limited):
+        return drafter.lengths
+    return (0, *drafter.lengths)
+
+
+def _fitting(drafter: Drafter, context: Context) -> Int[Array, "b"]:
     """Counts the drafts that fit into a drafter's context behind each row's text; 0 where the drafter rests."""
     most = jnp.full_like(context.length, drafter.max_drafts)
     if drafter.context_length is None:
         return most
     return jnp.clip(drafter.context_length - context.length, 0, most)
-
-
-def lengths(drafter: Drafter, slots: int) -> tuple[int, ...]:
-    """Returns the numbers of drafts of the target's passes: where all rows may rest, none is one of them."""
-    if drafter.tree or drafter.lengths[0] == 0 or _holds(drafter, slots):
-        return drafter.lengths
-    return (0, *drafter.lengths)
 
 
 def _holds(drafter: Drafter, slots: int) -> bool:
@@ -74,7 +85,7 @@ def _seen(drafter: Drafter, context: Context, slots: int) -> Context:
     """Returns the context as the drafter sees it; rows without room have ended with their first token."""
     if _holds(drafter, slots):
         return context
-    rests = room(drafter, context) == 0
+    rests = _fitting(drafter, context) == 0
     return dataclasses.replace(
         context,
         tokens=context.tokens[:, : _slots(drafter, slots)],

@@ -65,7 +65,8 @@ class Chain:
         """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
         able = context.able & self.draft.ready(context)
-        longest = jnp.where(able, self.draft_length.longest(state.length_state, able, context.live), 0)
+        longest = context.at_most(self.draft_length.longest(state.length_state, able, context.live))
+        longest = jnp.where(able, longest, 0)
         hidden = self.draft.blank(longest.shape[0])
         sizes = None if policy.greedy else (self.draft.draft_vocab_size, self.draft.vocab_size)
         max_drafts = self.draft_length.lengths[-1]

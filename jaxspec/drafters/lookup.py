@@ -121,8 +121,9 @@ class LookupDrafter(AdjustableDrafter):
         return LookupState(self.draft_length.init(batch), guess)
 
     def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
-        longest, live = self.draft_length.longest, context.live
-        search = lambda: self.guess(context.tokens, context.length)  # noqa: E731
+        live = context.live
+        longest = lambda *rows: context.at_most(self.draft_length.longest(*rows))  # noqa: E731
+        search = lambda: self.guess(*context.searched)  # noqa: E731
         # The search is skipped if no row would draft though all found something.
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(context.length))  # noqa: E731
         may_draft = jnp.any(longest(state.length_state, live, live) > 0)

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -97,21 +98,29 @@ class HostMasks(Processor):
 
 
 class RowMatchers:
-    """Follows a grammar in each row of a batch, on the host.
+    """Follows a grammar in each row of a batch, on the host; a row of `None` is free.
 
     Raises:
-      ValueError: the grammar cannot be read, or has what is not supported; the text says what.
+      ValueError: a grammar cannot be read, or has what is not supported; the text says what.
     """
 
     def __init__(
-        self, grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...], rows: int
+        self,
+        grammars: Sequence[Grammar | None],
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_tokens: tuple[int, ...],
     ):
         matcher = needed("llguidance").LLMatcher
         texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
-        first = matcher(texts, grammar.matcher_source(), log_level=0)
-        if first.is_error():
-            raise ValueError(f"this {grammar.kind} grammar is not supported: {first.get_error()}")
-        self._rows = [first, *(first.deep_copy() for _ in range(rows - 1))]
+        known: dict[Grammar, Any] = {}
+        for grammar in dict.fromkeys(grammars):
+            if grammar is None:
+                continue
+            known[grammar] = matcher(texts, grammar.matcher_source(), log_level=0)
+            if known[grammar].is_error():
+                raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
+        self._rows = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
         self._words = (vocab_size + 31) // 32
         self._stops, self._stop = np.zeros(self._words, np.uint32), stop_tokens[0]
         for token in stop_tokens:
@@ -123,7 +132,7 @@ class RowMatchers:
         paths, allowed = self._blank(masks, rows)
         forced = np.full((rows, max(masks.depth, 1)), -1, np.int32)
         paths[:, 0] = -1
-        for row, matcher in enumerate(self._rows):
+        for row, matcher in self._followed():
             allowed[row, 0] = self._allowed(matcher)
             coming = [self._stop] if matcher.is_stopped() else matcher.compute_ff_tokens()[: forced.shape[1]]
             forced[row, : len(coming)] = coming
@@ -135,16 +144,19 @@ class RowMatchers:
         """Returns the state with what may come after each draft."""
         rows, count = tokens.shape
         paths, allowed = self._blank(masks, rows)
-        for row, matcher in enumerate(self._rows):
+        for row, matcher in self._followed():
             above = np.arange(-1, count - 1) if parents is None else parents[row]
             self._descend(matcher, -1, [], tokens[row], valid[row], above, paths[row], allowed[row])
         return _told(state, place, paths, allowed, np.full((rows, max(masks.depth, 1)), -1, np.int32))
 
     def commit(self, tokens: np.ndarray, count: np.ndarray) -> None:
         """Takes in what a round has emitted."""
-        for matcher, row, new in zip(self._rows, tokens, count, strict=True):
-            if new and not matcher.is_stopped():
-                matcher.consume_tokens(row[:new].tolist())
+        for row, matcher in self._followed():
+            if count[row] and not matcher.is_stopped():
+                matcher.consume_tokens(tokens[row, : count[row]].tolist())
+
+    def _followed(self) -> list[tuple[int, Any]]:
+        return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
 
     def _descend(self, matcher, node, path, tokens, valid, above, paths, allowed) -> None:
         """Writes what may come after a node and those below it; the matcher stands behind the node, and does again."""

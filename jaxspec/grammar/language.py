@@ -31,7 +31,7 @@ class Grammar:
         >>> grammar = jaxspec.grammar.Grammar.choices(["the sea", "the river"])
         >>> table = grammar.table(target.tokenizer, target.vocab_size)
         >>> policy = jaxspec.Greedy(processors=(table,))  # for `jaxspec.generate`, with stop tokens
-        >>> table.nbytes < 10_000
+        >>> table.nbytes < 500_000
         True
     """
 
@@ -93,7 +93,8 @@ class Grammar:
         """Returns the grammar as `llguidance` takes it."""
         matcher = needed("llguidance").LLMatcher
         if self.kind == "json_schema":
-            return matcher.grammar_from_json_schema(self.source)
+            # The same language as that of `schemas.pattern`.
+            return matcher.grammar_from_json_schema(self.source, defaults={"whitespace_flexible": False})
         if self.kind == "lark":
             return matcher.grammar_from_lark(self.source)
         return matcher.grammar_from_regex(self.pattern)

@@ -42,13 +42,14 @@ def as_dict(schema: Any) -> dict[str, Any]:
 def pattern(schema: dict[str, Any]) -> str | None:
     """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
 
-    Between two elements there may be one space or none.
+    Between two elements there is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there would be one
+    more token that cannot be foreseen.
     """
     if not _covered(schema, schema, ()):
         return None
     build = needed("outlines_core.json_schema").build_regex_from_schema
     try:
-        return build(json.dumps(schema))
+        return build(json.dumps(schema), "")
     except (TypeError, ValueError):
         return None
 

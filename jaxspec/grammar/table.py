@@ -1,6 +1,8 @@
 """Defines `GrammarTable`: the automaton of a regular grammar over tokens, as arrays in the graph."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,11 @@ from jaxspec.grammar.extra import needed
 from jaxspec.grammar.language import Grammar
 from jaxspec.processors import ids
 
+# The numbers of states and of classes up to which there are no others; beyond them they are powers of two.
+_STATES, _CLASSES = (256, 2048), (256, 1024)
 # Of a state with more tokens none is looked for that must come.
 _FEW = 64
+_BEFORE = b"\x00"
 
 
 class TableTooLargeError(ValueError):
@@ -25,7 +30,7 @@ class TableTooLargeError(ValueError):
     Example:
         >>> grammar = jaxspec.grammar.Grammar.regex("[a-z]{20}")
         >>> try:
-        ...     table = grammar.table(target.tokenizer, target.vocab_size, max_bytes=100)
+        ...     table = grammar.table(target.tokenizer, target.vocab_size, max_bytes=1000)
         ... except jaxspec.grammar.TableTooLargeError as error:
         ...     print(str(error).startswith("the grammar's 21 states"))
         True
@@ -46,15 +51,15 @@ class GrammarTable(Processor):
       classes: the class of each token.
       final: whether a text may end here: by the stop tokens of the call, and by no others.
       forced: the token that spells what must come, where only one text can; -1 elsewhere.
-      start: the first state.
+      start: the first state, one for all rows or one a row.
 
-    Numbers of states and classes are powers of two, so that most grammars of one size share a program.
+    There are a few numbers of states and classes alone, so that most grammars share a program.
 
     Example:
         >>> table = jaxspec.grammar.Grammar.regex("[0-9]+").table(target.tokenizer, target.vocab_size)
         >>> policy = jaxspec.Sampling(temperature=0.8, processors=(table,))
-        >>> table.final.tolist()  # before the first digit a text may not end
-        [False, True, False, False]
+        >>> table.final[table.start].item()  # before the first digit a text may not end
+        False
     """
 
     allowed: UInt32[Array, "s w"]
@@ -62,7 +67,16 @@ class GrammarTable(Processor):
     classes: Int[Array, "v"]
     final: Bool[Array, "s"]
     forced: Int[Array, "s"]
-    start: Int[Array, ""]
+    start: Int[Array, "*b"]
+
+    @classmethod
+    def of_rows(cls, tables: Sequence["GrammarTable | None"]) -> Self:
+        """Returns the table by which each row of a batch keeps to a grammar of its own; a row of `None` is free.
+
+        Raises:
+          TypeError, ValueError: if there is no table, or they are over different tokens.
+        """
+        return cls(*_joined(tables))
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +89,13 @@ class GrammarTable(Processor):
                 f"the grammar's table is over {self.classes.shape[0]} tokens, the target's logits over {vocab_size}; "
                 "make it by grammar.table(tokenizer, target.vocab_size)"
             )
+        if self.start.ndim and self.start.shape[0] != batch:
+            raise ValueError(f"the grammar's table is of {self.start.shape[0]} rows, the prompt has {batch}")
 
     def init(self, prompt: Prompt) -> tuple[Int[Array, "b"], Bool[Array, "b v"]]:
-        state = jnp.broadcast_to(jnp.asarray(self.start), prompt.length.shape)
+        # A mapped axis is folded into the batch, as its first axis.
+        times = prompt.length.shape[0] // max(self.start.size, 1)
+        state = jnp.tile(jnp.atleast_1d(jnp.asarray(self.start)), times)
         return state, ids.listed(prompt.stop_tokens, prompt.vocab_size)
 
     def __call__(self, logits, state, path) -> Float[Array, "b n v"]:
@@ -132,7 +150,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
         )
     tokens = token_texts(tokenizer, vocab_size)
     states, start, final = _automaton(pattern, tokens, tokenizer)
-    count, words = _power_of_two(len(states) + 1), (vocab_size + 31) // 32
+    count, words = _size(len(states) + 1, _STATES), (vocab_size + 31) // 32
     if count * words * 4 > max_bytes:
         raise TableTooLargeError(
             f"the grammar's {len(states)} states times {vocab_size} tokens take {count * words * 4:,} bytes, more than "
@@ -162,6 +180,42 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     )
 
 
+def _joined(tables: Sequence[Any]) -> tuple[Array, ...]:
+    """Returns the arrays of a table with the states of several, of which the last, of texts that have left, is one."""
+    for one in tables:
+        if one is not None and not isinstance(one, GrammarTable):
+            raise TypeError(f"tables must be GrammarTable or None, got {type(one).__name__}; pass grammar.table(...)")
+    distinct = list({id(one): one for one in tables if one is not None}.values())
+    if not distinct:
+        raise ValueError("of_rows needs at least one table, got none; leave the processor out")
+    sizes = {one.classes.shape[0] for one in distinct}
+    if len(sizes) > 1:
+        raise ValueError(f"tables must be over the same tokens, got tables over {sorted(sizes)}")
+    arrays = [jax.tree.map(np.asarray, one) for one in distinct]
+    _, first, classes = np.unique(
+        np.stack([one.classes for one in arrays]), axis=1, return_index=True, return_inverse=True
+    )
+    # Behind the states of all tables there is one where everything may come, and then the last.
+    inner = lambda one: one.following[one.following != len(one.final) - 1]  # noqa: E731
+    used = [1 + max(int(one.start), int(inner(one).max(initial=0))) for one in arrays]
+    free = sum(used)
+    count = _size(free + 2, _STATES)
+    allowed = np.full((count, arrays[0].allowed.shape[1]), 0xFFFFFFFF, np.uint32)
+    following = np.full((count, len(first)), count - 1, np.int32)
+    final, forced = np.zeros(count, bool), np.full(count, -1, np.int32)
+    following[free], final[free] = free, True
+    starts, offset = {}, 0
+    for one, table, states in zip(distinct, arrays, used, strict=True):
+        own = slice(offset, offset + states)
+        allowed[own], final[own], forced[own] = table.allowed[:states], table.final[:states], table.forced[:states]
+        to = table.following[:states, table.classes[first]]
+        following[own] = np.where(to == len(table.final) - 1, count - 1, to + offset)
+        starts[id(one)], offset = offset + int(table.start), own.stop
+    start = np.array([free if one is None else starts[id(one)] for one in tables], np.int32)
+    classes = classes.reshape(-1).astype(np.int32)
+    return tuple(map(jnp.asarray, (allowed, _widened(following), classes, final, forced, start)))
+
+
 def token_texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     """Returns the bytes of each token; empty for special ones, which no grammar allows, and for padding."""
     count = min(tokenizer.vocab_size, vocab_size)
@@ -176,22 +230,27 @@ def _automaton(pattern: str, tokens: list[bytes], tokenizer: Tokenizer) -> tuple
     for index, text in enumerate(tokens):
         if text:
             by_text.setdefault(text, []).append(index)
-    # One that no text has: the calls' own stop tokens end a text.
-    end = len(tokens)
+    # Two that no text has. The calls' own stop tokens end a text; and the library refuses an expression that may match
+    # nothing with `\\z` behind it, unless something stands before it.
+    start, end = len(tokens), len(tokens) + 1
+    by_text.setdefault(_BEFORE, []).append(start)
     try:
         # To the end: else an alternative that is the beginning of a later one would hide that.
-        index = outlines.Index(rf"(?:{pattern})\z", outlines.Vocabulary(end, by_text))
+        index = outlines.Index(rf"\x00(?:{pattern})\z", outlines.Vocabulary(end, by_text))
     except ValueError as error:
         raise ValueError(
             f"the regular expression {pattern!r:.120} has no automaton over these tokens: {error}"
         ) from None
     edges: dict[int, dict[int, int]] = index.get_transitions()
     final = set(index.get_final_states())
-    names = {name: place for place, name in enumerate(sorted({index.get_initial_state(), *edges, *final}))}
+    first = edges.pop(index.get_initial_state()).get(start)
+    if first is None:
+        return [{}], 0, set()
+    names = {name: place for place, name in enumerate(sorted({first, *edges, *final}))}
     states: list[dict[int, int]] = [{} for _ in names]
     for name, found in edges.items():
-        states[names[name]] = {token: names[to] for token, to in found.items() if token != end and to in names}
-    return states, names[index.get_initial_state()], {names[name] for name in final}
+        states[names[name]] = {token: names[to] for token, to in found.items() if token < start and to in names}
+    return states, names[first], {names[name] for name in final}
 
 
 def _classes(following: Int[np.ndarray, "s v"]) -> tuple[Int[np.ndarray, "c"], Int[np.ndarray, "v"]]:
@@ -205,13 +264,14 @@ def _classes(following: Int[np.ndarray, "s v"]) -> tuple[Int[np.ndarray, "c"], I
     return first, classes.reshape(-1).astype(np.int32)
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()
+def _size(count: int, steps: tuple[int, ...]) -> int:
+    """Returns the first of some sizes that holds `count`; beyond them the next power of two."""
+    return next((step for step in steps if step >= count), 1 << (count - 1).bit_length())
 
 
 def _widened(following: Int[np.ndarray, "s c"]) -> Int[np.ndarray, "s c2"]:
     """Returns the table with classes that no token is of."""
-    return np.pad(following, ((0, 0), (0, _power_of_two(following.shape[1]) - following.shape[1])))
+    return np.pad(following, ((0, 0), (0, _size(following.shape[1], _CLASSES) - following.shape[1])))
 
 
 def _must_come(found: dict[int, int], tokens: list[bytes]) -> int:

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, Unpack, overload
 
 import numpy as np
 
-from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.bit_exact import as_bit_exact, check_rows
@@ -18,10 +17,9 @@ from jaxspec.core.sampling import Greedy
 from jaxspec.decoding.arguments import check_kinds
 from jaxspec.decoding.generate import run
 from jaxspec.draft_length.base import DraftLength
-from jaxspec.drafters.adapt import LengthOption, check_single
 from jaxspec.drafters.base import Drafter
-from jaxspec.named import drafter_of, load_drafter
 from jaxspec.nn.network import Network
+from jaxspec.text.given import as_drafter, as_model
 from jaxspec.text.messages import Messages, conversations
 from jaxspec.text.request import TextKeywords, TextOptions, TextRequest
 from jaxspec.text.result import TextResult, Timing, collect, new_rows
@@ -34,6 +32,8 @@ OneStream: TypeAlias = TextStream[str, TextResult]
 BatchStream: TypeAlias = TextStream[tuple[int, str], list[TextResult]]
 # How often `compare` times both ways of decoding.
 _TURNS = 3
+# What plain decoding has no use for.
+_NO_DRAFTS = {"prediction": None, "max_drafts": None}
 
 
 class SpeculativeDecoder:
@@ -92,13 +92,13 @@ class SpeculativeDecoder:
           TypeError, ValueError: for arguments that do not fit each other.
           OSError: if a model cannot be read or downloaded.
         """
-        self.target = as_bit_exact(_as_model(target, "target"), bit_exact, rows)
+        self.target = as_bit_exact(as_model(target, "target"), bit_exact, rows)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise TypeError(
                 f"tokenizer must be a jaxspec.Tokenizer or None, got {type(tokenizer).__name__}; pass "
                 "jaxspec.Tokenizer.from_folder(path), or None for the target's own"
             )
-        self.drafter = _as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
+        self.drafter = as_drafter(draft, self.target, target, k, num_drafts, tokenizer)
         self.drafter.check(self.target)
         check_rows(self.target, self.drafter.lengths[-1])
         check_kinds(self.target, self.drafter, verifier, Greedy())
@@ -115,48 +115,67 @@ class SpeculativeDecoder:
         self._lossy = lossy
 
     @overload
-    def generate(self, prompts: str, **options: Unpack[TextKeywords]) -> TextResult: ...
+    def generate(self, prompts: str, *, n: None = None, **options: Unpack[TextKeywords]) -> TextResult: ...
 
     @overload
-    def generate(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+    def generate(self, prompts: str | Prompts, *, n: int, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
 
-    def generate(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> TextResult | list[TextResult]:
+    @overload
+    def generate(self, prompts: Prompts, *, n: None = None, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+
+    def generate(
+        self, prompts: str | Prompts, *, n: int | None = None, **options: Unpack[TextKeywords]
+    ) -> TextResult | list[TextResult]:
         """Continues one prompt, or several as one batch.
 
         Without stop strings the whole decoding is one program on the device.
 
         Args:
           prompts: a string, or a list of them, of any lengths.
+          n: how many answers each prompt gets, which is read once; they are a list, those of one prompt next to each
+            other. `None` is one.
           **options: `max_new_tokens=128, temperature=0.7, top_p=0.9, top_k=None, min_p=None,
-            seed=None, stop=(), stop_tokens=None`; `TextOptions` describes them.
+            seed=None, stop=(), stop_tokens=None` and controls; `TextOptions` describes them.
 
         Returns:
-          One `TextResult` for a string, a list of them for a list.
+          One `TextResult` for a string, a list of them for a list, or with `n`.
 
         Raises:
           TypeError, ValueError: for prompts or options that do not fit.
           FloatingPointError: if the target's logits were not finite.
         """
-        return _one_or_all(self._continue(prompts, TextOptions.parse(options)))
+        return _one_or_all(self._continue(prompts, TextOptions.parse(options, n)))
 
     @overload
-    def stream(self, prompts: str, **options: Unpack[TextKeywords]) -> OneStream: ...
+    def stream(self, prompts: str, *, n: None = None, **options: Unpack[TextKeywords]) -> OneStream: ...
 
     @overload
-    def stream(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> BatchStream: ...
+    def stream(self, prompts: str | Prompts, *, n: int, **options: Unpack[TextKeywords]) -> BatchStream: ...
 
-    def stream(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> OneStream | BatchStream:
+    @overload
+    def stream(self, prompts: Prompts, *, n: None = None, **options: Unpack[TextKeywords]) -> BatchStream: ...
+
+    def stream(
+        self, prompts: str | Prompts, *, n: int | None = None, **options: Unpack[TextKeywords]
+    ) -> OneStream | BatchStream:
         """Continues prompts as `generate` does, with its arguments, and yields the text while it is decoded."""
-        return TextStream(self._continue(prompts, TextOptions.parse(options)))
+        return TextStream(self._continue(prompts, TextOptions.parse(options, n)))
 
     @overload
-    def chat(self, messages: Messages, **options: Unpack[TextKeywords]) -> TextResult: ...
+    def chat(self, messages: Messages, *, n: None = None, **options: Unpack[TextKeywords]) -> TextResult: ...
 
     @overload
-    def chat(self, messages: Sequence[Messages], **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+    def chat(
+        self, messages: Messages | Sequence[Messages], *, n: int, **options: Unpack[TextKeywords]
+    ) -> list[TextResult]: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], *, n: None = None, **options: Unpack[TextKeywords]
+    ) -> list[TextResult]: ...
 
     def chat(
-        self, messages: Messages | Sequence[Messages], **options: Unpack[TextKeywords]
+        self, messages: Messages | Sequence[Messages], *, n: int | None = None, **options: Unpack[TextKeywords]
     ) -> TextResult | list[TextResult]:
         """Writes the assistant's next turn in a conversation, or in each of several.
 
@@ -168,35 +187,47 @@ class SpeculativeDecoder:
         Raises:
           ValueError: if the tokenizer has no chat template, or it refuses the messages.
         """
-        return _one_or_all(self._answer(messages, TextOptions.parse(options)))
+        return _one_or_all(self._answer(messages, TextOptions.parse(options, n)))
 
     @overload
-    def stream_chat(self, messages: Messages, **options: Unpack[TextKeywords]) -> OneStream: ...
+    def stream_chat(self, messages: Messages, *, n: None = None, **options: Unpack[TextKeywords]) -> OneStream: ...
 
     @overload
-    def stream_chat(self, messages: Sequence[Messages], **options: Unpack[TextKeywords]) -> BatchStream: ...
+    def stream_chat(
+        self, messages: Messages | Sequence[Messages], *, n: int, **options: Unpack[TextKeywords]
+    ) -> BatchStream: ...
+
+    @overload
+    def stream_chat(
+        self, messages: Sequence[Messages], *, n: None = None, **options: Unpack[TextKeywords]
+    ) -> BatchStream: ...
 
     def stream_chat(
-        self, messages: Messages | Sequence[Messages], **options: Unpack[TextKeywords]
+        self, messages: Messages | Sequence[Messages], *, n: int | None = None, **options: Unpack[TextKeywords]
     ) -> OneStream | BatchStream:
         """Writes the next turn as `chat` does, with its arguments, and yields the text while it is decoded."""
-        return TextStream(self._answer(messages, TextOptions.parse(options)))
+        return TextStream(self._answer(messages, TextOptions.parse(options, n)))
 
     @overload
-    def compare(self, prompts: str, **options: Unpack[TextKeywords]) -> TextResult: ...
+    def compare(self, prompts: str, *, n: None = None, **options: Unpack[TextKeywords]) -> TextResult: ...
 
     @overload
-    def compare(self, prompts: Prompts, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+    def compare(self, prompts: str | Prompts, *, n: int, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
 
-    def compare(self, prompts: str | Prompts, **options: Unpack[TextKeywords]) -> TextResult | list[TextResult]:
+    @overload
+    def compare(self, prompts: Prompts, *, n: None = None, **options: Unpack[TextKeywords]) -> list[TextResult]: ...
+
+    def compare(
+        self, prompts: str | Prompts, *, n: int | None = None, **options: Unpack[TextKeywords]
+    ) -> TextResult | list[TextResult]:
         """Continues prompts as `generate` does, and by plain decoding too; results have the `speedup`.
 
         Both are compiled first, and then take turns: the median over three turns counts. `speedup` is `None` where
         nothing was written.
         """
         plain = SpeculativeDecoder(self.target, tokenizer=self.tokenizer)
-        request = self._continue(prompts, TextOptions.parse(options))
-        beside = plain._continue(prompts, TextOptions.parse({**options, "seed": request.seed}))
+        request = self._continue(prompts, TextOptions.parse(options, n))
+        beside = plain._continue(prompts, TextOptions.parse({**options, "seed": request.seed} | _NO_DRAFTS, n))
         turns = [(_generate(request), _generate(beside)) for _ in range(1 + _TURNS)]
         speeds = [(fast[0].tokens_per_second, slow[0].tokens_per_second) for fast, slow in turns[1:]]
         speedup = statistics.median(fast / slow for fast, slow in speeds) if all(map(all, speeds)) else None
@@ -214,7 +245,7 @@ class SpeculativeDecoder:
         for index, text in enumerate(texts):
             validate.text("the prompt" if single else f"prompt {index}", text, "token ids are for jaxspec.generate")
         ids = [self._encode(text, "the prompt" if len(texts) == 1 else f"prompt {i}") for i, text in enumerate(texts)]
-        return self._request(ids, options, single=isinstance(prompts, str))
+        return self._request(ids, options, single=single)
 
     def _encode(self, text: str, name: str) -> list[int]:
         """Encodes one prompt; `name` is for the error."""
@@ -237,7 +268,7 @@ class SpeculativeDecoder:
             verifier=self.verifier,
             lossy=self._lossy,
             tokenizer=self.tokenizer,
-            single=single,
+            single=single and options.n is None,
         )
 
 
@@ -248,7 +279,7 @@ def _one_or_all(request: TextRequest) -> TextResult | list[TextResult]:
 
 def _generate(request: TextRequest) -> list[TextResult]:
     # A stop string is seen on the host alone, which must then look at each round, as at what a grammar allows.
-    if request.stop or request.grammar is not None:
+    if request.stop or request.grammars:
         stream = TextStream[Any, TextResult | list[TextResult]](request)
         for _ in stream:
             pass
@@ -261,38 +292,3 @@ def _generate(request: TextRequest) -> list[TextResult]:
     for row, ids, from_draft, count in zip(rows, tokens, drafted, length, strict=True):
         row.push(ids[:count].tolist(), from_draft[:count].tolist(), last=True)
     return collect(request, rows, generation, timing)
-
-
-def _as_model(value: Model | str | os.PathLike[str], name: str) -> Model:
-    """Returns a model, loaded if it is given by name."""
-    if isinstance(value, str | os.PathLike):
-        return load(value)
-    if not isinstance(value, Model):
-        raise TypeError(
-            f"{name} must be a model or the name of one, got {type(value).__name__}; "
-            "jaxspec.load, jaxspec.from_function and jaxspec.from_nnx make one"
-        )
-    return value
-
-
-def _as_drafter(
-    draft: Any,
-    target: Model,
-    target_name: Any,
-    k: int | DraftLength | str | None,
-    num_drafts: int,
-    tokenizer: Tokenizer | None,
-) -> Drafter:
-    """Returns a drafter, made from a model or loaded if it is given by name."""
-    if isinstance(draft, Drafter):
-        check_single(num_drafts)
-        if k is not None and k not in (draft.max_drafts, getattr(draft, "k", None)):
-            raise ValueError(f"k is {k}, but the drafter was made with k={draft.max_drafts}; leave k out")
-        return draft
-    draft = "none" if draft is None else draft
-    if not isinstance(draft, str | os.PathLike):
-        k = "adaptive" if k is None and num_drafts == 1 else k
-        return drafter_of(draft, k, num_drafts, target=target, tokenizer=tokenizer)
-    LengthOption.parse(k)  # raises for a wrong `k` before anything is loaded
-    name = target_name if isinstance(target_name, str) else None
-    return load_drafter(draft, target, target_name=name, k=k, num_drafts=num_drafts, tokenizer=tokenizer)

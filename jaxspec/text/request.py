@@ -14,6 +14,7 @@ from jaxspec.core import check_policy, validate
 from jaxspec.core.layout import Layout, placement_of
 from jaxspec.core.model import Model
 from jaxspec.core.processing import Processor
+from jaxspec.core.report import Report
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.decoding.arguments import Arguments
 from jaxspec.drafters.base import Drafter
@@ -46,7 +47,10 @@ class TextKeywords(TypedDict, total=False):
     schema: Any
     regex: str | None
     choices: Sequence[str] | None
-    grammar: str | Grammar | None
+    grammar: controls.Asked | Sequence[controls.Asked]
+    prediction: str | Sequence[str] | None
+    max_drafts: int | Sequence[int] | None
+    alternatives: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,12 @@ class TextOptions:
       schema: the answer is JSON of this schema: a dictionary, JSON, or a pydantic model.
       regex: the answer matches it as a whole.
       choices: the answer is one of these.
-      grammar: the answer is a text of this context-free grammar (Lark, as `llguidance` reads it), or a `Grammar`.
+      grammar: the answer is a text of this context-free grammar (Lark, as `llguidance` reads it), or a `Grammar`; or
+        a list with one for each prompt, `None` for those that are free.
+      prediction: what the answer is expected to be, for a drafter that copies: one text, or one a prompt.
+      max_drafts: the most drafts a round, one number or one a prompt; `None` is as many as the drafter has.
+      alternatives: how many likely tokens the result names beside each of its own.
+      n: how many answers each prompt gets, which are a list then; `None` is one.
 
     Example:
         >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
@@ -100,11 +109,15 @@ class TextOptions:
     schema: Any = None
     regex: str | None = None
     choices: Sequence[str] | None = None
-    grammar: str | Grammar | None = None
+    grammar: controls.Asked | Sequence[controls.Asked] = None
+    prediction: str | Sequence[str] | None = None
+    max_drafts: int | Sequence[int] | None = None
+    alternatives: int = 0
+    n: int | None = None
 
     @classmethod
-    def parse(cls, options: Mapping[str, Any]) -> Self:
-        """Makes the options from keyword arguments.
+    def parse(cls, options: Mapping[str, Any], n: int | None = None) -> Self:
+        """Makes the options from keyword arguments, and the number of answers.
 
         Raises:
           TypeError: if there is no such option.
@@ -112,7 +125,7 @@ class TextOptions:
         names = [field.name for field in dataclasses.fields(cls)]
         if unknown := sorted(set(options) - set(names)):
             raise TypeError(f"unknown option {', '.join(unknown)}; expected some of {', '.join(names)}")
-        return cls(**options)
+        return cls(**options, n=n)
 
     def policy(self, processors: Sequence[Processor] = ()) -> Policy:
         """Returns the sampling policy, with processors.
@@ -131,13 +144,13 @@ class TextRequest:
 
     Attributes:
       arguments: the models, the prompts and the policy, for the loop.
-      prompts: the token ids of each prompt.
+      prompts: the token ids of each answer's prompt.
       single: whether the caller passed one prompt by itself.
       tokenizer: the target's.
       seed: the number that the key was made from; `None` for greedy decoding without one.
       stop: stop strings.
       stop_tokens: ids that end a text.
-      grammar: one that the host follows between the passes; else `None`.
+      grammars: those of the answers, where the host follows them between the passes; else none.
     """
 
     arguments: Arguments
@@ -147,7 +160,7 @@ class TextRequest:
     seed: int | None
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
-    grammar: Grammar | None = None
+    grammars: tuple[Grammar | None, ...] = ()
 
     @classmethod
     def make(
@@ -174,7 +187,8 @@ class TextRequest:
             if np.ndim(options.stop_tokens) > 1:
                 raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
             stop_tokens = tuple(checked[0].tolist())
-        made = controls.processors(options, drafter, tokenizer, target.vocab_size, stop_tokens)
+        grammars = controls.grammars_of(options, len(prompts))
+        made = controls.processors(options, grammars, drafter, tokenizer, target.vocab_size, stop_tokens)
         policy = options.policy(made)
         seed = _seed(options.seed, policy, placement_of(target))
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
@@ -194,17 +208,40 @@ class TextRequest:
             max_new_tokens=options.max_new_tokens,
             stop_tokens=stop_tokens,
             lossy=lossy,
+            report=Report(alternatives=options.alternatives),
+            n=1 if options.n is None else options.n,
+            max_drafts=options.max_drafts,
+            prediction=_predicted(options.prediction, len(prompts), tokenizer),
         )
+        each = range(arguments.answers)
         return cls(
             arguments=arguments,
-            prompts=prompts,
+            prompts=[ids for ids in prompts for _ in each],
             single=single,
             tokenizer=tokenizer,
             seed=seed,
             stop=stop,
             stop_tokens=stop_tokens,
-            grammar=controls.grammar_of(options) if any(isinstance(one, HostMasks) for one in made) else None,
+            grammars=tuple(one for one in grammars for _ in each) if _follows(made) else (),
         )
+
+
+def _follows(processors: Sequence[Processor]) -> bool:
+    return any(isinstance(one, HostMasks) for one in processors)
+
+
+def _predicted(prediction: Any, count: int, tokenizer: Tokenizer) -> Int[np.ndarray, "b p"] | None:
+    """Returns the tokens of what the answers are expected to be, -1 behind them."""
+    if prediction is None:
+        return None
+    texts = [prediction] * count if isinstance(prediction, str) else prediction
+    if not isinstance(texts, list | tuple) or len(texts) != count:
+        raise ValueError(f"prediction must be a text, or one for each of {count} prompts, got {prediction!r:.80}")
+    ids = [tokenizer.encode(validate.text("prediction", text), add_special_tokens=False) for text in texts]
+    padded = np.full((count, max(map(len, ids))), -1, np.int32)
+    for row, own in enumerate(ids):
+        padded[row, : len(own)] = own
+    return padded
 
 
 def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:

@@ -1,6 +1,7 @@
 """Holds the result of a text generation."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.generation import Generation
+from jaxspec.core.report import Reported
 from jaxspec.core.stats import Stats
 from jaxspec.core.status import StopReason
 from jaxspec.text.detokenizer import Detokenizer, StopStrings
@@ -45,6 +47,31 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True)
+class Alternative:
+    """Names a likely token in the place of one that was written.
+
+    Attributes:
+      token_id: its id.
+      text: its own, by itself.
+      log_prob: the target's log-probability of it, before penalties and temperature.
+      warped_log_prob: that which the token was drawn by; -inf if it could not be.
+
+    Example:
+        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+        >>> result = decoder.generate("the sea", max_new_tokens=4, temperature=0, alternatives=2)
+        >>> len(result.alternatives), len(result.alternatives[0])
+        (4, 2)
+        >>> result.alternatives[0][0].token_id == result.token_ids[0]
+        True
+    """
+
+    token_id: int
+    text: str
+    log_prob: float
+    warped_log_prob: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TextResult:
     """Holds the text that continues one prompt.
 
@@ -62,6 +89,7 @@ class TextResult:
       spans: the text again, token by token, with which of them were drafted and where rounds ended. A notebook shows
         them: accepted drafts on green, a line after each round.
       speedup: the speed over that of plain decoding where both were run, by `SpeculativeDecoder.compare`.
+      alternatives: the most likely tokens in the place of each, where they were asked for.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -83,6 +111,7 @@ class TextResult:
     lossless: bool = True
     spans: tuple[Span, ...] = ()
     speedup: float | None = None
+    alternatives: tuple[tuple[Alternative, ...], ...] = ()
 
     def measured_total_variation(self) -> float:
         """Returns the total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
@@ -194,7 +223,8 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
       FloatingPointError, ValueError: if a row failed.
     """
     generation.raise_for_status()
-    log_probs, reasons, stats = jax.device_get((generation.log_probs, generation.stop_reason, generation.stats))
+    found = (generation.log_probs, generation.stop_reason, generation.stats, generation.reported)
+    log_probs, reasons, stats, reported = jax.device_get(found)
     results = []
     for index, row in enumerate(rows):
         count = row.count()
@@ -210,9 +240,22 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 timing=timing,
                 lossless=generation.lossless,
                 spans=tuple(row.spans),
+                alternatives=_alternatives(reported, index, count, request.tokenizer),
             )
         )
     return results
+
+
+def _alternatives(
+    reported: Reported | None, row: int, count: int, tokenizer: Tokenizer
+) -> tuple[tuple[Alternative, ...], ...]:
+    """Returns the alternatives of a row's first `count` tokens; none where they were not asked for."""
+    if reported is None or reported.tokens is None:
+        return ()
+    arrays = (reported.tokens, reported.log_probs, reported.warped_log_probs)
+    places = zip(*(np.asarray(x)[row, :count].tolist() for x in arrays), strict=True)
+    text = functools.cache(lambda index: tokenizer.decode([index], skip_special_tokens=False))
+    return tuple(tuple(Alternative(i, text(i), *each) for i, *each in zip(*place, strict=True)) for place in places)
 
 
 def _row(stats: Stats, index: int) -> Stats:

@@ -142,13 +142,12 @@ def _advance(request: TextRequest) -> Callable[[GenerationState], tuple[Generati
     """Returns what runs a round: one program, or passes between which the host follows a grammar."""
     arguments = request.arguments
     models = (arguments.target, arguments.drafter, arguments.verifier)
-    if request.grammar is None:
+    if not request.grammars:
         step = jit_step(donate=True)
         return lambda state: step(*models, state, lossy=True)
     found = processors_of(arguments.sampling)
     place, masks = next((place, one) for place, one in enumerate(found) if isinstance(one, HostMasks))
-    size, rows = arguments.target.vocab_size, len(request.prompts)
-    matchers = RowMatchers(request.grammar, request.tokenizer, size, request.stop_tokens, rows)
+    matchers = RowMatchers(request.grammars, request.tokenizer, arguments.target.vocab_size, request.stop_tokens)
 
     def advance(state: GenerationState) -> tuple[GenerationState, RoundInfo]:
         state = matchers.after_text(masks, state, place)

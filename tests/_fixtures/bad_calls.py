@@ -127,6 +127,15 @@ def decoding() -> Iterator[BadCall]:
     for name in ("generate", "init", "stream"):
         function = functools.partial(call, getattr(jaxspec, name))
         yield from _calls(name, function, **shared, **({} if name == "init" else verifiers))
+    copying = functools.partial(call, jaxspec.generate, drafter=jaxspec.NGramDrafter())
+    yield from _calls(
+        "generate, drafting",
+        copying,
+        n=(*NO_INTEGERS, *SMALL, 0, None, [1, 2], 2**31, 10**30),
+        max_drafts=(*NO_INTEGERS, *SMALL, [1, 2, 3], (), [1, -1]),
+        prediction=(*NO_IDS, 5, -2, "text", [5], [[1], [1], [1]], [[[1]]], [1.5], [2**40], [[1], [1, 2]]),
+        report=(None, 5, "all", True, jaxspec.core.Report),
+    )
     policy = functools.partial(_sampling, functools.partial(call, jaxspec.generate))
     numbers = (*NO_NUMBERS, NAN, -1, -INF, [1.0] * 3, True)
     yield from _calls(
@@ -250,6 +259,12 @@ def text() -> Iterator[BadCall]:
         "seed": (*NO_INTEGERS, *HUGE[1:], *SMALL, 2**32, [1], np.array([1, 2])),
         "stop": (5, b".", {}, {"."}, object(), "", ["a", ""], ["a", 5], "\ud800", text_models.END),
         "stop_tokens": (*NO_IDS, *HUGE, -2, VOCAB, [[1]], [VOCAB]),
+        "n": (*NO_INTEGERS, *SMALL, 0, [1], 10**30),
+        "max_drafts": (*NO_INTEGERS, *SMALL, [1, 2], ()),
+        "allowed_tokens": (*NO_IDS, *HUGE, -1, VOCAB, [VOCAB], [1.5]),
+        "prediction": (*NO_TEXTS, [], ["a", "b"], [5], {"a": 1}),
+        "alternatives": (*NO_INTEGERS, *SMALL, None, VOCAB + 1, [1]),
+        "grammar": (5, b"x", object(), {}, [None, None], [5]),
         "maximum": (5,),
     }
     for name in ("generate", "stream", "compare"):

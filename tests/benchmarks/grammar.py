@@ -21,7 +21,9 @@ import pydantic
 import jaxspec
 from jaxspec.grammar import Grammar, TableTooLargeError
 
-ASK = "Write an example of a {name} as JSON."
+ASK = "Write a short example of a {name} as JSON."
+# What `--bounded` adds where a schema leaves a length open.
+BOUNDS = {"string": {"maxLength": 40}, "array": {"maxItems": 3}}
 # Controls that change no token, so that times are of the same text.
 NEUTRAL = {
     "penalties and bias": {
@@ -59,6 +61,15 @@ def _closed(schema):
         closed = {key: _closed(value) for key, value in schema.items() if key != "additionalProperties"}
         return {**closed, "additionalProperties": False} if "properties" in schema else closed
     return [_closed(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def bounded(schema):
+    """The same schema with a bound to each text and list that has none: small models repeat themselves without end."""
+    if isinstance(schema, dict):
+        found = {key: bounded(value) for key, value in schema.items()}
+        bounds = BOUNDS.get(schema.get("type") if isinstance(schema.get("type"), str) else None, {})
+        return (bounds if not {"enum", "const", "format"} & set(schema) else {}) | found
+    return [bounded(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def answers(decoders, schemas, tokens):
@@ -133,6 +144,7 @@ def main():
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--largest", type=int, default=6000, help="bytes of a schema")
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--bounded", action="store_true", help="texts of at most 40 characters, lists of at most 3")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--drafts", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--out", type=pathlib.Path)
@@ -141,7 +153,9 @@ def main():
     first = next(iter(decoders.values()))
     decoders["plain"] = jaxspec.SpeculativeDecoder(first.target)
     found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items() if args.repeats}
-    lines = answers(decoders, published(args.count, args.largest), args.tokens)
+    schemas = published(args.count, args.largest)
+    schemas = [(name, bounded(schema)) for name, schema in schemas] if args.bounded else schemas
+    lines = answers(decoders, schemas, args.tokens)
     if args.out is not None:
         args.out.write_text(json.dumps({"costs": found, "answers": lines}, indent=1))
     if not lines:

@@ -206,6 +206,18 @@ def test_compare_finds_the_same_tokens(folder, options):
 
 
 @pytest.mark.slow
+def test_a_prediction_is_drafted(folder, tmp_path):
+    """Read from a file; what it is compared with has no use for it."""
+    text = json.loads(_generate(folder, "-d", "none", "--json", "the sea").stdout)["text"]
+    file = tmp_path / "expected.txt"
+    file.write_text(text)
+    result = _generate(folder, "--prediction", file, "-k", "4", "--compare", "--json", "the sea")
+    found = json.loads(result.stdout)
+    assert found["text"] == text and result.exit_code == 0
+    missing = _generate(folder, "--prediction", tmp_path / "nothing.txt", "the sea")
+    assert missing.exit_code == 2 and "nothing.txt" in missing.stderr
+
+
 def test_compare_says_where_samples_differ(folder):
     arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--draft", folder)
     result = _generate(folder, *arguments)

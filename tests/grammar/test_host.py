@@ -59,7 +59,7 @@ def test_what_follows_each_node_is_what_the_table_allows():
     tokens = np.array([[first[0][0], first[1][0], *TOKENIZER.encode(" ", add_special_tokens=False), 9]], np.int32)
     parents, valid = np.array([[-1, -1, 0, 1]]), np.array([[True, True, True, True]])
     masks = HostMasks(4, 2)
-    matchers = RowMatchers(grammar, TOKENIZER, VOCAB, (STOP,), 1)
+    matchers = RowMatchers([grammar], TOKENIZER, VOCAB, (STOP,))
     known = masks_of(matchers, masks, tokens, valid, parents)
     again = masks_of(matchers, masks, tokens, valid, parents)
     np.testing.assert_array_equal(known.allowed, again.allowed)
@@ -108,9 +108,11 @@ def test_a_stream_shows_the_same_text():
 
 
 def test_small_grammars_are_tables_and_others_are_followed():
-    made = lambda **options: controls.processors(
-        jaxspec.TextOptions(**options), jaxspec.NGramDrafter(k=2), TOKENIZER, VOCAB, (STOP,)
-    )
+    def made(**given):
+        options = jaxspec.TextOptions(**given)
+        grammars = controls.grammars_of(options, 2)
+        return controls.processors(options, grammars, jaxspec.NGramDrafter(k=2), TOKENIZER, VOCAB, (STOP,))
+
     assert [type(one).__name__ for one in made(choices=["a", "b"])] == ["GrammarTable"]
     assert [type(one).__name__ for one in made(schema=TREE)] == ["HostMasks"]
     assert made(choices=["a", "b"])[0] is made(choices=["a", "b"])[0]

@@ -4,11 +4,25 @@ import json
 import re
 
 import jsonschema
+import llguidance
 import pydantic
 import pytest
 
 from jaxspec.grammar import Grammar
 from jaxspec.grammar.schema import pattern
+
+
+class _Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
+    tokens = tuple(bytes([byte]) for byte in range(256)) + (b"",)
+
+    def __call__(self, text):
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
 
 
 def one(**more):
@@ -18,7 +32,7 @@ def one(**more):
 # With a text that it allows, and one that it does not.
 COVERED = {
     "string": (one(type="string", maxLength=3), '{"x":"abc"}', '{"x":"abcd"}'),
-    "integer": (one(type="integer"), '{"x": -12}', '{"x":1.5}'),
+    "integer": (one(type="integer"), '{"x":-12}', '{"x":1.5}'),
     "number": (one(type="number"), '{"x":1.5e+3}', '{"x":.5}'),
     "enum": (one(enum=["a.b", "c"]), '{"x":"a.b"}', '{"x":"axb"}'),
     "constant": (one(const=7), '{"x":7}', '{"x":8}'),
@@ -36,6 +50,19 @@ def test_a_schema_s_expression_holds_to_all_of_it(name):
     found = pattern(schema)
     assert re.fullmatch(found, good) and not re.fullmatch(found, bad)
     jsonschema.validate(json.loads(good), schema)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_the_table_and_the_host_have_one_language(name):
+    """Also where there is white space: none, in either."""
+    schema, good, bad = COVERED[name]
+    spaced = json.dumps(json.loads(good))
+    assert spaced != good and not re.fullmatch(pattern(schema), spaced)
+    for text, expected in ((good, True), (bad, False), (spaced, False)):
+        matcher = llguidance.LLMatcher(BYTES, Grammar.json_schema(schema).matcher_source(), log_level=0)
+        ids = list(text.encode())
+        assert (matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids)) == expected, text
+        assert not expected or matcher.is_accepting()
 
 
 NOT = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core import processing
 from jaxspec.processors import BannedPhrases, LogitBias, MinNewTokens, Penalties
 from tests._fixtures import tiny
 
@@ -40,6 +41,9 @@ def drafter(name):
         "dflash tree": lambda: heads.dflash.DFlashTreeDrafter(
             heads.dflash.init(TARGET, KEY, block_size=4), nodes=6, top_k=2
         ),
+        "dflash tree of places": lambda: heads.dflash.DFlashTreeDrafter(
+            heads.dflash.init(TARGET, KEY, block_size=4, markov_rank=0, confidence=False), nodes=6, top_k=2
+        ),
         "tandem": lambda: jaxspec.TandemDrafter(heads.tandem.init(TARGET, KEY, layers=1, heads=2), k=3),
         "early exit": lambda: jaxspec.EarlyExitDrafter(layers=1, k=3),
     }
@@ -48,7 +52,7 @@ def drafter(name):
 
 NAMES = (
     *("eagle", "eagle of a part", "eagle tree", "p-eagle", "medusa", "medusa of a part", "medusa tree", "dflash"),
-    *("dflash of a part", "dflash tree", "tandem", "early exit"),
+    *("dflash of a part", "dflash tree", "dflash tree of places", "tandem", "early exit"),
 )
 QUICK = (("medusa of a part", 0.9),)
 
@@ -84,6 +88,24 @@ def test_drafts_are_drawn_one_after_the_other(name):
     proposal, _ = drafter(name).propose(rng, state.drafter_state, context)
     for row in np.asarray(proposal.tokens):
         assert len(set(row.tolist())) == len(row) >= 3
+
+
+@pytest.mark.parametrize("name", ["medusa tree", "dflash tree", "dflash tree of places"])
+def test_nodes_are_guessed_with_what_stands_above_them(name):
+    """A token that must not come twice stands on no path twice, though the head likes it best at every place."""
+    once = jaxspec.processors.FromCounts(_once)
+    liked = LogitBias.of({3: 50.0})
+    options = {"sampling": jaxspec.Greedy((liked, once)), "max_new_tokens": 8}
+    state = jaxspec.init(TARGET, drafter(name), PROMPT, **options)
+    context = jaxspec.core.Context(
+        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
+    )
+    proposal, _ = drafter(name).propose(jaxspec.core.RoundKeys(state.keys, state.length), state.drafter_state, context)
+    paths = np.asarray(processing.paths(proposal.tokens, proposal.parents, proposal.depth))
+    for row, valid in zip(paths, np.asarray(proposal.valid), strict=True):
+        drafted = [path[path >= 0].tolist() for path in row[1:][valid]]
+        assert all(len(set(path)) == len(path) for path in drafted)
+        assert max(map(len, drafted)) > 1 and all(3 in path for path in drafted if path == drafted[0])
 
 
 def _once(logits, counts):

@@ -122,6 +122,20 @@ def test_the_same_tokens_greedily(name, shape):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 4])
+def test_several_answers_of_a_prompt(count):
+    """Also of one prompt, which is not split itself."""
+    drafter, verifier = NAMED["model, coupled"]
+    policy = jaxspec.Sampling(0.8)
+    answers = jax.jit(functools.partial(generate, n=2))
+    alone = answers(TARGET, drafter, verifier, PROMPT[:count], LENGTHS[:count], policy)
+    target, drafter = shard_models((TARGET, drafter), make_mesh())
+    found = answers(target, drafter, verifier, PROMPT[:count], LENGTHS[:count], policy)
+    assert found.tokens.shape[0] == 2 * count
+    same(found, alone)
+
+
+@pytest.mark.slow
 def test_a_whole_draft_beside_a_split_target():
     mesh = make_mesh(1, 8)
     drafter = ModelDrafter(shard(DRAFT, mesh, REPLICATED), k=3)

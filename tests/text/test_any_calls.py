@@ -41,6 +41,11 @@ def _ids(value):
     return all(_integer(one) and -1 <= one < bad_calls.VOCAB for one in listed)
 
 
+def _each(value, allowed):
+    """One value, or a list of one for each prompt."""
+    return all(map(allowed, value if isinstance(value, list) and len(value) == 1 else [value]))
+
+
 # What the documentation allows, beside one prompt of a few tokens and a context of 512.
 ALLOWED = {
     "max_new_tokens": lambda x: (
@@ -55,16 +60,20 @@ ALLOWED = {
     "seed": lambda x: x is None or (_integer(x) and 0 <= x < 2**32),
     "stop": lambda x: x is None or x == [] or isinstance(x, str),
     "stop_tokens": lambda x: x is None or _ids(x),
-    "repetition_penalty": lambda x: x is None or _number(x, 1e-4, 1e4),
-    "presence_penalty": lambda x: x is None or _number(x, -1e4, 1e4),
-    "frequency_penalty": lambda x: x is None or _number(x, -1e4, 1e4),
-    "min_new_tokens": lambda x: x is None or (_integer(x) and 0 <= x < 2**31 - 1),
+    "repetition_penalty": lambda x: x is None or _each(x, lambda n: _number(n, 1e-4, 1e4)),
+    "presence_penalty": lambda x: x is None or _each(x, lambda n: _number(n, -1e4, 1e4)),
+    "frequency_penalty": lambda x: x is None or _each(x, lambda n: _number(n, -1e4, 1e4)),
+    "min_new_tokens": lambda x: x is None or _each(x, lambda n: _integer(n) and 0 <= n < 2**31 - 1),
     "allowed_tokens": lambda x: x is None or (isinstance(x, list) and _ids(x)),
     "logit_bias": lambda x: x is None or x == {},
     "bad_words": lambda x: x is None or x in ("", []) or isinstance(x, str),
     "processors": lambda x: x == [],
     "regex": lambda x: x is None or isinstance(x, str),
     "choices": lambda x: x is None,
+    "n": lambda x: x is None or (_integer(x) and 1 <= x < 10**6),
+    "max_drafts": lambda x: x is None or _each(x, lambda n: _integer(n) and n >= 0),
+    "prediction": lambda x: x is None or isinstance(x, str),
+    "alternatives": lambda x: _integer(x) and 0 <= x <= bad_calls.VOCAB,
 }
 
 

@@ -132,7 +132,8 @@ class DFlashDrafter(AdjustableDrafter):
     def propose(self, rng: Rng, state: DFlashState, context: Context):
         policy = context.sampling if self.sampling is None else self.sampling
         able = context.able
-        longest = jnp.where(able, self.draft_length.longest(state.length_state, able, context.live), 0)
+        longest = context.at_most(self.draft_length.longest(state.length_state, able, context.live))
+        longest = jnp.where(able, longest, 0)
         proposal = _nothing(longest.shape[0], self.max_drafts, None if policy.greedy else self.head.vocab_size)
         if self.max_drafts > 0:
             # The cache is read and not passed on, so the branches copy none.

@@ -23,7 +23,7 @@ from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree_arguments import positive
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import Candidates, best_children, check_nodes, expand, join, submit
-from jaxspec.drafters.frontier import of_rows
+from jaxspec.drafters.frontier import descend, first_paths, of_rows
 from jaxspec.drafters.processed import process_part
 from jaxspec.heads.dflash.drafter import DFlashDrafter, DFlashState
 from jaxspec.heads.dflash.head import DFlashHead
@@ -115,22 +115,23 @@ class DFlashTreeDrafter(Drafter):
         del rng  # nothing is drawn
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         logits = self.head.logits(self._chain.known(state, context))
-        # As if each followed the text: what stands above a node is not known yet.
-        logits = process_part(context, logits, None, self.head.over_vocabulary, self.head.ids)
-        children = self._children(logits)
-        scores, tokens = children(jnp.int32(0), last)
+        children = self._children(context, logits)
+        scores, tokens = children(jnp.int32(0), last, None)
         found = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((last.shape[0], 0), jnp.int32))
 
-        def level(nodes: tuple[Array, Array], place: Array) -> tuple[tuple[Array, Array], Candidates]:
-            above, scores = nodes
-            added, tokens = children(place, above)
+        def level(nodes: tuple[Array, Array, Any], place: Array) -> tuple[tuple[Array, Array, Any], Candidates]:
+            above, scores, path = nodes
+            added, tokens = children(place, above, path)
             paths, picked, best = expand(scores, added)
             flat = tokens.reshape(tokens.shape[0], -1)
-            return (jnp.take_along_axis(flat, picked, axis=1), best), Candidates(flat, paths, picked)
+            next_tokens = jnp.take_along_axis(flat, picked, axis=1)
+            path = descend(path, picked // self.top_k, next_tokens, place)
+            return (next_tokens, best, path), Candidates(flat, paths, picked)
 
         if self.max_drafts > 1:
             places = jnp.arange(1, self.max_drafts, dtype=jnp.int32)
-            _, below = jax.lax.scan(level, (found.tokens, found.scores), places)
+            path = first_paths(context, found.tokens, self.max_drafts)
+            _, below = jax.lax.scan(level, (found.tokens, found.scores, path), places)
             found = join(found, below)
         proposal, _ = submit(found, self.top_k, self.nodes, self.max_drafts, None, None)
         return of_rows(proposal, context.able), state
@@ -138,17 +139,29 @@ class DFlashTreeDrafter(Drafter):
     def observe(self, state: DFlashState, context: Context, verdict: Any, hidden: tuple[Array, ...]) -> DFlashState:
         return self._chain.observe(state, context, verdict, hidden)
 
-    def _children(self, logits: Float[Array, "b k n"]) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """Returns what finds the best children of nodes, `[b, w, c]` scores and tokens, by their place and tokens."""
+    def _children(
+        self, context: Context, logits: Float[Array, "b k n"]
+    ) -> Callable[[Array, Array, Array | None], tuple[Array, Array]]:
+        """Returns what finds the best children of nodes, `[b, w, c]` scores and tokens.
+
+        It is given the children's place, the nodes' tokens, and the paths down to them, if a processor reads them.
+        """
         head, by_place = self.head, lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]
 
         def best(logits: Float[Array, "*rows n"]) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
             scores, places = best_children(jax.nn.log_softmax(logits), self.top_k)
             return scores, head.ids[places]
 
+        of_place = by_place(logits)
+        moved = lambda place, above: of_place[place] + head.added(head.before(above))  # noqa: E731
+        if context.processors:
+            own = lambda place, above: jnp.broadcast_to(of_place[place], (*above.shape, logits.shape[2]))  # noqa: E731
+            given = moved if head.config.markov_rank else own
+            return lambda place, above, path: best(
+                process_part(context, given(place, above), path, head.over_vocabulary, head.ids)
+            )
         if head.config.markov_rank:
-            of_place = by_place(logits)
-            return lambda place, above: best(of_place[place] + head.added(head.before(above)))
+            return lambda place, above, path: best(moved(place, above))
         scores, tokens = map(by_place, best(logits))
         wide = lambda x, above: jnp.broadcast_to(x, (*above.shape, self.top_k))  # noqa: E731
-        return lambda place, above: (wide(scores[place], above), wide(tokens[place], above))
+        return lambda place, above, path: (wide(scores[place], above), wide(tokens[place], above))

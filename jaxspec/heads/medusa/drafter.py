@@ -163,7 +163,8 @@ class MedusaDrafter(AdjustableDrafter):
         ready = context.able & (context.length >= 2)
         if self.topology is not None:
             return self._draft_tree(self.topology, state, context, ready), state
-        longest = jnp.where(ready, self.draft_length.longest(state.length_state, ready, context.live), 0)
+        longest = context.at_most(self.draft_length.longest(state.length_state, ready, context.live))
+        longest = jnp.where(ready, longest, 0)
         proposal = self._draft_chain(rng, state, context, longest)
         submitted = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
         return proposal, dataclasses.replace(state, submitted=submitted)
@@ -186,14 +187,33 @@ class MedusaDrafter(AdjustableDrafter):
         return lambda logits: self.head.over_vocabulary(logits, context.target.vocab_size)
 
     def _draft_tree(self, tree: Tree, state: MedusaDrafterState, context: Context, ready: Bool[Array, "b"]) -> Proposal:
-        levels = np.sum(tree.ancestors, axis=1) - 1
-        # As if each followed the text: what stands above a node is not known yet.
-        logits = process_part(context, self._logits(state, context), None, self._expand(context), self.head.ids)
-        best, places = top_tokens(logits, max(tree.ranks) + 1)
-        at = lambda x: x[:, levels, np.asarray(tree.ranks)]  # noqa: E731
+        levels, logits = np.sum(tree.ancestors, axis=1) - 1, self._logits(state, context)
+        if context.processors:
+            best, places = self._guess_down(tree, levels, logits, context)
+        else:
+            best, places = (x[:, levels, np.asarray(tree.ranks)] for x in top_tokens(logits, max(tree.ranks) + 1))
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), (*ready.shape, tree.size))
-        valid = ready[:, None] & (at(best) > -jnp.inf)
-        return Proposal(self.head.token_ids(at(places)), valid, None, parents, tree.depth)
+        valid = ready[:, None] & (best > -jnp.inf)
+        return Proposal(self.head.token_ids(places), valid, None, parents, tree.depth)
+
+    def _guess_down(
+        self, tree: Tree, levels: Int[np.ndarray, "n_nodes"], logits: Float[Array, "b k n"], context: Context
+    ) -> tuple[Float[Array, "b n_nodes"], Int[Array, "b n_nodes"]]:
+        """Returns the score and the place of each node, level by level: each is processed with what stands above it."""
+        batch, parents, ranks = logits.shape[0], np.asarray(tree.parents), np.asarray(tree.ranks)
+        best, places = jnp.zeros((batch, tree.size), jnp.float32), jnp.zeros((batch, tree.size), jnp.int32)
+        paths = jnp.full((batch, tree.size + 1, tree.depth), -1, jnp.int32)  # the last is the text's
+        for level in range(tree.depth):
+            nodes = np.flatnonzero(levels == level)
+            above, parent = np.unique(parents[nodes], return_inverse=True)
+            wide = jnp.broadcast_to(logits[:, level, None], (batch, len(above), logits.shape[2]))
+            processed = process_part(context, wide, paths[:, above], self._expand(context), self.head.ids)
+            scores, found = top_tokens(processed, int(max(ranks[nodes])) + 1)
+            best = best.at[:, nodes].set(scores[:, parent, ranks[nodes]].astype(jnp.float32))
+            places = places.at[:, nodes].set(found[:, parent, ranks[nodes]])
+            paths = paths.at[:, nodes].set(paths[:, parents[nodes]])
+            paths = paths.at[:, nodes, level].set(self.head.token_ids(places[:, nodes]))
+        return best, places
 
     def _draft_chain(self, rng: Rng, state: MedusaDrafterState, context: Context, longest) -> Proposal:
         """Drafts a chain; the heads do not run where no row drafts anything."""

@@ -1,0 +1,119 @@
+"""Several answers of one prompt: rows of their own keys behind one pass over the prompt."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import Report
+from jaxspec.core.random import answer_keys
+from jaxspec.decoding import generate as loop
+from jaxspec.processors import LogitBias, Penalties
+from tests._fixtures import tiny
+
+TARGET, DRAFT = tiny.transformer(3, layers=2), tiny.transformer(4)
+PROMPT, LENGTHS, KEY, N = jnp.asarray([[1, 2, 3, 4], [5, 1, 0, 0]], jnp.int32), np.array([4, 2]), jax.random.key(5), 3
+POLICY = jaxspec.Sampling(
+    jnp.asarray([1.0, 0.5]), processors=(Penalties(jnp.asarray([1.3, 1.0]), 0.2), LogitBias.of({2: -1.0}))
+)
+OPTIONS = {"max_new_tokens": np.array([9, 4]), "stop_tokens": [[7], [-1]], "report": Report(alternatives=2)}
+DRAFTERS = {
+    "plain": lambda: None,
+    "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
+    "suffix": lambda: jaxspec.SuffixDrafter(k=3),
+    "model": lambda: jaxspec.ModelDrafter(DRAFT, k=3),
+    "adaptive": lambda: jaxspec.ModelDrafter(DRAFT, k=jaxspec.Adaptive((1.0, 1.1, 1.2), (0, 1, 2))),
+    "tree": lambda: jaxspec.TreeDrafter(DRAFT, jaxspec.Tree((-1, -1, 0, 0))),
+    "eagle": lambda: jaxspec.EagleDrafter(jaxspec.heads.eagle.init(TARGET, KEY), k=2),
+    "medusa": lambda: jaxspec.MedusaDrafter(jaxspec.heads.medusa.init(TARGET, KEY, num_heads=2)),
+    "dflash": lambda: jaxspec.DFlashDrafter(jaxspec.heads.dflash.init(TARGET, KEY, block_size=3)),
+    "hybrid": lambda: jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3), jaxspec.ModelDrafter(DRAFT, k=2)),
+}
+
+
+def each(values):
+    return jnp.repeat(jnp.asarray(values), N, axis=0)
+
+
+def rows_of_their_own(drafter, target=TARGET):
+    """What the same keys give as rows that are fed one by one."""
+    policy = jaxspec.Sampling(each([1.0, 0.5]), processors=(Penalties(each([1.3, 1.0]), 0.2), LogitBias.of({2: -1.0})))
+    options = OPTIONS | {"max_new_tokens": np.repeat([9, 4], N), "stop_tokens": each([[7], [-1]])}
+    keys = answer_keys(jaxspec.core.row_keys(KEY, 2), N)
+    return jaxspec.generate(
+        target, drafter, each(PROMPT), prompt_length=np.repeat(LENGTHS, N), key=keys, sampling=policy, **options
+    )
+
+
+def check(found, expected):
+    assert found.tokens.shape == (2 * N, 9)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+    assert len({tuple(row) for row in found.tokens[:N].tolist()}) > 1
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("model",))) for name in DRAFTERS]
+)
+def test_they_are_those_of_rows_with_their_keys(name):
+    drafter = DRAFTERS[name]()
+    options = OPTIONS | {"prompt_length": LENGTHS, "key": KEY, "sampling": POLICY}
+    check(jaxspec.generate(TARGET, drafter, PROMPT, n=N, **options), rows_of_their_own(drafter))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"windows": (2, None)}, {"windows": (3, 3)}], ids=str)
+def test_caches_of_other_layouts(options):
+    """A cache of windows has its rows in another place."""
+    target = tiny.transformer(3, layers=2, ropes=(tiny.Rope(1e4),) * 2, **options)
+    found = jaxspec.generate(target, None, PROMPT, n=N, prompt_length=LENGTHS, key=KEY, sampling=POLICY, **OPTIONS)
+    check(found, rows_of_their_own(None, target))
+
+
+def test_the_prompt_is_fed_once(monkeypatch):
+    """Rows that pass through the prompt's pass: as many as prompts."""
+    seen, own = [], loop.prefill
+
+    def counted(model, tokens, *arguments):
+        jax.debug.callback(lambda: seen.append(tokens.shape[0]))
+        return own(model, tokens, *arguments)
+
+    monkeypatch.setattr(loop, "prefill", counted)
+    loop.generate(TARGET, None, PROMPT, n=5, max_new_tokens=2).tokens.block_until_ready()
+    jax.effects_barrier()
+    assert seen == [2]
+
+
+def test_rounds_of_one_s_own_and_streams():
+    options = {"prompt_length": LENGTHS, "key": KEY, "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 5, "n": 2}
+    whole = jaxspec.generate(TARGET, None, PROMPT, **options)
+    state = jaxspec.init(TARGET, None, PROMPT, **options)
+    assert state.tokens.shape[0] == 4
+    while not state.done.all():
+        state, _ = jaxspec.step(TARGET, None, None, state)
+    np.testing.assert_array_equal(jaxspec.finish(state).tokens, whole.tokens)
+    rounds = list(jaxspec.stream(TARGET, None, PROMPT, **options))
+    assert [np.concatenate([new[row] for new in rounds]).tolist() for row in range(4)] == whole.tokens.tolist()
+
+
+@pytest.mark.slow
+def test_inside_vmap_and_jit():
+    """A mapped axis is folded into the prompts."""
+    policy = jaxspec.Sampling(1.0)
+    one = lambda prompt, key: (
+        jaxspec.generate(
+            TARGET, jaxspec.NGramDrafter(k=2), prompt, key=key, sampling=policy, max_new_tokens=5, n=2
+        ).tokens
+    )
+    keys = jax.random.split(KEY, 3)
+    prompts = jnp.stack([PROMPT, PROMPT + 1, PROMPT + 2])
+    mapped = jax.jit(jax.vmap(one))(prompts, keys)
+    assert mapped.shape == (3, 4, 5)
+    for index in range(3):
+        np.testing.assert_array_equal(mapped[index], one(prompts[index], keys[index]))
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)])
+def test_what_is_no_number_of_answers(n, error):
+    with pytest.raises(error, match="generate needs"):
+        jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=2, n=n)
