@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from jaxspec.sharding.params import shard as shard
     from jaxspec.text.decoder import SpeculativeDecoder as SpeculativeDecoder
     from jaxspec.text.request import TextOptions as TextOptions
-    from jaxspec.text.result import Alternative as Alternative
     from jaxspec.text.result import TextResult as TextResult
     from jaxspec.verifiers.base import Verifier as Verifier
     from jaxspec.verifiers.block import BlockVerifier as BlockVerifier
@@ -138,6 +137,6 @@ __getattr__, __dir__ = lazy(
         "named": ("load_drafter", "load_head"),
         "text.decoder": ("SpeculativeDecoder",),
         "text.request": ("TextOptions",),
-        "text.result": ("Alternative", "TextResult"),
+        "text.result": ("TextResult",),
     },
 )

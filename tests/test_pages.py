@@ -86,9 +86,9 @@ def test_a_page_s_python_runs(page, tmp_path, monkeypatch):
         return target if mesh is None else jaxspec.shard(target, mesh)
 
     monkeypatch.setattr(jaxspec, "load", load)
-    monkeypatch.setattr("jaxspec.text.decoder.load", load)
+    monkeypatch.setattr("jaxspec.text.given.load", load)
     # The head that ships is for the model that the page names.
-    monkeypatch.setattr("jaxspec.text.decoder.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
+    monkeypatch.setattr("jaxspec.text.given.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
     names = examples.names(tmp_path)
     names |= {"module": Uniform(), "my_forward": lambda params, tokens: params[tokens], "params": jnp.eye(32_000, 8)}
     call = lambda params, tokens, cache, fed: (params[tokens] @ params.T, cache)

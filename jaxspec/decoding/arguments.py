@@ -21,7 +21,7 @@ from jaxspec.core.random import row_keys
 from jaxspec.core.report import Report
 from jaxspec.core.sampling import Policy, Sampling
 from jaxspec.core.values import is_concrete, to_int32
-from jaxspec.decoding.drafting import check_max_drafts, check_prediction
+from jaxspec.decoding.drafting import check_drafting
 from jaxspec.decoding.room import PerRow, bucket, make_room
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.draft_model import check_takes_trees
@@ -145,8 +145,7 @@ class Arguments:
         """
         drafter = NoDrafter() if drafter is None else drafter
         check_kinds(target, drafter, verifier, sampling)
-        verifier = drafter.default_verifier if verifier is None else verifier
-        verifier.check(drafter)
+        verifier = _verifier(verifier, drafter, lossy)
         target = as_bit_exact(target, bit_exact, rows, nodes=drafter.lengths[-1])
         ids = as_array(prompt)
         validate.prompt(ids, prompt_length, target.vocab_size)
@@ -155,19 +154,13 @@ class Arguments:
         validate.max_new_tokens(max_new_tokens, batch)
         capacity = validate.capacity(capacity)
         check_policy.key_needed(key, sampling)
-        validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
-        drafter.check(target)
-        if drafter.tree:
-            check_takes_trees(type(drafter).__name__, target)
+        _check_drafter(drafter, target)
         validate.counts("generate", n=n)
         shape = (batch * n, ids.shape[1])
         max_new_tokens, max_new = make_room(target, drafter, shape, prompt_length, max_new_tokens, capacity)
         stops = validate.stop_tokens(stop_tokens, batch, target.vocab_size)
-        by_row = dataclasses.replace(
-            _rows(ids, prompt_length, max_new_tokens, stops, key, sampling),
-            max_drafts=check_max_drafts(max_drafts, drafter, batch),
-            prediction=check_prediction(prediction, drafter, batch, target.vocab_size),
-        )
+        drafting = check_drafting(max_drafts, prediction, drafter, batch, target.vocab_size)
+        by_row = _rows(ids, prompt_length, max_new_tokens, stops, key, sampling, drafting)
         target, drafter, placement = _on_mesh(target, drafter, mesh)
         policy = None if by_row.sampling else with_processors(sampling, ())
         shared = tuple(None if one.by_row else one for one in processors_of(sampling))
@@ -180,8 +173,28 @@ class Arguments:
         return cls(target=target, drafter=drafter, verifier=verifier, placement=placement, **given), width
 
 
+def _verifier(verifier: Verifier | None, drafter: Drafter, lossy: bool) -> Verifier:
+    """Returns the verifier, or the drafter's default; it must be one for such drafts."""
+    verifier = drafter.default_verifier if verifier is None else verifier
+    verifier.check(drafter)
+    validate.lossy_allowed(verifier.lossless, lossy, type(verifier).__name__)
+    return verifier
+
+
+def _check_drafter(drafter: Drafter, target: Model) -> None:
+    drafter.check(target)
+    if drafter.tree:
+        check_takes_trees(type(drafter).__name__, target)
+
+
 def _rows(
-    ids: Any, prompt_length: PerRow | None, max_new_tokens: PerRow, stops: Any, key: Array | None, sampling: Policy
+    ids: Any,
+    prompt_length: PerRow | None,
+    max_new_tokens: PerRow,
+    stops: Any,
+    key: Array | None,
+    sampling: Policy,
+    drafting: tuple[Int[Array, "b"] | None, Int[Array, "b p"] | None],
 ) -> Rows:
     """Makes the arrays of each row, the prompt padded to its bucket, from arguments that were checked."""
     batch, width = ids.shape
@@ -193,8 +206,8 @@ def _rows(
         keys=row_keys(jax.random.key(0) if key is None else key, batch),
         sampling=one_a_row(with_processors(sampling, ()), batch) if isinstance(sampling, Sampling) else None,
         processors=tuple(one.spread(batch) if one.by_row else None for one in processors_of(sampling)),
-        max_drafts=None,
-        prediction=None,
+        max_drafts=drafting[0],
+        prediction=drafting[1],
     )
 
 

@@ -17,12 +17,18 @@ from jaxspec.drafters.lookup import LookupDrafter
 _END = 8
 
 
-def check_max_drafts(value: Any, drafter: Drafter, batch: int) -> Int[Array, "b"] | None:
-    """Returns the most drafts of each row; `None` for no limit but the drafter's own.
+def check_drafting(
+    max_drafts: Any, prediction: Any, drafter: Drafter, batch: int, vocab_size: int
+) -> tuple[Int[Array, "b"] | None, Int[Array, "b p"] | None]:
+    """Returns the most drafts of each row, and its predicted answer with -1 behind it; `None` is what is not given.
 
     Raises:
-      ValueError: if it is not an integer of at least 0, or one a row; or if there is no drafter.
+      ValueError: for what does not fit the rows, the vocabulary or the drafter.
     """
+    return _max_drafts(max_drafts, drafter, batch), _prediction(prediction, drafter, batch, vocab_size)
+
+
+def _max_drafts(value: Any, drafter: Drafter, batch: int) -> Int[Array, "b"] | None:
     if value is None:
         return None
     _needs_drafter("max_drafts", drafter)
@@ -36,12 +42,7 @@ def check_max_drafts(value: Any, drafter: Drafter, batch: int) -> Int[Array, "b"
     return jnp.broadcast_to(to_int32(value), (batch,))
 
 
-def check_prediction(value: Any, drafter: Drafter, batch: int, vocab_size: int) -> Int[Array, "b p"] | None:
-    """Returns the predicted answer of each row, -1 behind it up to a bucket; `None` if there is none.
-
-    Raises:
-      ValueError: if it is not `[p]` or `[batch, p]` token ids, or the drafter does not copy.
-    """
+def _prediction(value: Any, drafter: Drafter, batch: int, vocab_size: int) -> Int[Array, "b p"] | None:
     if value is None:
         return None
     _needs_drafter("prediction", drafter)

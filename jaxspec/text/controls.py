@@ -136,7 +136,7 @@ def _table_of(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> Gramma
 
 def _ids(ids: Any, vocab_size: int) -> list[int]:
     """Returns token ids as a list, which they must be."""
-    listed = list(ids) if isinstance(ids, list | tuple | set | frozenset | np.ndarray) else [None]
+    listed: list[Any] = list(ids) if isinstance(ids, list | tuple | set | frozenset | np.ndarray) else [None]
     if not all(isinstance(one, int | np.integer) for one in listed):
         raise TypeError(f"allowed_tokens must be a list of token ids, got {ids!r:.80}; pass [5, 7], say")
     if wrong := [int(one) for one in listed if not 0 <= one < vocab_size]:

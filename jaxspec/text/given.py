@@ -6,7 +6,6 @@ from typing import Any
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
-from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters.adapt import LengthOption, check_single
 from jaxspec.drafters.base import Drafter
 from jaxspec.named import drafter_of, load_drafter
@@ -28,7 +27,7 @@ def as_drafter(
     draft: Any,
     target: Model,
     target_name: Any,
-    k: int | DraftLength | str | None,
+    k: Any,
     num_drafts: int,
     tokenizer: Tokenizer | None,
 ) -> Drafter:

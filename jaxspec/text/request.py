@@ -181,12 +181,7 @@ class TextRequest:
           TypeError, ValueError: for options that do not fit; the text names the prompt.
         """
         stop = _stop_strings(options.stop, tokenizer)
-        stop_tokens = tokenizer.eos_token_ids
-        if options.stop_tokens is not None:
-            checked = validate.stop_tokens(options.stop_tokens, len(prompts), target.vocab_size)
-            if np.ndim(options.stop_tokens) > 1:
-                raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
-            stop_tokens = tuple(checked[0].tolist())
+        stop_tokens = _stop_tokens(options.stop_tokens, len(prompts), tokenizer, target.vocab_size)
         grammars = controls.grammars_of(options, len(prompts))
         made = controls.processors(options, grammars, drafter, tokenizer, target.vocab_size, stop_tokens)
         policy = options.policy(made)
@@ -194,13 +189,10 @@ class TextRequest:
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
         _check_context(target, lengths, options.max_new_tokens)
-        padded = np.zeros((len(prompts), lengths.max()), np.int32)
-        for row, ids in enumerate(prompts):
-            padded[row, : len(ids)] = ids
         arguments, _ = Arguments.check(
             target,
             drafter,
-            padded,
+            _padded(prompts, 0),
             prompt_length=lengths,
             key=None if policy.greedy or seed is None else jax.random.key(seed),
             sampling=policy,
@@ -238,10 +230,25 @@ def _predicted(prediction: Any, count: int, tokenizer: Tokenizer) -> Int[np.ndar
     if not isinstance(texts, list | tuple) or len(texts) != count:
         raise ValueError(f"prediction must be a text, or one for each of {count} prompts, got {prediction!r:.80}")
     ids = [tokenizer.encode(validate.text("prediction", text), add_special_tokens=False) for text in texts]
-    padded = np.full((count, max(map(len, ids))), -1, np.int32)
-    for row, own in enumerate(ids):
-        padded[row, : len(own)] = own
+    return _padded(ids, -1)
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int) -> Int[np.ndarray, "b t"]:
+    """Returns rows of ids as one array, `fill` behind the shorter ones."""
+    padded = np.full((len(rows), max(map(len, rows))), fill, np.int32)
+    for row, ids in enumerate(rows):
+        padded[row, : len(ids)] = ids
     return padded
+
+
+def _stop_tokens(given: Any, count: int, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Returns the ids that end a text: those given, or the tokenizer's."""
+    if given is None:
+        return tokenizer.eos_token_ids
+    checked = validate.stop_tokens(given, count, vocab_size)
+    if np.ndim(given) > 1:
+        raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
+    return tuple(checked[0].tolist())
 
 
 def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:

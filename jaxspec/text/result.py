@@ -55,14 +55,6 @@ class Alternative:
       text: its own, by itself.
       log_prob: the target's log-probability of it, before penalties and temperature.
       warped_log_prob: that which the token was drawn by; -inf if it could not be.
-
-    Example:
-        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
-        >>> result = decoder.generate("the sea", max_new_tokens=4, temperature=0, alternatives=2)
-        >>> len(result.alternatives), len(result.alternatives[0])
-        (4, 2)
-        >>> result.alternatives[0][0].token_id == result.token_ids[0]
-        True
     """
 
     token_id: int
@@ -89,7 +81,8 @@ class TextResult:
       spans: the text again, token by token, with which of them were drafted and where rounds ended. A notebook shows
         them: accepted drafts on green, a line after each round.
       speedup: the speed over that of plain decoding where both were run, by `SpeculativeDecoder.compare`.
-      alternatives: the most likely tokens in the place of each, where they were asked for.
+      alternatives: the most likely tokens in the place of each, where they were asked for: each has `token_id`, `text`,
+        `log_prob` and `warped_log_prob`.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)

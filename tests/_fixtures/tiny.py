@@ -176,11 +176,15 @@ def nearby(model: HistoryModel, amount: float, seed=9) -> HistoryModel:
     return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape) * amount, x.dtype), model)
 
 
-def history_probs(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
-    """The distribution of the token after `text`, recomputed in float64 from the formula."""
+def history_logits(model: HistoryModel, text) -> np.ndarray:
     a, b = np.asarray(model.a, np.float64), np.asarray(model.b, np.float64)
     last = len(text) - 1
-    logits = a[text[last]] + sum(b[token] * np.cos(last - j) for j, token in enumerate(text[:last]))
+    return a[text[last]] + sum(b[token] * np.cos(last - j) for j, token in enumerate(text[:last]))
+
+
+def history_probs(model: HistoryModel, text, temperature=1.0) -> np.ndarray:
+    """The distribution of the token after `text`, recomputed in float64 from the formula."""
+    logits = history_logits(model, text)
     weights = np.exp((logits - logits.max()) / temperature)
     return weights / weights.sum()
 

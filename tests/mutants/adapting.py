@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "a model does not see the rows that wait for it",
         "drafters/chain.py",
-        "self.draft_length.longest(state.length_state, able, context.live), 0)",
-        "self.draft_length.longest(state.length_state, able, able), 0)",
+        "self.draft_length.longest(state.length_state, able, context.live))",
+        "self.draft_length.longest(state.length_state, able, able))",
         (f"{_HYBRID}::test_the_model_counts_the_rows_that_wait_for_it",),
     ),
     Mutant(

@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "a tree's level is guessed by the head of the level above",
         _DRAFTER,
-        "levels = np.sum(tree.ancestors, axis=1) - 1",
-        "levels = np.maximum(np.sum(tree.ancestors, axis=1) - 2, 0)",
+        "levels, logits = np.sum(tree.ancestors, axis=1) - 1,",
+        "levels, logits = np.maximum(np.sum(tree.ancestors, axis=1) - 2, 0),",
         (f"{_TESTS}::TestTree::test_the_reported_distribution_is_that_of_the_drafts",),
     ),
     Mutant(

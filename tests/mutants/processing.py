@@ -8,6 +8,9 @@ _SAME = ("tests/processors/test_generate.py::test_speculation_writes_what_plain_
 _TABLE_TESTS, _HOST_TESTS = "tests/grammar/test_table.py", "tests/grammar/test_host.py"
 _CHOICES = (f"{_TABLE_TESTS}::test_choices_against_their_beginnings",)
 
+_ANSWERS, _DRAFTING = "tests/decoding/test_answers.py", "tests/decoding/test_drafting.py"
+_ROWS, _HEADS = "tests/grammar/test_rows.py", "tests/processors/test_heads.py"
+
 MUTANTS = (
     Mutant(
         "the history of a position is without its drafts",
@@ -197,5 +200,82 @@ MUTANTS = (
         "if count > 2:",
         "if False:",
         ("tests/foreign/test_cached.py::test_what_a_call_ignores_is_found_when_it_is_wrapped",),
+    ),
+    Mutant(
+        "a draft that was drawn and that the policy excludes is left out",
+        "decoding/round.py",
+        "    valid = proposal.valid & whole & ~done[:, None]\n",
+        "    valid = proposal.valid & whole & ~done[:, None] & (jnp.cumsum(tokens == 2, axis=1) == 0)\n",
+        ("tests/processors/test_distribution.py::test_the_joint_distribution_of_three_tokens",),
+    ),
+    Mutant(
+        "all answers of a prompt have one key",
+        "core/random.py",
+        "return _fold(own, jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), shape)).reshape(-1)",
+        "return _fold(own, jnp.zeros(shape, jnp.int32)).reshape(-1)",
+        (f"{_ANSWERS}::test_they_are_those_of_rows_with_their_keys",),
+    ),
+    Mutant(
+        "the prompt is fed once for each answer",
+        "decoding/answers.py",
+        "    state, wide = make(one), jax.eval_shape(lambda bare: _shared_out(make(bare)), bare)\n",
+        "    return dataclasses.replace(make(many), keys=answer_keys(arguments.rows.keys, count))\n",
+        (f"{_ANSWERS}::test_the_prompt_is_fed_once",),
+    ),
+    Mutant(
+        "answers of different prompts stand next to each other",
+        "decoding/answers.py",
+        "    wide = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*before, size, count, *after))\n",
+        "    wide = jnp.broadcast_to(jnp.expand_dims(x, axis), (*before, count, size, *after))\n",
+        (f"{_ANSWERS}::test_they_are_those_of_rows_with_their_keys",),
+    ),
+    Mutant(
+        "a row's limit of drafts is not looked at",
+        "core/state.py",
+        "return longest if self.max_drafts is None else jnp.minimum(longest, self.max_drafts)",
+        "return longest",
+        (f"{_DRAFTING}::test_each_row_drafts_as_with_a_drafter_of_so_many",),
+    ),
+    Mutant(
+        "a prediction does not follow the end of its prompt",
+        "decoding/drafting.py",
+        "jnp.concatenate([end, prediction], axis=1)",
+        "jnp.concatenate([prediction, end], axis=1)",
+        (f"{_DRAFTING}::test_a_right_prediction_is_accepted_from_the_first_token_on",),
+    ),
+    Mutant(
+        "all rows keep to the first row's grammar",
+        _TABLE,
+        "free if one is None else starts[id(one)] for one in tables",
+        "free if one is None else starts[id(distinct[0])] for one in tables",
+        (f"{_ROWS}::test_a_joined_table_allows_in_each_row_what_its_own_does",),
+    ),
+    Mutant(
+        "a table that is joined to another keeps its states' numbers",
+        _TABLE,
+        "count - 1, to + offset)",
+        "count - 1, to)",
+        (f"{_ROWS}::test_a_joined_table_allows_in_each_row_what_its_own_does",),
+    ),
+    Mutant(
+        "the nodes of a Medusa tree are processed as if they followed the text",
+        "heads/medusa/drafter.py",
+        "process_part(context, wide, paths[:, above],",
+        "process_part(context, wide, paths[:, above * 0 - 1],",
+        (f"{_HEADS}::test_nodes_are_guessed_with_what_stands_above_them",),
+    ),
+    Mutant(
+        "the nodes of a DFlash tree are processed as if they followed the text",
+        "heads/dflash/tree.py",
+        "process_part(context, given(place, above), path, head",
+        "process_part(context, given(place, above), None, head",
+        (f"{_HEADS}::test_nodes_are_guessed_with_what_stands_above_them",),
+    ),
+    Mutant(
+        "JSON has white space by the table and not by the host",
+        "grammar/schema.py",
+        'return build(json.dumps(schema), "")',
+        "return build(json.dumps(schema))",
+        ("tests/grammar/test_language.py::test_the_table_and_the_host_have_one_language",),
     ),
 )
