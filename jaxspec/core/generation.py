@@ -68,9 +68,18 @@ class Generation:
           FloatingPointError: if a row's logits were not finite, or its sampling policy left no token.
           ValueError: if a traced argument was out of range.
         """
+        for error in self.errors():
+            if error is not None:
+                raise error
+
+    def errors(self) -> tuple[Exception | None, ...]:
+        """Returns, on the host, what `raise_for_status` would raise for each row; `None` for a row without a fault."""
+        found: list[Exception | None] = []
         for row, value in enumerate(jax.device_get(self.status).tolist()):
             status = Status(value)
-            if status is not Status.OK:
-                floating = status in (Status.NOT_FINITE_LOGITS, Status.NO_TOKEN_LEFT)
-                error = FloatingPointError if floating else ValueError
-                raise error(f"row {row} stopped with {status.name}: {status.meaning}")
+            floating = status in (Status.NOT_FINITE_LOGITS, Status.NO_TOKEN_LEFT)
+            error = (FloatingPointError if floating else ValueError)(
+                f"row {row} stopped with {status.name}: {status.meaning}"
+            )
+            found.append(None if status is Status.OK else error)
+        return tuple(found)

@@ -182,10 +182,10 @@ class RowMatchers:
         return np.full((*shape, masks.depth), _NOWHERE, np.int32), np.full((*shape, self._words), _ALL, np.uint32)
 
 
-def _told(state: GenerationState, place: int, *known: np.ndarray) -> GenerationState:
+def _told(state: GenerationState, place: int, *known: Any) -> GenerationState:
     """Returns the state with what is known in the place of a processor."""
     states = list(state.processed)
-    states[place] = Known(*map(jnp.asarray, known))
+    states[place] = Known(*known)  # as they are: the next program's call moves them
     return dataclasses.replace(state, processed=tuple(states))
 
 

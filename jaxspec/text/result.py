@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -16,7 +17,11 @@ from jaxspec.text.detokenizer import Detokenizer, StopStrings
 from jaxspec.text.request import TextRequest
 from jaxspec.text.spans import Span, to_html
 
-_STOP_REASONS = {StopReason.STOP_TOKEN: "stop token", StopReason.MAX_NEW_TOKENS: "max new tokens"}
+_STOP_REASONS = {
+    StopReason.STOP_TOKEN: "stop token",
+    StopReason.MAX_NEW_TOKENS: "max new tokens",
+    StopReason.ERROR: "error",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ class TextResult:
       token_ids: the new tokens. A stop token is included; after a stop string, the tokens that lie
         wholly before it.
       log_probs: the target's log-probability of each of them, before temperature and top-p.
-      stop_reason: "stop token", "stop string" or "max new tokens".
+      stop_reason: "stop token", "stop string", "max new tokens" or "error".
       prompt_tokens: the number of tokens of the prompt.
       seed: passed as `seed=` it repeats the call; `None` for greedy decoding.
       stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
@@ -83,6 +88,8 @@ class TextResult:
       speedup: the speed over that of plain decoding where both were run, by `SpeculativeDecoder.compare`.
       alternatives: the most likely tokens in the place of each, where they were asked for: each has `token_id`, `text`,
         `log_prob` and `warped_log_prob`.
+      error: what was wrong with this prompt, where others of the call were answered: `text` is what came before. `None`
+        if nothing was.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -105,6 +112,7 @@ class TextResult:
     spans: tuple[Span, ...] = ()
     speedup: float | None = None
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
+    error: str | None = None
 
     def measured_total_variation(self) -> float:
         """Returns the total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
@@ -213,9 +221,14 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
     """Returns the results of finished rows, one a prompt.
 
     Raises:
-      FloatingPointError, ValueError: if a row failed.
+      FloatingPointError, ValueError: if all rows failed; of a few the results say it, and a warning does.
     """
-    generation.raise_for_status()
+    errors = generation.errors()
+    if None not in errors:
+        generation.raise_for_status()
+    for error in errors:
+        if error is not None:
+            warnings.warn(f"{error}; its result has this as error, the others are whole", stacklevel=2)
     found = (generation.log_probs, generation.stop_reason, generation.stats, generation.reported)
     log_probs, reasons, stats, reported = jax.device_get(found)
     results = []
@@ -234,6 +247,7 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 lossless=generation.lossless,
                 spans=tuple(row.spans),
                 alternatives=_alternatives(reported, index, count, request.tokenizer),
+                error=None if errors[index] is None else str(errors[index]),
             )
         )
     return results

@@ -4,20 +4,24 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import jax
 import numpy as np
 from jaxtyping import Bool
 
+from jaxspec.core.model import Model
 from jaxspec.core.processing import processors_of
 from jaxspec.core.state import GenerationState, RoundInfo
-from jaxspec.decoding.host_rounds import run_round
-from jaxspec.decoding.steps import finish, jit_step, start
+from jaxspec.decoding.flattened import jit_of
+from jaxspec.decoding.host_rounds import HostRounds
+from jaxspec.decoding.steps import finish, start, step
+from jaxspec.drafters.base import Drafter
 from jaxspec.grammar.host import HostMasks, RowMatchers
 from jaxspec.text.request import TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
 from jaxspec.text.spans import Span, to_html
+from jaxspec.verifiers.base import Verifier
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -143,20 +147,26 @@ def _advance(request: TextRequest) -> Callable[[GenerationState], tuple[Generati
     arguments = request.arguments
     models = (arguments.target, arguments.drafter, arguments.verifier)
     if not request.grammars:
-        step = jit_step(donate=True)
-        return lambda state: step(*models, state, lossy=True)
+        advance_one = jit_of(_step, models, donate="state")
+        return lambda state: advance_one(state=state)
     found = processors_of(arguments.sampling)
     place, masks = next((place, one) for place, one in enumerate(found) if isinstance(one, HostMasks))
     matchers = RowMatchers(request.grammars, request.tokenizer, arguments.target.vocab_size, request.stop_tokens)
 
+    rounds = HostRounds(*models)
+
     def advance(state: GenerationState) -> tuple[GenerationState, RoundInfo]:
         state = matchers.after_text(masks, state, place)
         inform = lambda state, *drafts: matchers.after_drafts(masks, state, place, *drafts)  # noqa: E731
-        state, info = run_round(*models, state, inform)
+        state, info = rounds.run(state, inform)
         matchers.commit(*jax.device_get((info.tokens, info.count)))
         return state, info
 
     return advance
+
+
+def _step(target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState) -> Any:
+    return step(target, drafter, verifier, state, lossy=True)
 
 
 def _end_stopped(

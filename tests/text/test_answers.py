@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -74,6 +75,30 @@ def _streamed(decoder, **options):
     stream = decoder.stream("hello", **options)
     assert "".join(stream) == stream.result.text
     return stream.result
+
+
+def test_a_row_that_fails_leaves_the_others_whole(decoder):
+    """A bias of one prompt leaves no token."""
+    barred = _Barred(jnp.asarray([False, True, False]))
+    cold = WARM | {"temperature": 0, "seed": None}
+    with pytest.warns(UserWarning, match=r"row 1 stopped with NO_TOKEN_LEFT.*the others are whole"):
+        found = decoder.generate(["hello", "abc", "hello"], processors=[barred], **cold)
+    assert [one.stop_reason for one in found] == ["max new tokens", "error", "max new tokens"]
+    assert found[0].error is None and "NO_TOKEN_LEFT" in found[1].error and found[1].token_ids == ()
+    assert found[0].text == found[2].text == decoder.generate("hello", **cold).text
+    with pytest.raises(FloatingPointError, match="row 0 stopped with NO_TOKEN_LEFT"):
+        decoder.generate("abc", processors=[_Barred(jnp.asarray([True]))], **cold)
+
+
+@jaxspec.core.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Barred(jaxspec.core.Processor):
+    """Leaves no token in some rows."""
+
+    rows: jnp.ndarray
+
+    def __call__(self, logits, state, path):
+        return jnp.where(self.rows[:, None, None], -jnp.inf, logits)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.decoding.steps import jit_step
+from jaxspec.decoding.flattened import jit_of
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
 
@@ -91,15 +91,20 @@ def test_a_closed_stream_that_had_ended_keeps_its_result(decoder):
 
 
 def test_a_stream_is_closed_from_another_thread_while_it_decodes(decoder, monkeypatch):
-    stream, step = decoder.stream(PROMPT, **SHORT, stop_tokens=()), jit_step(donate=True)
+    stream = decoder.stream(PROMPT, **SHORT, stop_tokens=())
 
-    def closed_meanwhile(*arguments, **options):
-        other = threading.Thread(target=stream.close)
-        other.start()
-        other.join()
-        return step(*arguments, **options)
+    def closing(function, models, **options):
+        step = jit_of(function, models, **options)
 
-    monkeypatch.setattr("jaxspec.text.stream.jit_step", lambda *, donate: closed_meanwhile)
+        def closed_meanwhile(**arguments):
+            other = threading.Thread(target=stream.close)
+            other.start()
+            other.join()
+            return step(**arguments)
+
+        return closed_meanwhile
+
+    monkeypatch.setattr("jaxspec.text.stream.jit_of", closing)
     assert list(stream) == [] and stream._pieces.gi_frame is None
     with pytest.raises(RuntimeError, match="the stream was closed before its end"):
         stream.result  # noqa: B018
