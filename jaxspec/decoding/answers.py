@@ -29,20 +29,37 @@ def start_each(make: Callable[[Arguments], GenerationState], arguments: Argument
       make: returns the state for one answer of each prompt.
       arguments: those of the call.
     """
-    count = arguments.answers
+    count, batch = arguments.answers, arguments.rows.prompt.shape[0]
     if count == 1:
         return make(arguments)
+    _check_policy(arguments)
     one = dataclasses.replace(arguments, answers=1)
     many = dataclasses.replace(one, rows=_repeat_rows(one.rows, count))
     # Their states have the rows first, and they may have been made for no other number of them.
     bare = dataclasses.replace(many, processors=(), rows=dataclasses.replace(many.rows, processors=()))
     state, wide = make(one), jax.eval_shape(lambda bare: _shared_out(make(bare)), bare)
     return dataclasses.replace(
-        jax.tree.map(lambda x, like: _repeat_like(x, like.shape), _shared_out(state), wide),
+        jax.tree.map(lambda x, like: _repeat_like(x, like.shape, count, batch), _shared_out(state), wide),
         sampling=many.sampling,
         processed=_repeat_rows(state.processed, count),
         keys=answer_keys(state.keys, count),
     )
+
+
+def _check_policy(arguments: Arguments) -> None:
+    """Raises `ValueError` for a policy of one's own that has a value a row, which it alone knows how to repeat."""
+    policy = arguments.policy
+    if policy is None:
+        return
+    rows = arguments.answers * arguments.rows.prompt.shape[0]
+    logits = jax.ShapeDtypeStruct((rows, 1, arguments.target.vocab_size), jnp.float32)
+    try:
+        jax.eval_shape(lambda policy, logits: policy.log_probs(logits), policy, logits)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"sampling={type(policy).__name__} does not take the {rows} rows of n={arguments.answers} answers; give it "
+            "values that all rows share, or leave n out and repeat the prompts"
+        ) from error
 
 
 def _shared_out(state: GenerationState) -> Any:
@@ -54,13 +71,21 @@ def _repeat_rows(tree: _Tree, count: int) -> _Tree:
     return jax.tree.map(lambda x: _repeat(x, 0, count), tree)
 
 
-def _repeat_like(x: Array, shape: tuple[int, ...]) -> Array:
-    """Repeats the entries of the axis that is longer in `shape`."""
+def _repeat_like(x: Array, shape: tuple[int, ...], count: int, rows: int) -> Array:
+    """Repeats the entries of the axis that is longer in `shape`: that of the rows.
+
+    Raises:
+      ValueError: if it is not theirs alone.
+    """
     axes = [axis for axis, (size, more) in enumerate(zip(x.shape, shape, strict=True)) if size != more]
     if not axes:
         return x
-    (axis,) = axes
-    return _repeat(x, axis, shape[axis] // x.shape[axis])
+    if len(axes) > 1 or x.shape[axes[0]] != rows:
+        raise ValueError(
+            "several answers of a prompt need caches and states with an axis of the rows alone, got an array "
+            f"{x.shape} for {rows} rows that is {shape} for {rows * count}; leave n out, and repeat the prompts"
+        )
+    return _repeat(x, axes[0], count)
 
 
 def _repeat(x: Array, axis: int, count: int) -> Array:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
 from jaxspec.grammar.extra import needed
 from jaxspec.grammar.language import Grammar
+from jaxspec.grammar.spelling import Speller
 from jaxspec.grammar.table import token_texts
 
 _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
@@ -112,7 +114,7 @@ class RowMatchers:
         stop_tokens: tuple[int, ...],
     ):
         matcher = needed("llguidance").LLMatcher
-        texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
+        texts, self._speller = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
         known: dict[Grammar, Any] = {}
         for grammar in dict.fromkeys(grammars):
             if grammar is None:
@@ -134,7 +136,8 @@ class RowMatchers:
         paths[:, 0] = -1
         for row, matcher in self._followed():
             allowed[row, 0] = self._allowed(matcher)
-            coming = [self._stop] if matcher.is_stopped() else matcher.compute_ff_tokens()[: forced.shape[1]]
+            coming = [self._stop] if matcher.is_stopped() else self._speller.spell(matcher.compute_ff_bytes())
+            coming = coming[: forced.shape[1]]
             forced[row, : len(coming)] = coming
         return _told(state, place, paths, allowed, forced)
 
@@ -172,6 +175,7 @@ class RowMatchers:
 
     def _allowed(self, matcher: Any) -> UInt32[np.ndarray, "w"]:
         if matcher.is_error():  # beyond its limits: the row ends, with a status
+            warnings.warn(f"a grammar cannot be followed any further: {matcher.get_error():.300}", stacklevel=2)
             return np.zeros(self._words, np.uint32)
         if matcher.is_stopped():
             return self._stops
@@ -190,10 +194,11 @@ def _told(state: GenerationState, place: int, *known: Any) -> GenerationState:
 
 
 @functools.lru_cache(maxsize=4)
-def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> Any:
+def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> tuple[Any, Speller]:
     """Returns the tokenizer as `llguidance` takes it: the bytes of each token, and those that end a text."""
     guidance = needed("llguidance")
     texts = token_texts(tokenizer, vocab_size)
+    speller = Speller(tokenizer, texts)
 
     class Texts:
         eos_token_id = stop_tokens[0]
@@ -202,7 +207,7 @@ def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int,
         special_token_ids = tuple(index for index, text in enumerate(texts) if not text)
 
         def __call__(self, text: bytes | str) -> list[int]:
-            text = text if isinstance(text, str) else text.decode()
-            return tokenizer.encode(text, add_special_tokens=False)
+            return speller.spell(text.encode() if isinstance(text, str) else text)
 
-    return guidance.LLTokenizer(guidance.TokenizerWrapper(Texts()), n_vocab=vocab_size, eos_token=list(stop_tokens))
+    taken = guidance.LLTokenizer(guidance.TokenizerWrapper(Texts()), n_vocab=vocab_size, eos_token=list(stop_tokens))
+    return taken, speller

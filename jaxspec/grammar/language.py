@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxspec.grammar import schema as schemas
+from jaxspec.grammar.expression import without_anchors
 from jaxspec.grammar.extra import needed
 
 if TYPE_CHECKING:
@@ -54,10 +55,14 @@ class Grammar:
     def regex(cls, pattern: Any) -> Self:
         """Makes the grammar of the texts that match a regular expression as a whole.
 
-        The dialect is that of Rust's `regex`: no look-around and no references back.
+        The dialect is that of Rust's `regex`: no look-around and no references back. Anchors at its ends say nothing.
+
+        Raises:
+          TypeError, ValueError: if it is no expression, or has anchors in its midst.
         """
         if not isinstance(pattern, str):
-            raise TypeError(f"regex must be a string, got {type(pattern).__name__}")
+            raise TypeError(f"regex must be a string, got {type(pattern).__name__}; pass r'\\d{{3}}', say")
+        pattern = without_anchors(pattern)
         if not pattern:
             raise ValueError("regex is empty, so that only an empty answer could match; pass a pattern")
         return cls("regex", pattern)
@@ -75,7 +80,9 @@ class Grammar:
     def lark(cls, grammar: Any) -> Self:
         """Makes a context-free grammar, in the dialect of Lark that `llguidance` reads; its first rule is `start`."""
         if not isinstance(grammar, str):
-            raise TypeError(f"a grammar must be a string, got {type(grammar).__name__}; pass Lark rules")
+            raise TypeError(
+                f"a grammar must be a string, got {type(grammar).__name__}; pass Lark rules, or a schema as schema="
+            )
         return cls("lark", grammar)
 
     @property
@@ -90,14 +97,21 @@ class Grammar:
         return None
 
     def matcher_source(self) -> str:
-        """Returns the grammar as `llguidance` takes it."""
+        """Returns the grammar as `llguidance` takes it: Lark in which, as in a table, a text may be spelled in any way.
+
+        By default a text that must follow has one spelling there, the tokenizer's own.
+        """
         matcher = needed("llguidance").LLMatcher
         if self.kind == "json_schema":
-            # The same language as that of `schemas.pattern`.
-            return matcher.grammar_from_json_schema(self.source, defaults={"whitespace_flexible": False})
-        if self.kind == "lark":
-            return matcher.grammar_from_lark(self.source)
-        return matcher.grammar_from_regex(self.pattern)
+            schema = json.loads(self.source)
+            # No white space, as in `schemas.pattern`.
+            schema["x-guidance"] = {"whitespace_flexible": False} | schema.get("x-guidance", {})
+            rules = f"start: %json {json.dumps(schema)}"
+        elif self.kind == "lark":
+            rules = self.source
+        else:
+            rules = json.loads(matcher.grammar_from_regex(self.pattern))["grammars"][0]["lark_grammar"]
+        return matcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{rules}')
 
     def table(self, tokenizer: "Tokenizer", vocab_size: int, *, max_bytes: int = MOST_BYTES) -> "GrammarTable":
         """Makes the table of what may follow in each state of the grammar's automaton.

@@ -35,15 +35,17 @@ def as_dict(schema: Any) -> dict[str, Any]:
             f"schema must be a dictionary, JSON, or a class with model_json_schema(), got {type(given).__name__}; pass "
             '{"type": "object", ...} or a pydantic model'
         )
+    _check_kinds(schema, "schema")
     _check(schema, "schema")
+    _check_ends(schema, schema, ("#",))
     return schema
 
 
 def pattern(schema: dict[str, Any]) -> str | None:
     """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
 
-    Between two elements there is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there would be one
-    more token that cannot be foreseen.
+    Of properties it has those that are named, and numbers as most write them. Between two elements there is nothing, as
+    in `json.dumps(..., separators=(",", ":"))`: a choice there would be one more token that cannot be foreseen.
     """
     if not _covered(schema, schema, ()):
         return None
@@ -60,11 +62,15 @@ def _check(schema: Any, where: str) -> None:
         raise ValueError(f"{where} is false, which no text can meet")
     if not isinstance(schema, dict):
         return
-    if schema.get("enum") == []:
-        raise ValueError(f"{where}.enum is empty, so that no text can meet it; list at least one value")
+    for name in ("enum", "anyOf", "oneOf"):
+        if schema.get(name) == []:
+            raise ValueError(f"{where}.{name} is empty, so that no text can meet it; list at least one")
+    faults = [_fault(one, f"{where}.anyOf[{index}]") for index, one in enumerate(schema.get("anyOf", ()))]
+    if faults and all(faults):
+        raise ValueError(faults[0])
     kinds = schema.get("type", [])
     for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in _TYPES:
             raise ValueError(f"{where}.type is {kind!r}, expected one of {', '.join(sorted(_TYPES))}")
     for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum")):
         if low in schema and high in schema and schema[low] > schema[high]:
@@ -76,18 +82,72 @@ def _check(schema: Any, where: str) -> None:
         _check(schema["items"], f"{where}.items")
 
 
+def _fault(schema: Any, where: str) -> str | None:
+    """Returns why no text can meet a schema; `None` if one may."""
+    try:
+        _check(schema, where)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _check_kinds(schema: Any, where: str) -> None:
+    """Raises `ValueError` where a keyword is not what JSON Schema has it be, here or below."""
+    if not isinstance(schema, dict):
+        return
+    kinds = {"properties": dict, "required": list, "enum": list, "anyOf": list, "oneOf": list, "allOf": list}
+    for name, kind in kinds.items():
+        if name in schema and not isinstance(schema[name], kind):
+            expected = "an object" if kind is dict else "a list"
+            raise ValueError(f"{where}.{name} must be {expected}, got {schema[name]!r:.80}")
+    for name in ("minLength", "maxLength", "minItems", "maxItems"):
+        value = schema.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{where}.{name} must be a number of at least 0, got {value!r:.80}")
+    for name in ("minimum", "maximum"):
+        if isinstance(schema.get(name, 0), bool) or not isinstance(schema.get(name, 0), int | float):
+            raise ValueError(f"{where}.{name} must be a number, got {schema[name]!r:.80}")
+    for name in ("properties", "$defs", "definitions"):
+        for key, value in schema.get(name, {}).items():
+            _check_kinds(value, f"{where}.{name}.{key}")
+    for name in ("anyOf", "oneOf", "allOf"):
+        for index, value in enumerate(schema.get(name, ())):
+            _check_kinds(value, f"{where}.{name}[{index}]")
+    _check_kinds(schema.get("items"), f"{where}.items")
+
+
+def _check_ends(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> None:
+    """Raises `ValueError` for a schema that requires itself: no text of it would end."""
+    if not isinstance(schema, dict):
+        return
+    if isinstance(name := schema.get("$ref"), str):
+        if name in above:
+            raise ValueError(f"the schema requires {name} within itself, so that no text can end; make it optional")
+        return _check_ends(_referred(name, root), root, (*above, name))
+    for name in schema.get("required", ()):
+        _check_ends((schema.get("properties") or {}).get(name), root, above)
+    if schema.get("minItems", 0) > 0:
+        _check_ends(schema.get("items"), root, above)
+
+
 def _covered(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> bool:
     """Returns whether the regular expression holds to all of a schema; `above` are references that it is part of."""
     if not isinstance(schema, dict) or set(schema) - _HELD - _SILENT:
         return False
+    # Of these the expression passes over all that stands beside them.
+    decides = next((name for name in ("$ref", "enum", "const", "anyOf") if name in schema), None)
+    if decides is not None and set(schema) - _SILENT - {decides, "type", "$defs", "definitions"}:
+        return False
     if "$ref" in schema:
+        if "type" in schema:
+            return False
         name, found = schema["$ref"], _referred(schema["$ref"], root)
         return found is not None and name not in above and _covered(found, root, (*above, name))
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return all(isinstance(value, _SCALARS) and _plain(value) for value in values)
+        return all(isinstance(value, _SCALARS) and _plain(value) and _is_of(value, schema) for value in values)
     if "anyOf" in schema:
-        return all(_covered(one, root, above) for one in schema["anyOf"])
+        return "type" not in schema and all(_covered(one, root, above) for one in schema["anyOf"])
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not kinds or (len(kinds) > 1 and {"array", "object"} & set(kinds)):
@@ -106,6 +166,16 @@ def _covered_object(schema: dict[str, Any], root: dict[str, Any], above: tuple[s
     return all(_covered(value, root, above) for value in properties.values())
 
 
+def _is_of(value: Any, schema: dict[str, Any]) -> bool:
+    """Returns whether a value is of the types that stand beside it, if any do."""
+    kinds = schema.get("type")
+    if kinds is None:
+        return True
+    own = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}[type(value)]
+    listed = [kinds] if isinstance(kinds, str) else kinds
+    return own in listed or (own == "integer" and "number" in listed)
+
+
 def _plain(value: Any) -> bool:
     """Returns whether JSON writes a string as it is."""
     return not isinstance(value, str) or json.dumps(value, ensure_ascii=False)[1:-1] == value
@@ -113,6 +183,8 @@ def _plain(value: Any) -> bool:
 
 def _referred(name: str, root: dict[str, Any]) -> Any:
     """Returns what a local reference names; `None` if there is nothing."""
+    if name == "#":
+        return root
     if not name.startswith("#/"):
         return None
     found: Any = root

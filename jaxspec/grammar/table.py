@@ -185,6 +185,8 @@ def _joined(tables: Sequence[Any]) -> tuple[Array, ...]:
     for one in tables:
         if one is not None and not isinstance(one, GrammarTable):
             raise TypeError(f"tables must be GrammarTable or None, got {type(one).__name__}; pass grammar.table(...)")
+        if one is not None and np.ndim(one.start):
+            raise ValueError("tables must be of one grammar each, got one of several rows; pass what it was made of")
     distinct = list({id(one): one for one in tables if one is not None}.values())
     if not distinct:
         raise ValueError("of_rows needs at least one table, got none; leave the processor out")

@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.values import is_concrete
 from jaxspec.processors import ids
 
 
@@ -52,6 +53,13 @@ class BannedPhrases(Processor):
 
     def check(self, batch: int, vocab_size: int) -> None:
         ids.check("BannedPhrases.phrases", self.phrases, batch, vocab_size, axes=2)
+        if is_concrete(self.phrases):
+            padding = np.asarray(self.phrases) < 0
+            if np.any(padding[..., 1:] & ~padding[..., :-1]):
+                raise ValueError(
+                    f"BannedPhrases.phrases has -1 behind a token, got {np.asarray(self.phrases).tolist()!r:.80}; pad "
+                    "on the left, or use BannedPhrases.of"
+                )
 
     def in_range(self, vocab_size: int) -> Any:
         return ids.in_range(self.phrases, vocab_size)

@@ -47,6 +47,11 @@ class LogitBias(Processor):
         """Makes it from a mapping of token ids to biases, for all rows."""
         if not isinstance(biases, Mapping):
             raise TypeError(f"biases must map token ids to numbers, got {biases!r}; pass {{token_id: bias}}")
+        for token, bias in biases.items():
+            if isinstance(token, bool) or not isinstance(token, int | np.integer) or token < 0:
+                raise ValueError(f"LogitBias needs token ids, got {token!r}; pass {{token_id: bias}}")
+            if isinstance(bias, bool) or not isinstance(bias, int | float | np.number):
+                raise TypeError(f"LogitBias needs a number as the bias of token {token}, got {bias!r}")
         return cls(np.asarray(list(biases), dtype=np.int64).reshape(-1), np.asarray(list(biases.values()), np.float32))
 
     def check(self, batch: int, vocab_size: int) -> None:

@@ -1,5 +1,7 @@
 """Several answers of one prompt: rows of their own keys behind one pass over the prompt."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,13 @@ import pytest
 import jaxspec
 from jaxspec.core import Report
 from jaxspec.core.random import answer_keys
+from jaxspec.decoding import answers
 from jaxspec.decoding import generate as loop
 from jaxspec.processors import LogitBias, Penalties
 from tests._fixtures import tiny
 
 TARGET, DRAFT = tiny.transformer(3, layers=2), tiny.transformer(4)
+LIGHT = tiny.history_model(2, vocab=tiny.VOCAB)
 PROMPT, LENGTHS, KEY, N = jnp.asarray([[1, 2, 3, 4], [5, 1, 0, 0]], jnp.int32), np.array([4, 2]), jax.random.key(5), 3
 POLICY = jaxspec.Sampling(
     jnp.asarray([1.0, 0.5]), processors=(Penalties(jnp.asarray([1.3, 1.0]), 0.2), LogitBias.of({2: -1.0}))
@@ -23,6 +27,7 @@ DRAFTERS = {
     "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
     "suffix": lambda: jaxspec.SuffixDrafter(k=3),
     "model": lambda: jaxspec.ModelDrafter(DRAFT, k=3),
+    "light": lambda: jaxspec.ModelDrafter(tiny.nearby(LIGHT, 0.7), k=2),
     "adaptive": lambda: jaxspec.ModelDrafter(DRAFT, k=jaxspec.Adaptive((1.0, 1.1, 1.2), (0, 1, 2))),
     "tree": lambda: jaxspec.TreeDrafter(DRAFT, jaxspec.Tree((-1, -1, 0, 0))),
     "eagle": lambda: jaxspec.EagleDrafter(jaxspec.heads.eagle.init(TARGET, KEY), k=2),
@@ -53,12 +58,12 @@ def check(found, expected):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("model",))) for name in DRAFTERS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "light")) for name in DRAFTERS]
 )
 def test_they_are_those_of_rows_with_their_keys(name):
-    drafter = DRAFTERS[name]()
+    drafter, target = DRAFTERS[name](), LIGHT if name == "light" else TARGET
     options = OPTIONS | {"prompt_length": LENGTHS, "key": KEY, "sampling": POLICY}
-    check(jaxspec.generate(TARGET, drafter, PROMPT, n=N, **options), rows_of_their_own(drafter))
+    check(jaxspec.generate(target, drafter, PROMPT, n=N, **options), rows_of_their_own(drafter, target))
 
 
 @pytest.mark.slow
@@ -79,20 +84,21 @@ def test_the_prompt_is_fed_once(monkeypatch):
         return own(model, tokens, *arguments)
 
     monkeypatch.setattr(loop, "prefill", counted)
-    loop.generate(TARGET, None, PROMPT, n=5, max_new_tokens=2).tokens.block_until_ready()
+    loop.generate(LIGHT, None, PROMPT, n=5, max_new_tokens=2).tokens.block_until_ready()
     jax.effects_barrier()
     assert seen == [2]
 
 
 def test_rounds_of_one_s_own_and_streams():
     options = {"prompt_length": LENGTHS, "key": KEY, "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 5, "n": 2}
-    whole = jaxspec.generate(TARGET, None, PROMPT, **options)
-    state = jaxspec.init(TARGET, None, PROMPT, **options)
+    whole = jaxspec.generate(LIGHT, None, PROMPT, **options)
+    state = jaxspec.init(LIGHT, None, PROMPT, **options)
     assert state.tokens.shape[0] == 4
+    step = jaxspec.jit_step()
     while not state.done.all():
-        state, _ = jaxspec.step(TARGET, None, None, state)
+        state, _ = step(LIGHT, None, None, state)
     np.testing.assert_array_equal(jaxspec.finish(state).tokens, whole.tokens)
-    rounds = list(jaxspec.stream(TARGET, None, PROMPT, **options))
+    rounds = list(jaxspec.stream(LIGHT, None, PROMPT, **options))
     assert [np.concatenate([new[row] for new in rounds]).tolist() for row in range(4)] == whole.tokens.tolist()
 
 
@@ -111,6 +117,32 @@ def test_inside_vmap_and_jit():
     assert mapped.shape == (3, 4, 5)
     for index in range(3):
         np.testing.assert_array_equal(mapped[index], one(prompts[index], keys[index]))
+
+
+@jaxspec.core.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _OwnPolicy:
+    """Of one's own, with a value a row."""
+
+    temperature: jnp.ndarray
+    greedy = False
+
+    def log_probs(self, logits):
+        return jax.nn.log_softmax(logits / self.temperature[:, None, None])
+
+
+def test_what_has_a_value_a_row_that_nobody_else_knows_is_refused():
+    """A policy of one's own, or an array in which rows are not an axis of theirs."""
+    options = {"key": KEY, "max_new_tokens": 2, "n": 2}
+    with pytest.raises(
+        ValueError, match=r"sampling=_OwnPolicy does not take the 4 rows of n=2 answers; give it values"
+    ):
+        jaxspec.generate(LIGHT, None, PROMPT, sampling=_OwnPolicy(jnp.asarray([0.5, 1.0])), **options)
+    shared = _OwnPolicy(jnp.asarray([0.5]))
+    assert jaxspec.generate(LIGHT, None, PROMPT, sampling=shared, **options).tokens.shape == (4, 2)
+    for shape, wide in (((6, 5), (12, 5)), ((2, 2), (4, 4))):
+        with pytest.raises(ValueError, match="caches and states with an axis of the rows alone, got an array"):
+            answers._repeat_like(jnp.zeros(shape), wide, 2, 2)
 
 
 @pytest.mark.parametrize(("n", "error"), [(0, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)])

@@ -12,8 +12,10 @@ import jaxspec
 from jaxspec.core import processing
 from jaxspec.grammar import Grammar
 from jaxspec.grammar.host import HostMasks, RowMatchers
+from jaxspec.grammar.spelling import Speller
+from jaxspec.grammar.table import token_texts
 from jaxspec.text import controls
-from tests._fixtures import examples
+from tests._fixtures import examples, text_models
 
 TARGET, DRAFT = examples.models()
 TOKENIZER, VOCAB = TARGET.tokenizer, TARGET.vocab_size
@@ -99,6 +101,35 @@ def test_texts_are_of_the_grammar_and_those_of_plain_decoding(name, temperature)
             else:
                 assert re.fullmatch(r"(\(*)sea(\)*)", one.text) and one.text.count("(") == one.text.count(")")
         assert sum(one.stats.drafted.sum() for one in found) > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grammar": 'start: "abc" | "xyz"'},
+        pytest.param({"schema": TREE}, marks=pytest.mark.slow),
+        pytest.param({"grammar": 'start: "cafe\u0301"'}, marks=pytest.mark.slow),
+    ],
+    ids=["rules", "schema", "a letter in two parts"],
+)
+def test_tokenizers_that_do_not_encode_a_text_as_it_is(options):
+    """One that puts a space before it; what must follow is spelled by tokens that read as it does."""
+    tokenizer = text_models.sentencepiece()
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("abc", add_special_tokens=False))) != b"abc"
+    decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"], tokenizer=tokenizer)
+    for seed in range(3):
+        result = decoder.generate("the sea", seed=seed, temperature=1.0, max_new_tokens=40, **options)
+        assert result.error is None and result.token_ids
+        if "schema" in options:
+            assert result.text.startswith('{"n":')
+        elif result.stop_reason == "stop token":
+            assert result.text in ("abc", "xyz", "cafe\u0301")
+    speller = Speller(tokenizer, token_texts(tokenizer, VOCAB))
+    for text in ("abc", "the sea", " a", "e\u0301", "中"):
+        spelled = speller.spell(text.encode())
+        assert text.encode().startswith(b"".join(map(tokenizer.token_bytes, spelled))) and spelled
+    # Half of a character.
+    assert speller.spell("é".encode()[:1]) != [] or b"\xc3" not in token_texts(tokenizer, VOCAB)
 
 
 def test_a_stream_shows_the_same_text():

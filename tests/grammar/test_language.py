@@ -66,6 +66,11 @@ def test_the_table_and_the_host_have_one_language(name):
 
 
 NOT = {
+    "a bound beside a choice": {"type": "string", "anyOf": [{"type": "string"}, {"type": "null"}]},
+    "a bound beside values": one(enum=["abc", "a"], maxLength=2),
+    "a value beside values": one(enum=["a", "b"], const="b"),
+    "values of another type": one(enum=["a", 1], type="integer"),
+    "a bound beside a reference": {"$defs": {"n": {"type": "string"}}, **one(**{"$ref": "#/$defs/n", "maxLength": 2})},
     "bounds": one(type="integer", minimum=1),
     "pattern": one(type="string", pattern=".*"),
     "format": one(type="string", format="date"),
@@ -121,6 +126,23 @@ def test_a_schema_is_given_in_three_ways():
             ValueError,
             "x is false",
         ),
+        (lambda: Grammar.json_schema({"anyOf": []}), ValueError, "schema.anyOf is empty"),
+        (lambda: Grammar.json_schema({"required": "a"}), ValueError, "schema.required must be a list, got 'a'"),
+        (lambda: Grammar.json_schema({"properties": [1]}), ValueError, "schema.properties must be an object, got [1]"),
+        (lambda: Grammar.json_schema(one(minLength=-1)), ValueError, "x.minLength must be a number of at least 0"),
+        (lambda: Grammar.json_schema(one(minLength="a")), ValueError, "x.minLength must be a number of at least 0"),
+        (
+            lambda: Grammar.json_schema({"anyOf": [{"minItems": 3, "maxItems": 1}]}),
+            ValueError,
+            "schema.anyOf[0] has minItems=3 above maxItems=1",
+        ),
+        (lambda: Grammar.json_schema(one(**{"$ref": "#"})), ValueError, "the schema requires # within itself"),
+        (lambda: Grammar.regex("a^b"), ValueError, "has ^ in its midst; an answer matches it as a whole"),
+        (lambda: Grammar.regex("(^a)"), ValueError, "has ^ in its midst"),
+        (lambda: Grammar.regex(r"a\b"), ValueError, r"has \b in its midst"),
+        (lambda: Grammar.regex("a)|(?:b"), ValueError, "closes a parenthesis that it has not opened"),
+        (lambda: Grammar.regex("(?x) a # b"), ValueError, "has the flag x"),
+        (lambda: Grammar.regex("^$"), ValueError, "regex is empty"),
         (lambda: Grammar.regex(""), ValueError, "regex is empty"),
         (lambda: Grammar.regex(7), TypeError, "regex must be a string, got int"),
         (lambda: Grammar.choices("yes"), TypeError, "choices must be a list of strings, got 'yes'"),
@@ -132,6 +154,21 @@ def test_a_schema_is_given_in_three_ways():
 def test_what_is_no_grammar(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"^\d{3}$", r"\d{3}"),
+        ("^a|b$", "a|b"),
+        (r"\Aa\z", "a"),
+        (r"[$^]\^(?i)(?:a)", r"[$^]\^(?i)(?:a)"),
+        ("[]^]", "[]^]"),
+    ],
+)
+def test_anchors_at_the_ends_say_nothing(pattern, expected):
+    """Elsewhere a table would lose an alternative by them without a word."""
+    assert Grammar.regex(pattern).source == expected
 
 
 def test_without_the_extra_it_is_said(monkeypatch):

@@ -39,6 +39,11 @@ WRONG = {
     "frequency of three rows": (Penalties(None, None, np.ones(3)), ValueError, "got shape (3,) for 2 rows"),
     "fewer than none": (MinNewTokens(-1), ValueError, "MinNewTokens.count must be an integer >= 0, got -1"),
     "half a token": (MinNewTokens(0.5), TypeError, "MinNewTokens.count must be an integer >= 0, got 0.5"),
+    "a phrase padded on the right": (
+        BannedPhrases(np.array([[1, -1], [-1, 2]])),
+        ValueError,
+        "BannedPhrases.phrases has -1 behind a token, got",
+    ),
     "a phrase of another vocabulary": (BannedPhrases.of([[1], [2, 9]]), ValueError, "BannedPhrases.phrases has id 9"),
 }
 
@@ -55,6 +60,21 @@ def test_it_is_said(name):
         generate((processor,))
     with pytest.raises(error, match=text):
         jaxspec.score(TARGET, PROMPT, sampling=jaxspec.Greedy((processor,)))
+
+
+@pytest.mark.parametrize(
+    ("biases", "error", "text"),
+    [
+        ({-1: 1.0}, ValueError, "LogitBias needs token ids, got -1"),
+        ({3.7: 1.0}, ValueError, "LogitBias needs token ids, got 3.7"),
+        ({"the": 1.0}, ValueError, "LogitBias needs token ids, got 'the'"),
+        ({3: "x"}, TypeError, "LogitBias needs a number as the bias of token 3, got 'x'"),
+        ([3], TypeError, "biases must map token ids to numbers, got [3]"),
+    ],
+)
+def test_what_is_no_bias(biases, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        LogitBias.of(biases)
 
 
 def test_what_is_no_processor():

@@ -90,7 +90,9 @@ def test_drafts_are_drawn_one_after_the_other(name):
         assert len(set(row.tolist())) == len(row) >= 3
 
 
-@pytest.mark.parametrize("name", ["medusa tree", "dflash tree", "dflash tree of places"])
+@pytest.mark.parametrize(
+    "name", ["medusa tree", pytest.param("dflash tree", marks=pytest.mark.slow), "dflash tree of places"]
+)
 def test_nodes_are_guessed_with_what_stands_above_them(name):
     """A token that must not come twice stands on no path twice, though the head likes it best at every place."""
     once = jaxspec.processors.FromCounts(_once)

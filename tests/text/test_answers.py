@@ -27,6 +27,10 @@ def test_answers_are_a_list_those_of_one_prompt_together(decoder):
     assert len(both) == 6 and [one.text for one in both[:3]] == [one.text for one in single]
     lengths = [one.prompt_tokens for one in both]
     assert lengths == [lengths[0]] * 3 + [lengths[5]] * 3 and lengths[0] != lengths[5]
+
+
+@pytest.mark.slow
+def test_one_answer_that_was_asked_for_is_a_list_too(decoder):
     assert isinstance(decoder.generate("hello", n=1, **WARM), list)
 
 
