@@ -116,7 +116,7 @@ def _begins(result, schema, target):
     from jaxspec.grammar.host import _ll_tokenizer
 
     stops = target.tokenizer.eos_token_ids
-    texts = _ll_tokenizer(target.tokenizer, target.vocab_size, tuple(stops))
+    texts, _ = _ll_tokenizer(target.tokenizer, target.vocab_size, tuple(stops))
     matcher = guidance.LLMatcher(texts, Grammar.json_schema(schema).matcher_source(), log_level=0)
     return matcher.validate_tokens(list(result.token_ids)) == len(result.token_ids)
 
