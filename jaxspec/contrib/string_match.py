@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
+from jaxspec.checkpoints.spelling import Speller
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.generation import Generation
@@ -39,7 +40,6 @@ from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.chain import Chain, ChainState
 from jaxspec.drafters.draft_model import ModelDraft, check_is_model
-from jaxspec.drafters.token_map import Speller
 from jaxspec.verifiers.base import Verifier
 
 # Tokens of the draft's for one of the target's, at most, on the average of a text.

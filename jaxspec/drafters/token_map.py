@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.checkpoints.spelling import Speller, ids_of, key_of
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
@@ -103,7 +104,7 @@ class TokenMap:
         target_size = target.vocab_size if target_size is None else target_size
         draft_size = draft.vocab_size if draft_size is None else draft_size
         speller = Speller(draft, draft_size)
-        own, others = _ids(target, target_size), speller.ids
+        own, others = ids_of(target, target_size), speller.ids
         if not any(key in others for key in own if not key.special):
             raise ValueError(
                 f"the vocabularies of target and draft ({target_size} and {draft_size} tokens) have no token of text "
@@ -116,7 +117,7 @@ class TokenMap:
         # Stands for text that cannot be spelled at all.
         blank = next((index for index in draft.eos_token_ids if index < draft_size), 0)
         spelled = [
-            [int(column)] if column >= 0 else (speller.spell(_key(target, index).data) or [blank])[-MOST_PIECES:]
+            [int(column)] if column >= 0 else (speller.spell(key_of(target, index).data) or [blank])[-MOST_PIECES:]
             for index, column in enumerate(columns)
         ]
         pieces = np.zeros((target_size, max(map(len, spelled))), np.int32)
@@ -152,28 +153,6 @@ class TokenMap:
         return jnp.where((self.columns >= 0)[None, None], shared, -jnp.inf)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Key:
-    """Identifies a token across vocabularies: its bytes, and whether it is special."""
-
-    data: bytes
-    special: bool = False
-
-
-def _key(tokenizer: Tokenizer, index: int) -> _Key:
-    return _Key(tokenizer.token_bytes(index, skip_special_tokens=False), tokenizer.is_special(index))
-
-
-def _ids(tokenizer: Tokenizer, size: int) -> dict[_Key, int]:
-    """Returns the token that each key stands for; byte tokens (`<0x41>`) only where there is no other."""
-    ids: dict[_Key, int] = {}
-    for byte_tokens in (False, True):
-        for index in range(min(size, tokenizer.vocab_size)):
-            if tokenizer.is_byte_token(index) == byte_tokens and (key := _key(tokenizer, index)).data:
-                ids.setdefault(key, index)
-    return ids
-
-
 def _pair_by_role(columns: np.ndarray, target: Tokenizer, draft: Tokenizer) -> None:
     """Gives tokens that begin or end a text those of the draft that do, if their spelling has found none."""
     for own, others in ((_begins(target), _begins(draft)), (target.eos_token_ids, draft.eos_token_ids)):
@@ -186,49 +165,3 @@ def _pair_by_role(columns: np.ndarray, target: Tokenizer, draft: Tokenizer) -> N
 def _begins(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the token that `encode` writes in front of each text, if it does."""
     return tuple(index for index in tokenizer.encode("") if index == tokenizer.bos_token_id)
-
-
-class Speller:
-    """Spells bytes of a text in a tokenizer's tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, size: int):
-        """Finds the tokens of all texts.
-
-        Args:
-          tokenizer: whose tokens.
-          size: its model's `vocab_size`; tokens beyond are not used.
-
-        Raises:
-          ValueError: the tokenizer is neither byte-level nor SentencePiece.
-        """
-        self.ids = _ids(tokenizer, size)
-        self._tokenizer = tokenizer
-        self._texts = {key.data: index for key, index in self.ids.items() if not key.special}
-        self._known = frozenset(self._texts.values())
-        self._longest = max(map(len, self._texts), default=0)
-
-    def spell(self, data: bytes) -> list[int]:
-        """Returns tokens with these bytes, special ones never among them; bytes that are in no token are left out."""
-        if (index := self._texts.get(data)) is not None:
-            return [index]
-        return self._encoded(data) or self._cut(data)
-
-    def _encoded(self, data: bytes) -> list[int]:
-        """Encodes with the tokenizer itself; empty if that adds or drops something, or gives special tokens."""
-        try:
-            ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
-        except UnicodeDecodeError:  # a part of a character
-            return []
-        same = self._known.issuperset(ids) and b"".join(map(self._tokenizer.token_bytes, ids)) == data
-        return ids if same else []
-
-    def _cut(self, data: bytes) -> list[int]:
-        """Takes the longest token that the bytes begin with, and so on."""
-        found, start = [], 0
-        while start < len(data):
-            ends = range(min(len(data), start + self._longest), start, -1)
-            end = next((end for end in ends if data[start:end] in self._texts), None)
-            if end is not None:
-                found.append(self._texts[data[start:end]])
-            start = start + 1 if end is None else end
-        return found

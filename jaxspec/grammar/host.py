@@ -14,13 +14,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, UInt32
 
+from jaxspec.checkpoints.spelling import Speller
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
 from jaxspec.grammar.extra import needed
 from jaxspec.grammar.language import Grammar
-from jaxspec.grammar.spelling import Speller
 from jaxspec.grammar.table import token_texts
 
 _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
@@ -198,7 +198,7 @@ def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int,
     """Returns the tokenizer as `llguidance` takes it: the bytes of each token, and those that end a text."""
     guidance = needed("llguidance")
     texts = token_texts(tokenizer, vocab_size)
-    speller = Speller(tokenizer, texts)
+    speller = Speller(tokenizer, vocab_size)
 
     class Texts:
         eos_token_id = stop_tokens[0]

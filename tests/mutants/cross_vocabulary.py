@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_MAP = "drafters/token_map.py"
+_MAP, _SPELLING = "drafters/token_map.py", "checkpoints/spelling.py"
 _DRAFTER = "drafters/cross_vocabulary.py"
 _MAP_TESTS = "tests/drafters/test_token_map.py"
 _DRAFTER_TESTS = "tests/drafters/test_cross_vocabulary.py"
@@ -65,21 +65,21 @@ MUTANTS = (
     ),
     Mutant(
         "text is taken to be made of byte tokens",
-        _MAP,
+        _SPELLING,
         "for byte_tokens in (False, True):",
         "for byte_tokens in (True, False):",
         (_SPELLINGS,),
     ),
     Mutant(
         "special tokens are compared with text",
-        _MAP,
+        _SPELLING,
         "tokenizer.is_special(index))",
         "False)",
         (f"{_MAP_TESTS}::test_a_special_token_spelled_like_text_is_another_token",),
     ),
     Mutant(
         "a spelling that the tokenizer has changed is taken",
-        _MAP,
+        _SPELLING,
         ' and b"".join(map(self._tokenizer.token_bytes, ids)) == data',
         "",
         (f"{_MAP_TESTS}::test_every_token_keeps_its_text",),
