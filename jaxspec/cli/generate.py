@@ -2,11 +2,11 @@
 
 import dataclasses
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxspec.cli.decoding import Decoding
 from jaxspec.cli.options import DEFAULT_MODEL, DRAFTERS, KERNELS, VERIFIERS, DtypeOption, ModelOption, OneOf
 from jaxspec.cli.processes import Processes
 from jaxspec.cli.prompts import read_prompts
@@ -19,53 +19,6 @@ if TYPE_CHECKING:
     from jaxspec.text.decoder import SpeculativeDecoder
     from jaxspec.text.result import TextResult
     from jaxspec.text.stream import TextStream
-
-_SAMPLING = ("top_p", "top_k", "min_p", "seed")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """Defines the options of decoding: those of `SpeculativeDecoder.generate`, where `None` is its own default."""
-
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens to add.")] = 128
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0
-    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens of this mass.  [default: 0.9]")] = (
-        None
-    )
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the most likely tokens.")] = None
-    min_p: Annotated[
-        float | None, typer.Option(help="Keep tokens of this share of the most likely one's probability.")
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.  [default: chosen and reported]")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Divide positive logits of tokens that are there already, multiply others.")
-    ] = None
-    presence_penalty: Annotated[float | None, typer.Option(help="Lower tokens that the answer has.")] = None
-    frequency_penalty: Annotated[float | None, typer.Option(help="Lower them for each time.")] = None
-    bad_words: Annotated[list[str] | None, typer.Option(help="Never write this word; repeatable.")] = None
-    min_new_tokens: Annotated[int | None, typer.Option(help="End no text before so many tokens.")] = None
-    schema: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A JSON schema that the answer keeps to; '{...}' is one itself.")
-    ] = None
-    regex: Annotated[str | None, typer.Option(help="An expression that the answer matches as a whole.")] = None
-    prediction: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A text that the answer is expected to be like; drafts copy it.")
-    ] = None
-
-    def __post_init__(self):
-        if self.temperature == 0 and (idle := [name for name in _SAMPLING if getattr(self, name) is not None]):
-            flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-            raise ValueError(f"{flags} would change nothing at temperature 0; pass --temperature too, such as 0.7")
-
-    def keywords(self) -> dict[str, Any]:
-        """Returns the options as `SpeculativeDecoder.generate` takes them."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        if self.schema is not None and not self.schema.lstrip().startswith("{"):
-            given["schema"] = Path(self.schema).read_text()
-        if self.prediction is not None:
-            given["prediction"] = Path(self.prediction).read_text()
-        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +107,9 @@ class Options:
     ] = "auto"
     processes: Processes = dataclasses.field(default_factory=Processes)
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False
+    alternatives: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --json: the N most likely tokens in the place of each, too.")
+    ] = 0
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode without speculation too, and compare speeds and tokens.")
     ] = False
@@ -167,6 +123,8 @@ class Options:
             raise ValueError("--system is a message of a conversation; pass --chat too")
         if self.rows is not None and not self.bit_exact:
             raise ValueError("--rows fills passes up so that they agree to the bit; pass --bit-exact too")
+        if self.alternatives and not self.as_json:
+            raise ValueError("--alternatives are printed as JSON; pass --json too")
         if self.compare and self.draft == "none":
             raise ValueError("--compare needs a draft to compare with plain decoding; leave out --draft none")
         if self.num_drafts != 1:
@@ -207,7 +165,7 @@ class Options:
 
     def stream(self, decoder: "SpeculativeDecoder", texts: list[str], **changes: Any) -> "TextStream":
         """Streams what follows the prompts, as `(row, piece)`."""
-        keywords = self.decoding.keywords() | changes
+        keywords = self.decoding.keywords() | {"alternatives": self.alternatives} | changes
         if not self.chat:
             return decoder.stream(texts, **keywords)
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -238,7 +196,8 @@ def _run(options: Options, texts: list[str]) -> None:
     from jaxspec.drafters.adapt import describe
 
     console = Console(stderr=True, highlight=False)
-    decoder = options.decoder(options.processes.make_mesh(), batch=len(texts))
+    answered = [text for text in texts for _ in range(options.decoding.answers or 1)]
+    decoder = options.decoder(options.processes.make_mesh(), batch=len(answered))
     if (line := report.vocabulary_line(decoder.drafter)) is not None:
         console.print(line, soft_wrap=True)
     if options.compare:
@@ -246,14 +205,15 @@ def _run(options: Options, texts: list[str]) -> None:
             next(options.stream(decoder, texts), None)
             next(options.stream(_plain(decoder), texts, prediction=None), None)
     stream = options.stream(decoder, texts)
-    show(texts, stream, console, drafts=options.show_drafts, silent=options.as_json)
+    show(answered, stream, console, drafts=options.show_drafts, silent=options.as_json)
     results = _results(stream)
     comparison = _compare(options, texts, decoder, results, console) if options.compare else None
-    drafts = describe(decoder.drafter, decoder.target, batch=len(texts))
+    drafts = describe(decoder.drafter, decoder.target, batch=len(answered))
     if options.as_json:
         shared = {"model": options.model, "draft": options.draft, "k": decoder.drafter.max_drafts, "drafts": drafts}
-        for row, (text, result) in enumerate(zip(texts, results, strict=True)):
+        for row, (text, result) in enumerate(zip(answered, results, strict=True)):
             own = shared | ({"spans": result.spans} if options.show_drafts else {})
+            own |= {"alternatives": report.alternatives(result)} if options.alternatives else {}
             typer.echo(report.json_line(text, result, own, comparison, row=row))
         return
     draft, drafted = (_drafter_name(options), drafts) if decoder.drafter.max_drafts > 0 else (None, None)

@@ -120,6 +120,14 @@ def json_line(
     return json.dumps(record, ensure_ascii=False)
 
 
+def alternatives(result: TextResult) -> list[list[dict[str, Any]]]:
+    """Returns the likely tokens in the place of each, for JSON: a log-probability of -inf is `None`."""
+    finite = lambda value: value if not isinstance(value, float) or math.isfinite(value) else None  # noqa: E731
+    return [
+        [{name: finite(value) for name, value in vars(one).items()} for one in some] for some in result.alternatives
+    ]
+
+
 def _comparison_record(comparison: Comparison, difference: Difference | None) -> dict:
     record = {
         "tokens_per_second": comparison.speculative,

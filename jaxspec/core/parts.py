@@ -101,6 +101,16 @@ def whole(values: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
     return _LAYOUT.get().rows(values)
 
 
+def everywhere(values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """Returns an array complete on every device, its rows too.
+
+    Example:
+        >>> jaxspec.core.parts.everywhere(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+    return _LAYOUT.get().replicate(values)
+
+
 def in_part(values: Shaped[Array, "b *rows n"], part: Int[Array, "b *rows"]) -> Shaped[Array, "b *rows"]:
     """Returns the value of one part."""
     # One operation; a gather is four on a TPU.

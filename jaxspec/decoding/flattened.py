@@ -8,7 +8,7 @@ import jax
 
 
 def jit_of(
-    function: Callable[..., Any], models: tuple[Any, ...], *, donate: str | None = None, static: str | None = None
+    function: Callable[..., Any], models: tuple[Any, ...], *, donate: tuple[str, ...] = (), static: tuple[str, ...] = ()
 ) -> Any:
     """Returns `function(*models, ...)`, jitted; what follows the models is passed at each call.
 
@@ -17,15 +17,15 @@ def jit_of(
     Args:
       function: takes the models first.
       models: pytrees.
-      donate: the name of an argument whose buffers are reused.
-      static: the name of one that fixes the program.
+      donate: the names of arguments whose buffers are reused.
+      static: the names of those that fix the program.
     """
     leaves, structure = jax.tree.flatten(models)
     return functools.partial(_program(function, structure, donate, static), leaves)
 
 
 @functools.lru_cache(maxsize=64)
-def _program(function: Callable[..., Any], structure: Any, donate: str | None, static: str | None) -> Any:
+def _program(function: Callable[..., Any], structure: Any, donate: tuple[str, ...], static: tuple[str, ...]) -> Any:
     @functools.partial(jax.jit, donate_argnames=donate, static_argnames=static)
     def program(leaves, **arguments):
         return function(*jax.tree.unflatten(structure, leaves), **arguments)

@@ -1,14 +1,20 @@
 """Has the host find out what a grammar allows: for grammars without a table, in the text interface.
 
 `llguidance` reads them: each row has a matcher, which is led down the drafts and back.
+
+While drafts are drawn the program calls the host at each of them, since a draft's mask follows from those before it.
+While the target runs over them the host finds out what may follow the last ones, and the verdict is told all at once.
 """
 
 import dataclasses
 import functools
+import itertools
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -16,6 +22,7 @@ from jaxtyping import Bool, Int, UInt32
 
 from jaxspec.checkpoints.spelling import Speller
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core import parts
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
@@ -35,11 +42,13 @@ class Known:
       paths: the drafts above each position that it knows of; -1 pads, -2 is no position.
       allowed: a bit a token, at each of them.
       forced: what must come after the committed text; -1 behind.
+      asked: the number of the `RowMatchers` that is called about any other position; `None` if nothing is.
     """
 
     paths: Int[Array, "b n d"]
     allowed: UInt32[Array, "b n w"]
     forced: Int[Array, "b k"]
+    asked: Int[Array, ""] | None = None
 
 
 @register_dataclass
@@ -47,7 +56,7 @@ class Known:
 class HostMasks(Processor):
     """Excludes what the host has found that a grammar does not allow; `RowMatchers` tells it, round by round.
 
-    Where it was told nothing, as of drafts that are being drawn, everything is allowed.
+    Where it was told nothing and has nobody to ask, everything is allowed.
 
     Attributes:
       nodes: the most drafts of a round.
@@ -66,12 +75,20 @@ class HostMasks(Processor):
         )
 
     def __call__(self, logits, state: Known, path):
-        same = self._is_at(state, path)
-        at = jnp.argmax(same, axis=2).astype(jnp.int32)
-        found = jnp.take_along_axis(state.allowed, at[..., None], axis=1)
+        if state.asked is not None:
+            shape = (*path.shape[:2], state.allowed.shape[2])
+            answer = jax.ShapeDtypeStruct(shape, jnp.uint32)
+            # One device calls, and with complete arrays.
+            found = jax.pure_callback(_answer, answer, state.asked, parts.everywhere(path))
+            found = parts.everywhere(found)
+        else:
+            same = self._is_at(state, path)
+            at = jnp.argmax(same, axis=2).astype(jnp.int32)
+            found = jnp.take_along_axis(state.allowed, at[..., None], axis=1)
+            found = jnp.where(jnp.any(same, axis=2)[..., None], found, _ALL)
         bits = jnp.arange(32, dtype=jnp.uint32)[None, None, None]
-        there = ((found[..., None] >> bits) & jnp.uint32(1)).reshape(*at.shape, -1)[..., : logits.shape[2]] > 0
-        return jnp.where(there | ~jnp.any(same, axis=2)[..., None], logits, -jnp.inf)
+        there = ((found[..., None] >> bits) & jnp.uint32(1)).reshape(*path.shape[:2], -1)[..., : logits.shape[2]] > 0
+        return jnp.where(there, logits, -jnp.inf)
 
     def commit(self, state: Known, tokens, count) -> Known:
         nowhere = jnp.full_like(state.paths, _NOWHERE)
@@ -124,22 +141,24 @@ class RowMatchers:
                 raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
         self._rows = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
         self._words = (vocab_size + 31) // 32
+        # What is known of the positions behind each row's text, by the tokens between.
+        self._found: list[dict[tuple[int, ...], UInt32[np.ndarray, "w"]]] = [{} for _ in grammars]
+        self._number = next(_NUMBERS)
+        _BY_NUMBER[self._number] = self
         self._stops, self._stop = np.zeros(self._words, np.uint32), stop_tokens[0]
         for token in stop_tokens:
             self._stops[token // 32] |= np.uint32(1 << token % 32)
 
     def after_text(self, masks: HostMasks, state: GenerationState, place: int) -> GenerationState:
-        """Returns the state with what may come after each row's text, for its drafts."""
+        """Returns the state with what must come after each row's text, which asks about its drafts."""
         rows = len(self._rows)
         paths, allowed = self._blank(masks, rows)
         forced = np.full((rows, max(masks.depth, 1)), -1, np.int32)
-        paths[:, 0] = -1
         for row, matcher in self._followed():
-            allowed[row, 0] = self._allowed(matcher)
             coming = [self._stop] if matcher.is_stopped() else self._speller.spell(matcher.compute_ff_bytes())
             coming = coming[: forced.shape[1]]
             forced[row, : len(coming)] = coming
-        return _told(state, place, paths, allowed, forced)
+        return _told(state, place, paths, allowed, forced, np.int32(self._number))
 
     def after_drafts(
         self, masks: HostMasks, state: GenerationState, place: int, tokens: Any, valid: Any, parents: Any
@@ -147,13 +166,29 @@ class RowMatchers:
         """Returns the state with what may come after each draft."""
         rows, count = tokens.shape
         paths, allowed = self._blank(masks, rows)
-        for row, matcher in self._followed():
+        for row, _ in self._followed():
             above = np.arange(-1, count - 1) if parents is None else parents[row]
-            self._descend(matcher, -1, [], tokens[row], valid[row], above, paths[row], allowed[row])
+            drafts: list[tuple[int, ...]] = [()]
+            for node in range(-1, count):
+                if node >= 0:
+                    drafts.append((*drafts[above[node] + 1], int(tokens[row, node])))
+                if node < 0 or valid[row, node]:
+                    allowed[row, node + 1] = self._after(row, drafts[-1])
+                    paths[row, node + 1] = -1
+                    paths[row, node + 1, : len(drafts[-1])] = drafts[-1]
         return _told(state, place, paths, allowed, np.full((rows, max(masks.depth, 1)), -1, np.int32))
+
+    def after_paths(self, paths: Int[np.ndarray, "b n d"]) -> UInt32[np.ndarray, "b n w"]:
+        """Returns what may come after drafts, the oldest first; -1 pads on the right."""
+        allowed = np.full((*paths.shape[:2], self._words), _ALL, np.uint32)
+        for row, _ in self._followed():
+            for place, path in enumerate(paths[row].tolist()):
+                allowed[row, place] = self._after(row, tuple(token for token in path if token >= 0))
+        return allowed
 
     def commit(self, tokens: np.ndarray, count: np.ndarray) -> None:
         """Takes in what a round has emitted."""
+        self._found = [{} for _ in self._rows]
         for row, matcher in self._followed():
             if count[row] and not matcher.is_stopped():
                 matcher.consume_tokens(tokens[row, : count[row]].tolist())
@@ -161,17 +196,16 @@ class RowMatchers:
     def _followed(self) -> list[tuple[int, Any]]:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
 
-    def _descend(self, matcher, node, path, tokens, valid, above, paths, allowed) -> None:
-        """Writes what may come after a node and those below it; the matcher stands behind the node, and does again."""
-        allowed[node + 1] = self._allowed(matcher)
-        paths[node + 1] = -1
-        paths[node + 1, : len(path)] = path
-        for child in np.flatnonzero((above == node) & valid).tolist():
-            token = int(tokens[child])
+    def _after(self, row: int, path: tuple[int, ...]) -> UInt32[np.ndarray, "w"]:
+        """Returns what may come after drafts of a row; the matcher stands behind the text, and does again."""
+        if path not in self._found[row]:
+            matcher = self._rows[row]
+            taken = 0 if matcher.is_stopped() else matcher.try_consume_tokens(list(path))
             # A token that is not allowed is refused, and what would follow it does not matter.
-            if not matcher.is_stopped() and matcher.try_consume_tokens([token]) == 1:
-                self._descend(matcher, child, [*path, token], tokens, valid, above, paths, allowed)
-                matcher.rollback(1)
+            self._found[row][path] = self._allowed(matcher) if taken == len(path) else np.full_like(self._stops, _ALL)
+            if taken:
+                matcher.rollback(taken)
+        return self._found[row][path]
 
     def _allowed(self, matcher: Any) -> UInt32[np.ndarray, "w"]:
         if matcher.is_error():  # beyond its limits: the row ends, with a status
@@ -184,6 +218,15 @@ class RowMatchers:
     def _blank(self, masks: HostMasks, rows: int) -> tuple[np.ndarray, np.ndarray]:
         shape = (rows, masks.nodes + 1)
         return np.full((*shape, masks.depth), _NOWHERE, np.int32), np.full((*shape, self._words), _ALL, np.uint32)
+
+
+# Those that a program may call, by the number that it is given: another text of the same shapes compiles nothing.
+_BY_NUMBER: weakref.WeakValueDictionary[int, RowMatchers] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def _answer(number: Any, paths: Any) -> UInt32[np.ndarray, "b n w"]:
+    return _BY_NUMBER[int(number)].after_paths(np.asarray(paths))
 
 
 def _told(state: GenerationState, place: int, *known: Any) -> GenerationState:

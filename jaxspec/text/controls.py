@@ -1,7 +1,8 @@
 """Makes processors of the options of a text generation, in the order in which `transformers` applies them."""
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -21,6 +22,17 @@ from jaxspec.processors.penalties import Penalties
 
 # A context-free grammar by its rules, or any.
 Asked: TypeAlias = str | Grammar | None
+
+# What errors of processors call their values, and the options that these are here.
+_OPTIONS = {
+    "LogitBias.tokens": "logit_bias",
+    "LogitBias.bias": "logit_bias",
+    "LogitBias": "logit_bias",
+    "Penalties.repetition": "repetition_penalty",
+    "Penalties.presence": "presence_penalty",
+    "Penalties.frequency": "frequency_penalty",
+    "MinNewTokens.count": "min_new_tokens",
+}
 
 
 @runtime_checkable
@@ -69,15 +81,18 @@ def processors(
       TypeError, ValueError: for an option that does not fit.
     """
     found: list[Processor] = []
-    if options.logit_bias is not None:
-        found.append(LogitBias.of(options.logit_bias))
-    strengths = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
-    if any(strength is not None for strength in strengths):
-        found.append(Penalties(*strengths))
-    if phrases := _phrases(options.bad_words, tokenizer):
-        found.append(BannedPhrases.of(phrases))
-    if options.min_new_tokens is not None:
-        found.append(MinNewTokens(options.min_new_tokens))
+    with _named_as_options():
+        if options.logit_bias is not None:
+            found.append(LogitBias.of(options.logit_bias))
+        strengths = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
+        if any(strength is not None for strength in strengths):
+            found.append(Penalties(*strengths))
+        if phrases := _phrases(options.bad_words, tokenizer):
+            found.append(BannedPhrases.of(phrases))
+        if options.min_new_tokens is not None:
+            found.append(MinNewTokens(options.min_new_tokens))
+        for one in found:
+            one.check(1, vocab_size)
     if options.allowed_tokens is not None:
         found.append(AllowedTokens([*_ids(options.allowed_tokens, vocab_size), *stop_tokens]))
     if any(grammar is not None for grammar in grammars):
@@ -86,6 +101,16 @@ def processors(
         table = _table(tuple(grammars), tokenizer, vocab_size)
         found.append(table or HostMasks(drafter.lengths[-1], drafter.max_drafts))
     return (*found, *as_tuple(options.processors))
+
+
+@contextlib.contextmanager
+def _named_as_options() -> Iterator[None]:
+    """Raises errors of processors as those of the options that they are made of."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = functools.reduce(lambda text, pair: text.replace(*pair), _OPTIONS.items(), str(error))
+        raise type(error)(text) from None
 
 
 def grammars_of(options: Controls, count: int) -> list[Grammar | None]:

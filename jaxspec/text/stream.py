@@ -147,7 +147,7 @@ def _advance(request: TextRequest) -> Callable[[GenerationState], tuple[Generati
     arguments = request.arguments
     models = (arguments.target, arguments.drafter, arguments.verifier)
     if not request.grammars:
-        advance_one = jit_of(_step, models, donate="state")
+        advance_one = jit_of(_step, models, donate=("state",))
         return lambda state: advance_one(state=state)
     found = processors_of(arguments.sampling)
     place, masks = next((place, one) for place, one in enumerate(found) if isinstance(one, HostMasks))

@@ -25,6 +25,9 @@ WRONG = {
         "--mesh": ("x", "data", "data=0", "data=x", "data=" + HUGE[1]),
         "--model": ("", "no-such", "./nowhere"),
         "--file": ("", "./nowhere"),
+        "--answers": ("0", "2", *NO_NUMBER),
+        "--alternatives": ("-1", "2", *NO_NUMBER),
+        "--logit-bias": ("", "7", "x=1", "7=x", "7=1=2", "=1"),
     },
     "models": {"--no-such": ("1",)},
     "data": {"--max-new-tokens": NO_NUMBER, "--seed": NO_NUMBER, "--batch": NO_NUMBER, "--shard": NO_NUMBER},
@@ -37,6 +40,8 @@ WRONG_FOR_THE_MODEL = {
     "--max-new-tokens": (*HUGE, "-1"),
     "--seed": (*HUGE, "-1"),
     "--top-k": ("-1", "-" + HUGE[1]),
+    "--logit-bias": ("9999=1", "-1=1", "7=nan"),
+    "--grammar": ("", "./nowhere"),
     "-k": ("-1", "1000000", HUGE[1], "adaptive:0", "adaptive:-1", "fast", ""),
     "--draft": ("", "ngram+", "no-such", "./nowhere", "ngram:3"),
     "--stop": ("", "\udcff"),
@@ -51,6 +56,7 @@ CASES = [(name, option, value) for name, table in WRONG.items() for option, valu
 # What an error may call an option.
 NAMES = {
     "--file": "--file|nowhere",
+    "--grammar": "nowhere|directory",
     "--model": "model|there is no file or folder",
     "--draft": "draft|ngram takes no arg|nowhere",
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -216,6 +217,41 @@ def test_a_prediction_is_drafted(folder, tmp_path):
     assert found["text"] == text and result.exit_code == 0
     missing = _generate(folder, "--prediction", tmp_path / "nothing.txt", "the sea")
     assert missing.exit_code == 2 and "nothing.txt" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--choice", "the sea", "the sea"),
+        ("--grammar", 'start: "a" "o" | "o" "a"', "(ao|oa)"),
+        pytest.param("--regex", "[ao]{3}", "[ao]{3}", marks=pytest.mark.slow),
+        pytest.param("--schema", '{"enum": ["sea"]}', '"sea"', marks=pytest.mark.slow),
+    ],
+)
+def test_texts_of_a_grammar(folder, tmp_path, option, value, text):
+    if option == "--grammar":
+        (tmp_path / "grammar.lark").write_text(value)
+        value = tmp_path / "grammar.lark"
+    result = _generate(folder, option, value, "the ")
+    assert re.fullmatch(text, result.stdout.strip()), result.stderr
+
+
+def test_several_answers_with_alternatives_and_a_bias(folder):
+    """Each by its own key, the biased token in none; the second most likely tokens beside what was written."""
+    sampled = ("-t", "1", "--seed", "3", "--top-k", "2", "--json")
+    several = ("--answers", "3", "--alternatives", "2", "--logit-bias", "7=-inf")
+    lines = [json.loads(line) for line in _generate(folder, *sampled, *several, "the sea", "hello").stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["the sea"] * 3 + ["hello"] * 3
+    assert len({line["text"] for line in lines[:3]}) > 1
+    for line in lines:
+        assert 7 not in line["token_ids"] and len(line["alternatives"]) == len(line["token_ids"])
+        for token, found in zip(line["token_ids"], line["alternatives"], strict=True):
+            assert len(found) == 2 and found[0]["log_prob"] >= found[1]["log_prob"]
+            ids = [one["token_id"] for one in found]
+            assert 7 in ids or token in ids
+            assert all((one["warped_log_prob"] is None) == (one["token_id"] == 7) for one in found)
+    shown = _generate(folder, "-t", "1", "--seed", "3", "--answers", "2", "the sea").stdout
+    assert shown.count("the sea") == 2
 
 
 def test_compare_says_where_samples_differ(folder):

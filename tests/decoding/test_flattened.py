@@ -19,7 +19,7 @@ def test_models_of_one_structure_share_a_program():
     tokens = jnp.asarray([[1, 2, 3]], jnp.int32)
     for seed in (0, 1):
         model = tiny.history_model(seed, vocab=7)
-        program = jit_of(last_logits, (model,), donate="state")
+        program = jit_of(last_logits, (model,), donate=("state",))
         state = jnp.ones((1, 7))
         found = program(tokens=tokens, state=state)
         expected = 1 + model(tokens, model.init_cache(1, 8)).logits[:, -1]
@@ -29,7 +29,7 @@ def test_models_of_one_structure_share_a_program():
 
 
 def test_what_fixes_a_program_is_no_array():
-    repeat = jit_of(lambda model, x, times: jnp.tile(x, times), (tiny.history_model(0, vocab=7),), static="times")
+    repeat = jit_of(lambda model, x, times: jnp.tile(x, times), (tiny.history_model(0, vocab=7),), static=("times",))
     assert repeat(x=jnp.ones(2), times=3).shape == (6,)
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         repeat(x=jnp.ones(2), times=jnp.asarray(3))

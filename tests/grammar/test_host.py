@@ -1,8 +1,10 @@
 """Grammars that the host follows between the passes: texts are theirs, and those of plain decoding."""
 
+import functools
 import json
 import re
 
+import jax
 import jax.numpy as jnp
 import jsonschema
 import numpy as np
@@ -26,11 +28,12 @@ TREE = {
     "required": ["n"],
     "additionalProperties": False,
 }
+DRAFTS_OF_TREES = functools.partial(jaxspec.TreeDrafter, topology=jaxspec.Tree.of_size(6))
 DRAFTS = {
     "plain": None,
     "n-gram": jaxspec.NGramDrafter(k=4, min_ngram=1),
     "model": jaxspec.ModelDrafter(DRAFT, k=3),
-    "tree": jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.of_size(6)),
+    "tree": DRAFTS_OF_TREES(DRAFT),
     "dynamic tree": jaxspec.drafters.DynamicTreeDrafter(DRAFT, top_k=2, depth=3, nodes=6),
 }
 
@@ -128,6 +131,42 @@ def test_tokenizers_that_do_not_encode_a_text_as_it_is(options):
         assert b"".join(map(tokenizer.token_bytes, speller.spell(text.encode()))) == text.encode()
 
 
+@pytest.mark.parametrize(
+    "name", ["model", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic tree"))]
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.filterwarnings("error:Some donated buffers were not usable")
+def test_drafts_are_drawn_from_what_the_host_allows(name, temperature):
+    """As by a table of the same language: the same tokens in the same rounds, of which as many were drafted."""
+    decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS[name])
+    options = {"temperature": temperature, "seed": 5, "max_new_tokens": 30}
+    prompts = ["the sea", "a"]
+    by_table = decoder.generate(prompts, regex="(the |sea |[aeo]){2,9}", **options)
+    by_host = decoder.generate(prompts, grammar="start: /(the |sea |[aeo]){2,9}/", **options)
+    for one, other in zip(by_host, by_table, strict=True):
+        assert one.token_ids == other.token_ids
+        for count in ("rounds", "drafted", "accepted"):
+            np.testing.assert_array_equal(getattr(one.stats, count), getattr(other.stats, count), err_msg=count)
+    assert sum(one.stats.accepted.sum() for one in by_host) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model", "tree"])
+@pytest.mark.filterwarnings("ignore:the key-value heads")
+def test_the_host_is_asked_from_a_mesh(name):
+    """By one of its devices, for all: the texts of one device, in the same rounds."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    make = {"model": lambda draft: jaxspec.ModelDrafter(draft, k=3), "tree": DRAFTS_OF_TREES}[name]
+    options = {"grammar": NESTED, "temperature": 1.0, "seed": 5, "max_new_tokens": 20}
+    found = [
+        jaxspec.SpeculativeDecoder(target, make(draft)).generate(["the sea", "a"], **options)
+        for target, draft in ((TARGET, DRAFT), (jaxspec.shard(TARGET, mesh), jaxspec.shard(DRAFT, mesh)))
+    ]
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_array_equal(one.stats.accepted, other.stats.accepted)
+
+
 def test_a_stream_shows_the_same_text():
     decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"])
     options = {"temperature": 0, "max_new_tokens": 30, "grammar": NESTED}
@@ -167,8 +206,11 @@ def test_small_grammars_are_tables_and_others_are_followed():
             "this json_schema grammar is not",
         ),
         ({"bad_words": [""]}, TypeError, "bad_words must be strings, none of them empty"),
-        ({"logit_bias": {9999: 1.0}}, ValueError, "LogitBias.tokens has id 9999"),
-        ({"repetition_penalty": 0}, ValueError, "Penalties.repetition must be above 0"),
+        ({"logit_bias": {9999: 1.0}}, ValueError, "logit_bias has id 9999"),
+        ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be above 0"),
+        ({"logit_bias": {5: float("nan")}}, ValueError, "logit_bias must be numbers or -inf"),
+        ({"frequency_penalty": "much"}, TypeError, "frequency_penalty must be between -10000 and 10000"),
+        ({"min_new_tokens": -1}, ValueError, "min_new_tokens must be an integer >= 0"),
         ({"processors": [7]}, TypeError, "must be instances of jaxspec.core.Processor, got 7"),
     ],
 )

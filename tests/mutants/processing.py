@@ -183,9 +183,23 @@ MUTANTS = (
     Mutant(
         "the host's masks are those of other positions",
         _HOST,
-        "paths[node + 1, : len(path)] = path",
-        "paths[node + 1, : len(path)] = path[::-1]",
+        "paths[row, node + 1, : len(drafts[-1])] = drafts[-1]",
+        "paths[row, node + 1, : len(drafts[-1])] = drafts[-1][::-1]",
         (f"{_HOST_TESTS}::test_what_follows_each_node_is_what_the_table_allows",),
+    ),
+    Mutant(
+        "drafts are drawn without the host's masks",
+        _HOST,
+        "if state.asked is not None:",
+        "if False:",
+        (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
+    ),
+    Mutant(
+        "the host remembers what followed an earlier text",
+        _HOST,
+        "self._found = [{} for _ in self._rows]",
+        "",
+        (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
     ),
     Mutant(
         "an index that a tree's nodes are not written at passes the check",
