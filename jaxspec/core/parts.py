@@ -101,11 +101,11 @@ def whole(values: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
     return _LAYOUT.get().rows(values)
 
 
-def everywhere(values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def replicated(values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """Returns an array complete on every device, its rows too.
 
     Example:
-        >>> jaxspec.core.parts.everywhere(jnp.ones((2, 3))).shape
+        >>> jaxspec.core.parts.replicated(jnp.ones((2, 3))).shape
         (2, 3)
     """
     return _LAYOUT.get().replicate(values)

@@ -132,6 +132,22 @@ class Processor(abc.ABC):
         del state, path
         return jnp.ones(tokens.shape, jnp.bool_)
 
+    def lead(
+        self, state: Any, tokens: Int[Array, "b k"], count: Int[Array, "b"]
+    ) -> tuple[Int[Array, "b k"], Int[Array, "b"], Bool[Array, "b k"]] | None:
+        """Returns a guess as far as it may come, with the tokens that must come: what the two above say, at once.
+
+        Args:
+          state: that of each row's committed text.
+          tokens: the guess; row `b` is `tokens[b, :count[b]]`.
+          count: how many tokens are guessed.
+
+        Returns:
+          The tokens, how many they are, and which must come; `None` to be asked position by position.
+        """
+        del state, tokens, count
+        return None
+
 
 @runtime_checkable
 class Processing(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import processing
 from jaxspec.core.model import Model
@@ -148,24 +148,31 @@ def follow_forced(context: Context, guess: Guess) -> Guess:
     A guess that goes another way than what must come is dropped from there on.
     """
     policy, states = context.sampling, context.processed
+    for one, state in zip(processing.processors_of(policy), states, strict=True):
+        if (led := one.lead(state, guess.tokens, guess.count)) is not None:
+            guess = Guess(led[0], led[1], _chances(guess, led[2]))
     batch, k = guess.tokens.shape
     path, going, own = jnp.full((batch, 1, k), -1, jnp.int32), jnp.ones(batch, jnp.bool_), guess.count
-    tokens, chances, before = [], [], jnp.ones(batch, jnp.float32)
+    tokens, due = [], []
     for i in range(k):
         token = guess.tokens[:, i]
         forced = processing.next_forced(policy, states, path)[:, 0]
         guessed = (i < own) & processing.allows(policy, states, path, token[:, None])[:, 0]
         going = going & ((forced >= 0) | guessed)
-        last = guess.cum_accept_prob[:, i - 1] if i else jnp.ones(batch, jnp.float32)
-        share = jnp.where(last > 0, guess.cum_accept_prob[:, i] / jnp.maximum(last, 1e-6), 0.0)
-        before = before * jnp.where(forced >= 0, _FORCED, jnp.minimum(share, 1.0))
         own = jnp.where((forced >= 0) & (forced != token), i, own)
         token = jnp.where(forced >= 0, forced, token)
         path = path.at[:, 0, i].set(jnp.where(going, token, -1))
         tokens.append(jnp.where(going, token, 0))
-        chances.append(before)
+        due.append(forced >= 0)
     count = jnp.sum(path[:, 0] >= 0, axis=1, dtype=jnp.int32)
-    return Guess(jnp.stack(tokens, axis=1), count, jnp.stack(chances, axis=1))
+    return Guess(jnp.stack(tokens, axis=1), count, _chances(guess, jnp.stack(due, axis=1)))
+
+
+def _chances(guess: Guess, forced: Bool[Array, "b k"]) -> Float[Array, "b k"]:
+    """Returns `cum_accept_prob` where some of the tokens must come."""
+    last = jnp.pad(guess.cum_accept_prob, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
+    share = jnp.where(last > 0, guess.cum_accept_prob / jnp.maximum(last, 1e-6), 0.0)
+    return jnp.cumprod(jnp.where(forced, _FORCED, jnp.minimum(share, 1.0)), axis=1)
 
 
 def one_hot(tokens: Int[Array, "b k"], vocab_size: int) -> Float[Array, "b k v"]:

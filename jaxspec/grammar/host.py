@@ -28,7 +28,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
 from jaxspec.grammar.extra import needed
 from jaxspec.grammar.language import Grammar
-from jaxspec.grammar.table import token_texts
+from jaxspec.grammar.table import MOST_FORCED, must_come, token_texts
 
 _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
 
@@ -41,13 +41,11 @@ class Known:
     Attributes:
       paths: the drafts above each position that it knows of; -1 pads, -2 is no position.
       allowed: a bit a token, at each of them.
-      forced: what must come after the committed text; -1 behind.
       asked: the number of the `RowMatchers` that is called about any other position; `None` if nothing is.
     """
 
     paths: Int[Array, "b n d"]
     allowed: UInt32[Array, "b n w"]
-    forced: Int[Array, "b k"]
     asked: Int[Array, ""] | None = None
 
 
@@ -71,7 +69,6 @@ class HostMasks(Processor):
         return Known(
             jnp.full((batch, self.nodes + 1, self.depth), _NOWHERE, jnp.int32),
             jnp.full((batch, self.nodes + 1, words), _ALL, jnp.uint32),
-            jnp.full((batch, max(self.depth, 1)), -1, jnp.int32),
         )
 
     def __call__(self, logits, state: Known, path):
@@ -79,8 +76,8 @@ class HostMasks(Processor):
             shape = (*path.shape[:2], state.allowed.shape[2])
             answer = jax.ShapeDtypeStruct(shape, jnp.uint32)
             # One device calls, and with complete arrays.
-            found = jax.pure_callback(_answer, answer, state.asked, parts.everywhere(path))
-            found = parts.everywhere(found)
+            found = jax.pure_callback(_answer, answer, state.asked, parts.replicated(path))
+            found = parts.replicated(found)
         else:
             same = self._is_at(state, path)
             at = jnp.argmax(same, axis=2).astype(jnp.int32)
@@ -91,19 +88,16 @@ class HostMasks(Processor):
         return jnp.where(there, logits, -jnp.inf)
 
     def commit(self, state: Known, tokens, count) -> Known:
-        nowhere = jnp.full_like(state.paths, _NOWHERE)
-        return Known(nowhere, jnp.full_like(state.allowed, _ALL), jnp.full_like(state.forced, -1))
+        return Known(jnp.full_like(state.paths, _NOWHERE), jnp.full_like(state.allowed, _ALL))
 
-    def next_forced(self, state: Known, path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
-        count = jnp.sum(path >= 0, axis=2, dtype=jnp.int32)
-        wide = self._wide(path)
-        k = state.forced.shape[1]
-        forced = jnp.broadcast_to(state.forced[:, None], (*count.shape, k))
-        wide = jnp.pad(wide, ((0, 0), (0, 0), (0, max(k - wide.shape[2], 0))), constant_values=-1)[..., :k]
-        before = jnp.arange(k, dtype=jnp.int32)[None, None] < count[..., None]
-        follows = jnp.all(~before | (forced == wide), axis=2) & (count < k)
-        token = jnp.take_along_axis(forced, jnp.minimum(count, k - 1)[..., None], axis=2)[..., 0]
-        return jnp.where(follows, token, -1)
+    def lead(self, state: Known, tokens, count):
+        if state.asked is None:
+            return None
+        given = (parts.replicated(tokens), parts.replicated(count))
+        answer = (given[0], given[1], jnp.zeros(tokens.shape, jnp.bool_))
+        answer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), answer)
+        led = jax.pure_callback(_answer_lead, answer, state.asked, *given)
+        return tuple(map(parts.replicated, led))
 
     def _wide(self, path: Int[Array, "b n d"]) -> Int[Array, "b n d2"]:
         missing = max(self.depth - path.shape[2], 0)
@@ -131,12 +125,12 @@ class RowMatchers:
         stop_tokens: tuple[int, ...],
     ):
         matcher = needed("llguidance").LLMatcher
-        texts, self._speller = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
+        taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
         known: dict[Grammar, Any] = {}
         for grammar in dict.fromkeys(grammars):
             if grammar is None:
                 continue
-            known[grammar] = matcher(texts, grammar.matcher_source(), log_level=0)
+            known[grammar] = matcher(taken, grammar.matcher_source(), log_level=0)
             if known[grammar].is_error():
                 raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
         self._rows = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
@@ -145,20 +139,14 @@ class RowMatchers:
         self._found: list[dict[tuple[int, ...], UInt32[np.ndarray, "w"]]] = [{} for _ in grammars]
         self._number = next(_NUMBERS)
         _BY_NUMBER[self._number] = self
-        self._stops, self._stop = np.zeros(self._words, np.uint32), stop_tokens[0]
+        self._stop_tokens = stop_tokens
+        self._stops = np.zeros(self._words, np.uint32)
         for token in stop_tokens:
             self._stops[token // 32] |= np.uint32(1 << token % 32)
 
-    def after_text(self, masks: HostMasks, state: GenerationState, place: int) -> GenerationState:
-        """Returns the state with what must come after each row's text, which asks about its drafts."""
-        rows = len(self._rows)
-        paths, allowed = self._blank(masks, rows)
-        forced = np.full((rows, max(masks.depth, 1)), -1, np.int32)
-        for row, matcher in self._followed():
-            coming = [self._stop] if matcher.is_stopped() else self._speller.spell(matcher.compute_ff_bytes())
-            coming = coming[: forced.shape[1]]
-            forced[row, : len(coming)] = coming
-        return _told(state, place, paths, allowed, forced, np.int32(self._number))
+    def after_text(self, state: GenerationState, place: int) -> GenerationState:
+        """Returns the state whose masks ask about drafts behind each row's text."""
+        return _told(state, place, dataclasses.replace(state.processed[place], asked=np.int32(self._number)))
 
     def after_drafts(
         self, masks: HostMasks, state: GenerationState, place: int, tokens: Any, valid: Any, parents: Any
@@ -176,7 +164,7 @@ class RowMatchers:
                     allowed[row, node + 1] = self._after(row, drafts[-1])
                     paths[row, node + 1] = -1
                     paths[row, node + 1, : len(drafts[-1])] = drafts[-1]
-        return _told(state, place, paths, allowed, np.full((rows, max(masks.depth, 1)), -1, np.int32))
+        return _told(state, place, Known(paths, allowed))
 
     def after_paths(self, paths: Int[np.ndarray, "b n d"]) -> UInt32[np.ndarray, "b n w"]:
         """Returns what may come after drafts, the oldest first; -1 pads on the right."""
@@ -186,12 +174,47 @@ class RowMatchers:
                 allowed[row, place] = self._after(row, tuple(token for token in path if token >= 0))
         return allowed
 
+    def lead(
+        self, tokens: Int[np.ndarray, "b k"], count: Int[np.ndarray, "b"]
+    ) -> tuple[Int[np.ndarray, "b k"], Int[np.ndarray, "b"], Bool[np.ndarray, "b k"]]:
+        """Returns guesses as far as they may come, as `Processor.lead` does."""
+        led, lengths, forced = tokens.copy(), count.copy(), np.zeros(tokens.shape, np.bool_)
+        for row, _ in self._followed():
+            lengths[row] = self._lead(row, led[row], int(count[row]), forced[row])
+        return led, lengths, forced
+
     def commit(self, tokens: np.ndarray, count: np.ndarray) -> None:
         """Takes in what a round has emitted."""
         self._found = [{} for _ in self._rows]
         for row, matcher in self._followed():
             if count[row] and not matcher.is_stopped():
                 matcher.consume_tokens(tokens[row, : count[row]].tolist())
+
+    def _lead(self, row: int, tokens: Int[np.ndarray, "k"], guessed: int, forced: Bool[np.ndarray, "k"]) -> int:
+        """Writes what must come into a guess, and returns how far it goes."""
+        path: tuple[int, ...] = ()
+        for place, guess in enumerate(tokens.tolist()):
+            allowed = self._after(row, path)
+            token = self._must_come(allowed)
+            forced[place] = token >= 0
+            if token < 0 and (place >= guessed or not allowed[guess // 32] >> np.uint32(guess % 32) & 1):
+                return place
+            if token >= 0:
+                guessed = guessed if token == guess else min(guessed, place)
+                tokens[place] = token
+            path = (*path, int(tokens[place]))
+            if path[-1] in self._stop_tokens:
+                return len(path)
+        return len(tokens)
+
+    def _must_come(self, allowed: UInt32[np.ndarray, "w"]) -> int:
+        words = np.flatnonzero(allowed)
+        if len(words) > MOST_FORCED:
+            return -1
+        found = [32 * int(word) + bit for word in words for bit in range(32) if int(allowed[word]) >> bit & 1]
+        if any(token in self._stop_tokens for token in found):
+            return found[0] if len(found) == 1 else -1
+        return must_come(found, self._texts)
 
     def _followed(self) -> list[tuple[int, Any]]:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
@@ -229,16 +252,20 @@ def _answer(number: Any, paths: Any) -> UInt32[np.ndarray, "b n w"]:
     return _BY_NUMBER[int(number)].after_paths(np.asarray(paths))
 
 
-def _told(state: GenerationState, place: int, *known: Any) -> GenerationState:
+def _answer_lead(number: Any, tokens: Any, count: Any) -> Any:
+    return _BY_NUMBER[int(number)].lead(np.asarray(tokens), np.asarray(count))
+
+
+def _told(state: GenerationState, place: int, known: Known) -> GenerationState:
     """Returns the state with what is known in the place of a processor."""
     states = list(state.processed)
-    states[place] = Known(*known)  # as they are: the next program's call moves them
+    states[place] = known  # as it is: the next program's call moves it
     return dataclasses.replace(state, processed=tuple(states))
 
 
 @functools.lru_cache(maxsize=4)
-def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> tuple[Any, Speller]:
-    """Returns the tokenizer as `llguidance` takes it: the bytes of each token, and those that end a text."""
+def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> tuple[Any, list[bytes]]:
+    """Returns the tokenizer as `llguidance` takes it, and the bytes of each token."""
     guidance = needed("llguidance")
     texts = token_texts(tokenizer, vocab_size)
     speller = Speller(tokenizer, vocab_size)
@@ -253,4 +280,4 @@ def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int,
             return speller.spell(text.encode() if isinstance(text, str) else text)
 
     taken = guidance.LLTokenizer(guidance.TokenizerWrapper(Texts()), n_vocab=vocab_size, eos_token=list(stop_tokens))
-    return taken, speller
+    return taken, texts

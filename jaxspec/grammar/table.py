@@ -1,7 +1,8 @@
 """Defines `GrammarTable`: the automaton of a regular grammar over tokens, as arrays in the graph."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 import jax
@@ -13,15 +14,16 @@ from jaxtyping import Bool, Float, Int, UInt32
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.grammar.extra import needed
+from jaxspec.grammar.automaton import Automaton, over_bytes, over_tokens
 from jaxspec.grammar.language import Grammar
 from jaxspec.processors import ids
 
 # The numbers of states and of classes up to which there are no others; beyond them they are powers of two.
 _STATES, _CLASSES = (256, 2048), (256, 1024)
 # Of a state with more tokens none is looked for that must come.
-_FEW = 64
-_BEFORE = b"\x00"
+MOST_FORCED = 64
+# How many states a tokenizer may leave out, at most: those within letters of several bytes.
+_MOST_TRIMMED = 16
 
 
 class TableTooLargeError(ValueError):
@@ -148,36 +150,57 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
             f"this {grammar.kind} grammar is not known to be regular, so that it has no table; use it in the text "
             "interface, where the host works out what may come"
         )
-    tokens = token_texts(tokenizer, vocab_size)
-    states, start, final = _automaton(pattern, tokens, tokenizer)
-    count, words = _size(len(states) + 1, _STATES), (vocab_size + 31) // 32
+    words = (vocab_size + 31) // 32
+    check = functools.partial(_check_size, tokens=vocab_size, words=words, max_bytes=max_bytes)
+    bytewise, tokens = over_bytes(pattern), token_texts(tokenizer, vocab_size)
+    check(len(bytewise.final) // _MOST_TRIMMED)
+    found = over_tokens(bytewise, tokens)
+    states = len(found.final) - 1
+    if not states:
+        raise ValueError(f"no text of this tokenizer can match the grammar {grammar.source!r:.120}")
+    count = check(states)
+    following = np.where(found.allowed, found.following, count - 1)[:states]
+    following = np.pad(following, ((0, count - states), (0, 0)), constant_values=count - 1)
+    return GrammarTable(
+        jnp.asarray(_as_bits(found, count, words)),
+        jnp.asarray(_widened(following)),
+        jnp.asarray(found.classes),
+        jnp.asarray(np.pad(found.final[:states], (0, count - states))),
+        jnp.asarray(np.pad(_forced(found, tokens), (0, count - states), constant_values=-1)),
+        jnp.asarray(found.start, jnp.int32),
+    )
+
+
+def _check_size(states: int, tokens: int, words: int, max_bytes: int) -> int:
+    """Returns how many states the table of so many has; raises `TableTooLargeError` if that is too large."""
+    count = _size(states + 1, _STATES)
     if count * words * 4 > max_bytes:
         raise TableTooLargeError(
-            f"the grammar's {len(states)} states times {vocab_size} tokens take {count * words * 4:,} bytes, more than "
+            f"the grammar's {states} states times {tokens} tokens take {count * words * 4:,} bytes, more than "
             f"max_bytes={max_bytes:,}; pass more, or use it in the text interface"
         )
-    if not any(states) and not final:
-        raise ValueError(f"no text of this tokenizer can match the grammar {grammar.source!r:.120}")
-    # Small integers: the whole of it is there once, to find the classes.
-    following = np.full((count, vocab_size), count - 1, np.int16 if count < 2**15 else np.int32)
-    for state, found in enumerate(states):
-        following[state, list(found)] = list(found.values())
-    there = np.zeros((count, words * 32), np.uint8)
-    there[:, :vocab_size] = following != count - 1
-    there[len(states) :] = 1
-    allowed = np.packbits(there, axis=1, bitorder="little").view("<u4")
-    representatives, classes = _classes(following)
-    ends = np.zeros(count, bool)
-    ends[list(final)] = True
-    forced = [-1 if ends[state] else _must_come(found, tokens) for state, found in enumerate(states)]
-    return GrammarTable(
-        jnp.asarray(allowed),
-        jnp.asarray(_widened(following[:, representatives].astype(np.int32))),
-        jnp.asarray(classes),
-        jnp.asarray(ends),
-        jnp.asarray(forced + [-1] * (count - len(states)), jnp.int32),
-        jnp.asarray(start, jnp.int32),
-    )
+    return count
+
+
+def _as_bits(found: Automaton, count: int, words: int) -> UInt32[np.ndarray, "s w"]:
+    """Returns a bit a token for each of `count` states; those that are none of the automaton's allow all."""
+    bits = np.full((count, words), 0xFFFFFFFF, np.uint32)
+    for state, classes in enumerate(found.allowed[:-1]):
+        there = np.zeros(words * 32, np.bool_)
+        there[: len(found.classes)] = classes[found.classes]
+        bits[state] = np.packbits(there, bitorder="little").view("<u4")
+    return bits
+
+
+def _forced(found: Automaton, tokens: list[bytes]) -> Int[np.ndarray, "s"]:
+    """Returns the token that must come in each state; -1 where there are several, or the text may end."""
+    sizes = np.bincount(found.classes, minlength=found.following.shape[1])
+    members = np.split(np.argsort(found.classes, kind="stable"), np.cumsum(sizes)[:-1])
+    forced = np.full(len(found.final) - 1, -1, np.int32)
+    for state in np.flatnonzero((found.allowed @ sizes <= MOST_FORCED) & ~found.final)[:-1]:  # the last is no state
+        classes = np.flatnonzero(found.allowed[state])
+        forced[state] = must_come(np.concatenate([members[one] for one in classes]).tolist(), tokens)
+    return forced
 
 
 def _joined(tables: Sequence[Any]) -> tuple[Array, ...]:
@@ -225,47 +248,6 @@ def token_texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     return texts + [b""] * (vocab_size - count)
 
 
-def _automaton(pattern: str, tokens: list[bytes], tokenizer: Tokenizer) -> tuple[list[dict[int, int]], int, set[int]]:
-    """Returns the tokens and states that follow each state, the first state, and those where a text may end."""
-    outlines = needed("outlines_core")
-    by_text: dict[bytes, list[int]] = {}
-    for index, text in enumerate(tokens):
-        if text:
-            by_text.setdefault(text, []).append(index)
-    # Two that no text has. The calls' own stop tokens end a text; and the library refuses an expression that may match
-    # nothing with `\\z` behind it, unless something stands before it.
-    start, end = len(tokens), len(tokens) + 1
-    by_text.setdefault(_BEFORE, []).append(start)
-    try:
-        # To the end: else an alternative that is the beginning of a later one would hide that.
-        index = outlines.Index(rf"\x00(?:{pattern})\z", outlines.Vocabulary(end, by_text))
-    except ValueError as error:
-        raise ValueError(
-            f"the regular expression {pattern!r:.120} has no automaton over these tokens: {error}"
-        ) from None
-    edges: dict[int, dict[int, int]] = index.get_transitions()
-    final = set(index.get_final_states())
-    first = edges.pop(index.get_initial_state()).get(start)
-    if first is None:
-        return [{}], 0, set()
-    names = {name: place for place, name in enumerate(sorted({first, *edges, *final}))}
-    states: list[dict[int, int]] = [{} for _ in names]
-    for name, found in edges.items():
-        states[names[name]] = {token: names[to] for token, to in found.items() if token < start and to in names}
-    return states, names[first], {names[name] for name in final}
-
-
-def _classes(following: Int[np.ndarray, "s v"]) -> tuple[Int[np.ndarray, "c"], Int[np.ndarray, "v"]]:
-    """Returns one token of each class, and each token's class: those of one lead from any state to the same."""
-    random = np.random.default_rng(0).integers(1, 2**62, size=following.shape[0], dtype=np.int64)
-    with np.errstate(over="ignore"):
-        hashes = (following.astype(np.int64) * random[:, None]).sum(axis=0)
-    _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
-    if not np.array_equal(following[:, first][:, classes], following):  # two classes share a hash
-        _, first, classes = np.unique(following, axis=1, return_index=True, return_inverse=True)
-    return first, classes.reshape(-1).astype(np.int32)
-
-
 def _size(count: int, steps: tuple[int, ...]) -> int:
     """Returns the first of some sizes that holds `count`; beyond them the next power of two."""
     return next((step for step in steps if step >= count), 1 << (count - 1).bit_length())
@@ -276,9 +258,9 @@ def _widened(following: Int[np.ndarray, "s c"]) -> Int[np.ndarray, "s c2"]:
     return np.pad(following, ((0, 0), (0, _size(following.shape[1], _CLASSES) - following.shape[1])))
 
 
-def _must_come(found: dict[int, int], tokens: list[bytes]) -> int:
+def must_come(found: Collection[int], tokens: Sequence[bytes]) -> int:
     """Returns the longest token, if the others are beginnings of it; else -1."""
-    if not 0 < len(found) <= _FEW:
+    if not 0 < len(found) <= MOST_FORCED:
         return -1
     longest = max(found, key=lambda token: len(tokens[token]))
     return longest if all(tokens[longest].startswith(tokens[token]) for token in found) else -1

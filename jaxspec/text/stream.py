@@ -156,7 +156,7 @@ def _advance(request: TextRequest) -> Callable[[GenerationState], tuple[Generati
     rounds = HostRounds(*models)
 
     def advance(state: GenerationState) -> tuple[GenerationState, RoundInfo]:
-        state = matchers.after_text(masks, state, place)
+        state = matchers.after_text(state, place)
         inform = lambda state, *drafts: matchers.after_drafts(masks, state, place, *drafts)  # noqa: E731
         state, info = rounds.run(state, inform)
         matchers.commit(*jax.device_get((info.tokens, info.count)))

@@ -132,7 +132,7 @@ def test_tokenizers_that_do_not_encode_a_text_as_it_is(options):
 
 
 @pytest.mark.parametrize(
-    "name", ["model", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic tree"))]
+    "name", ["model", "n-gram", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic tree"))]
 )
 @pytest.mark.parametrize("temperature", [0, 1.0])
 @pytest.mark.filterwarnings("error:Some donated buffers were not usable")

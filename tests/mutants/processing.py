@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 _CORE, _ROUND, _TABLE, _HOST = "core/processing.py", "decoding/target_pass.py", "grammar/table.py", "grammar/host.py"
 _EXACT = ("tests/processors/test_exact.py::test_rounds_keep_the_processed_distribution",)
 _SAME = ("tests/processors/test_generate.py::test_speculation_writes_what_plain_decoding_does",)
+_AUTOMATON, _AUTOMATON_TESTS = "grammar/automaton.py", "tests/grammar/test_automaton.py"
 _TABLE_TESTS, _HOST_TESTS = "tests/grammar/test_table.py", "tests/grammar/test_host.py"
 _CHOICES = (f"{_TABLE_TESTS}::test_choices_against_their_beginnings",)
 
@@ -153,18 +154,32 @@ MUTANTS = (
         (f"{_TABLE_TESTS}::test_copies_that_the_grammar_excludes_are_left_out",),
     ),
     Mutant(
-        "the first of two classes is every token's",
-        _TABLE,
-        "if not np.array_equal(following[:, first][:, classes], following):",
-        "if False:",
-        (f"{_TABLE_TESTS}::test_tables_of_two_classes_that_share_a_hash",),
-    ),
-    Mutant(
         "a token is forced where a text may end",
         _TABLE,
-        "forced = [-1 if ends[state] else _must_come",
-        "forced = [_must_come",
+        "<= MOST_FORCED) & ~found.final)",
+        "<= MOST_FORCED))",
         (f"{_TABLE_TESTS}::test_what_must_come_leaves_an_end_open",),
+    ),
+    Mutant(
+        "a token's class is that of its last byte",
+        _AUTOMATON,
+        "behind.append(step(behind[-1], byte))",
+        "behind.append(step(behind[0], byte))",
+        (f"{_AUTOMATON_TESTS}::test_tokens_lead_where_their_bytes_do",),
+    ),
+    Mutant(
+        "a token keeps the end of the one before",
+        _AUTOMATON,
+        "del behind[shared + 1 :]",
+        "del behind[shared + 2 :]",
+        (f"{_AUTOMATON_TESTS}::test_tokens_lead_where_their_bytes_do",),
+    ),
+    Mutant(
+        "texts that cannot end are begun",
+        _AUTOMATON,
+        "np.flatnonzero(reached & matching)",
+        "np.flatnonzero(reached)",
+        (f"{_AUTOMATON_TESTS}::test_states_that_are_of_no_use_are_left_out",),
     ),
     Mutant(
         "a keyword that the expression does not hold is passed over",
@@ -176,7 +191,7 @@ MUTANTS = (
     Mutant(
         "a matcher stays below the drafts",
         _HOST,
-        "matcher.rollback(1)",
+        "matcher.rollback(taken)",
         "pass",
         (f"{_HOST_TESTS}::test_what_follows_each_node_is_what_the_table_allows",),
     ),
@@ -192,6 +207,13 @@ MUTANTS = (
         _HOST,
         "if state.asked is not None:",
         "if False:",
+        (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
+    ),
+    Mutant(
+        "copied guesses are not led by the host",
+        _HOST,
+        "        if state.asked is None:\n            return None",
+        "        return None",
         (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
     ),
     Mutant(
