@@ -165,7 +165,7 @@ class Options:
 
     def stream(self, decoder: "SpeculativeDecoder", texts: list[str], **changes: Any) -> "TextStream":
         """Streams what follows the prompts, as `(row, piece)`."""
-        keywords = self.decoding.keywords() | {"alternatives": self.alternatives} | changes
+        keywords: dict[str, Any] = self.decoding.keywords() | {"alternatives": self.alternatives} | changes
         if not self.chat:
             return decoder.stream(texts, **keywords)
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -97,7 +97,7 @@ class HostMasks(Processor):
         answer = (given[0], given[1], jnp.zeros(tokens.shape, jnp.bool_))
         answer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), answer)
         led = jax.pure_callback(_answer_lead, answer, state.asked, *given)
-        return tuple(map(parts.replicated, led))
+        return parts.replicated(led[0]), parts.replicated(led[1]), parts.replicated(led[2])
 
     def _wide(self, path: Int[Array, "b n d"]) -> Int[Array, "b n d2"]:
         missing = max(self.depth - path.shape[2], 0)
@@ -133,7 +133,7 @@ class RowMatchers:
             known[grammar] = matcher(taken, grammar.matcher_source(), log_level=0)
             if known[grammar].is_error():
                 raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
-        self._rows = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
+        self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
         self._words = (vocab_size + 31) // 32
         # What is known of the positions behind each row's text, by the tokens between.
         self._found: list[dict[tuple[int, ...], UInt32[np.ndarray, "w"]]] = [{} for _ in grammars]
@@ -164,7 +164,8 @@ class RowMatchers:
                     allowed[row, node + 1] = self._after(row, drafts[-1])
                     paths[row, node + 1] = -1
                     paths[row, node + 1, : len(drafts[-1])] = drafts[-1]
-        return _told(state, place, Known(paths, allowed))
+        told: Any = (paths, allowed)  # as they are: the next program's call moves them
+        return _told(state, place, Known(*told))
 
     def after_paths(self, paths: Int[np.ndarray, "b n d"]) -> UInt32[np.ndarray, "b n w"]:
         """Returns what may come after drafts, the oldest first; -1 pads on the right."""
@@ -259,7 +260,7 @@ def _answer_lead(number: Any, tokens: Any, count: Any) -> Any:
 def _told(state: GenerationState, place: int, known: Known) -> GenerationState:
     """Returns the state with what is known in the place of a processor."""
     states = list(state.processed)
-    states[place] = known  # as it is: the next program's call moves it
+    states[place] = known
     return dataclasses.replace(state, processed=tuple(states))
 
 

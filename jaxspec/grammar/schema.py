@@ -1,5 +1,6 @@
 """Reads JSON schemas, and finds those that a regular expression covers whole."""
 
+import functools
 import json
 from typing import Any
 
@@ -10,6 +11,12 @@ _HELD = {"type", "properties", "required", "items", "enum", "const", "anyOf", "m
 _HELD |= {"maxItems", "additionalProperties", "$ref", "$defs", "definitions"}
 _SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
 _SCALARS = (str, int, float, bool, type(None))
+# How the two libraries write numbers and letters differently; names and values have these signs escaped.
+_AS_THE_HOST = {
+    r"([eE][+-][0-9]+)?": r"([eE][+-]?[0-9]+)?",
+    r"\x7F-\x9F]": r"\x7F]",
+    r"""|\\["\\/bfnrt])""": r"""|\\["\\bfnrt])""",
+}
 _TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 
 
@@ -44,16 +51,17 @@ def as_dict(schema: Any) -> dict[str, Any]:
 def pattern(schema: dict[str, Any]) -> str | None:
     """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
 
-    Of properties it has those that are named, and numbers as most write them. Between two elements there is nothing, as
-    in `json.dumps(..., separators=(",", ":"))`: a choice there would be one more token that cannot be foreseen.
+    Of properties it has those that are named. Between two elements there is nothing, as in
+    `json.dumps(..., separators=(",", ":"))`: a choice there would be one more token that cannot be foreseen.
     """
     if not _covered(schema, schema, ()):
         return None
     build = needed("outlines_core.json_schema").build_regex_from_schema
     try:
-        return build(json.dumps(schema), "")
+        found = build(json.dumps(schema), "")
     except (TypeError, ValueError):
         return None
+    return functools.reduce(lambda text, pair: text.replace(*pair), _AS_THE_HOST.items(), found)
 
 
 def _check(schema: Any, where: str) -> None:

@@ -65,6 +65,33 @@ def test_the_table_and_the_host_have_one_language(name):
         assert not expected or matcher.is_accepting()
 
 
+@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "string"}, {"type": "string", "maxLength": 3}])
+def test_numbers_and_letters_are_the_same_in_both(schema):
+    texts = [
+        "1e5",
+        "1E5",
+        "1e+5",
+        "-0",
+        "01",
+        "1.",
+        "-0.0e-1",
+        '"\\/"',
+        '"\\u00e9"',
+        '"\x7f"',
+        '"\x85"',
+        '"\\b"',
+        '"日é"',
+    ]
+    found, answers = pattern(schema), set()
+    for text in texts:
+        matcher = llguidance.LLMatcher(BYTES, Grammar.json_schema(schema).matcher_source(), log_level=0)
+        ids = list(text.encode())
+        by_host = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        assert bool(re.fullmatch(found, text)) == by_host, text
+        answers.add(by_host)
+    assert answers == {True, False}
+
+
 NOT = {
     "a bound beside a choice": {"type": "string", "anyOf": [{"type": "string"}, {"type": "null"}]},
     "a bound beside values": one(enum=["abc", "a"], maxLength=2),

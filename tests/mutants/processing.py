@@ -310,8 +310,8 @@ MUTANTS = (
     Mutant(
         "JSON has white space by the table and not by the host",
         "grammar/schema.py",
-        'return build(json.dumps(schema), "")',
-        "return build(json.dumps(schema))",
+        'found = build(json.dumps(schema), "")',
+        "found = build(json.dumps(schema))",
         ("tests/grammar/test_language.py::test_the_table_and_the_host_have_one_language",),
     ),
 )
