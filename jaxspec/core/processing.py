@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core import parts
 from jaxspec.core.pytree import register_dataclass
 
 _Policy = TypeVar("_Policy")
@@ -244,6 +245,20 @@ def allows(
     """Returns whether a token may come at each position by all of a policy's processors, as far as they know."""
     pairs = zip(processors_of(policy), states, strict=True)
     return functools.reduce(lambda good, pair: good & pair[0].allows(pair[1], path, tokens), pairs, tokens >= 0)
+
+
+def leave_one(logits: Float[Array, "b n v"], token: Int[Array, "b n"]) -> Float[Array, "b n v"]:
+    """Returns logits that leave one token alone at each position; all where it is -1, or excluded itself.
+
+    Example:
+        >>> logits = jnp.asarray([[[0.0, 1.0], [0.0, -jnp.inf], [0.0, 1.0]]])
+        >>> jaxspec.core.processing.leave_one(logits, jnp.asarray([[0, 1, -1]])).tolist()
+        [[[0.0, -inf], [0.0, -inf], [0.0, 1.0]]]
+    """
+    there = parts.at_tokens(logits, jnp.maximum(token, 0)) > -jnp.inf
+    ids = jnp.arange(logits.shape[2], dtype=jnp.int32)[None, None]
+    left = (ids == token[..., None]) | ~there[..., None] | (token < 0)[..., None]
+    return jnp.where(left, logits, -jnp.inf)
 
 
 def no_path(logits: Float[Array, "b n v"]) -> Int[Array, "b n 0"]:

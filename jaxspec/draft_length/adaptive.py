@@ -117,6 +117,13 @@ class Adaptive(DraftLength):
         index = jnp.minimum(best + trial, len(self.lengths) - 1)
         return jnp.broadcast_to(jnp.asarray(self.lengths, jnp.int32)[index], able.shape)
 
+    def longest_certain(
+        self, state: AdaptiveState, able: Bool[Array, "b"], live: Bool[Array, "b"], certain: Int[Array, "b"]
+    ) -> Int[Array, "b"]:
+        sure = jnp.arange(self.lengths[-1], dtype=jnp.int32)[None] < certain[:, None]
+        acceptance = jnp.where(sure, 1.0, state.acceptance)
+        return self.longest(dataclasses.replace(state, acceptance=acceptance), able, live)
+
     def observe(
         self,
         state: AdaptiveState,

@@ -71,6 +71,16 @@ class DraftLength(abc.ABC):
         del able, live
         return state
 
+    def longest_certain(
+        self, state: Any, able: Bool[Array, "b"], live: Bool[Array, "b"], certain: Int[Array, "b"]
+    ) -> Int[Array, "b"]:
+        """Returns what `longest` does, where the first `certain` drafts of each row will be accepted for sure.
+
+        By default they make no difference.
+        """
+        del certain
+        return self.longest(state, able, live)
+
     def should_verify(self, state: Any, cum_accept_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
         """Tells which rows' next draft is worth its verification.
 

@@ -18,7 +18,7 @@ from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.lookup import Guess, LookupDrafter, one_hot
+from jaxspec.drafters.lookup import Guess, LookupDrafter, LookupState, one_hot
 
 # The prior of each row counts as this many promised drafts that were right, and as this many rounds of the model.
 _PRIOR = 4.0
@@ -41,10 +41,13 @@ class Record:
     accepted: Float[Array, "b"]
     rounds: Int[Array, "b"]
 
-    def expected(self, guess: Guess) -> Float[Array, "b"]:
-        """Returns how many drafts of a guess will be right, if guesses go on to keep as much of what they promise."""
-        share = self.right / self.promised
-        return jnp.minimum(share * guess.expected(guess.count), guess.count.astype(jnp.float32))
+    def expected(self, guess: Guess, certain: Int[Array, "b"]) -> Float[Array, "b"]:
+        """Returns how many drafts of a guess will be right, if guesses go on to keep as much of what they promise.
+
+        The first `certain` ones will be, whatever others were.
+        """
+        sure, share = jnp.minimum(certain, guess.count).astype(jnp.float32), self.right / self.promised
+        return jnp.minimum(sure + share * (guess.expected(guess.count) - sure), guess.count.astype(jnp.float32))
 
 
 @register_dataclass
@@ -166,7 +169,7 @@ class HybridDrafter(Drafter):
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, lookup = self.lookup.propose(rng, state.lookup, context)
-        copied = self._prefers(state.record, lookup.guess, bounded.room(self.model, context))
+        copied = self._prefers(state.record, lookup, bounded.room(self.model, context))
         asked = dataclasses.replace(context, asked=~copied)
         drafts, model = bounded.propose(self.model, rng, state.model, asked)
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
@@ -180,9 +183,9 @@ class HybridDrafter(Drafter):
         model = bounded.observe(self.model, state.model, asked, verdict, hidden)
         return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
-    def _prefers(self, record: Record, guess: Guess, room: Int[Array, "b"]) -> Bool[Array, "b"]:
-        accepted = jnp.minimum(record.accepted, room.astype(jnp.float32))
-        return (guess.count > 0) & ((1.0 + record.expected(guess)) * self.cost > 1.0 + accepted)
+    def _prefers(self, record: Record, lookup: LookupState, room: Int[Array, "b"]) -> Bool[Array, "b"]:
+        accepted, guess = jnp.minimum(record.accepted, room.astype(jnp.float32)), lookup.guess
+        return (guess.count > 0) & ((1.0 + record.expected(guess, lookup.certain)) * self.cost > 1.0 + accepted)
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
         """Returns the record after one more round. Guesses are judged as far as the text has come."""
@@ -190,7 +193,8 @@ class HybridDrafter(Drafter):
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         emitted = jnp.where(places == verdict.accepted[:, None], verdict.next_token[:, None], emitted)
-        seen = jnp.where(context.done, 0, jnp.minimum(guess.count, verdict.accepted + 1))
+        learns = ~context.done & (state.lookup.certain == 0)
+        seen = jnp.where(~learns, 0, jnp.minimum(guess.count, verdict.accepted + 1))
         right = jnp.minimum(count_leading(guess.tokens == emitted[:, : guess.tokens.shape[1]]), seen)
         keep = jnp.where(seen > 0, 1.0 - self.rate, 1.0)
         drafted = ~context.done & ~state.copied

@@ -14,13 +14,11 @@ from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
+from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength, as_draft_length
 from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
 from jaxspec.drafters.adjustable import AdjustableDrafter
-
-# How often a token that must come is the one that is drawn: it may be spelled by others.
-_FORCED = 0.9
 
 
 @register_dataclass
@@ -63,10 +61,17 @@ class Guess:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LookupState:
-    """Holds the draft length's own state, and the last round's guess, of which `count` drafts were submitted."""
+    """Holds the state of a drafter that copies.
+
+    Attributes:
+      length_state: the draft length's own.
+      guess: the last round's, of which `count` drafts were submitted.
+      certain: how many of them had to come, from the first: nothing is learned from these.
+    """
 
     length_state: Any
     guess: Guess
+    certain: Int[Array, "b"]
 
 
 class LookupDrafter(AdjustableDrafter):
@@ -118,7 +123,7 @@ class LookupDrafter(AdjustableDrafter):
         batch = context.tokens.shape[0]
         tokens, none = jnp.zeros((batch, self.max_drafts), jnp.int32), jnp.zeros(batch, jnp.int32)
         guess = Guess(tokens, none, tokens.astype(jnp.float32))
-        return LookupState(self.draft_length.init(batch), guess)
+        return LookupState(self.draft_length.init(batch), guess, none)
 
     def propose(self, rng: Rng, state: LookupState, context: Context) -> tuple[Proposal, LookupState]:
         live = context.live
@@ -128,29 +133,33 @@ class LookupDrafter(AdjustableDrafter):
         idle = lambda: dataclasses.replace(state.guess, count=jnp.zeros_like(context.length))  # noqa: E731
         may_draft = jnp.any(longest(state.length_state, live, live) > 0)
         guess = jax.lax.cond(may_draft, search, idle) if 0 in self.draft_length.lengths else search()
-        guess = follow_forced(context, guess) if context.processors else guess
+        certain = jnp.zeros_like(context.length)
+        if context.processors:
+            guess, certain = follow_forced(context, guess)
         found = live & (guess.count > 0)
-        guess = guess.cut(longest(state.length_state, found, live))
+        most = self.draft_length.longest_certain(state.length_state, found, live, certain)
+        guess = guess.cut(context.at_most(most))
         valid = guess.places < guess.count[:, None]
-        return Proposal(guess.tokens, valid), LookupState(state.length_state, guess)
+        return Proposal(guess.tokens, valid), LookupState(state.length_state, guess, certain)
 
     def observe(self, state: LookupState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> LookupState:
         submitted = state.guess.count
-        length_state = self.draft_length.observe(
-            state.length_state, submitted, verdict.accepted, context.able, context.live
-        )
+        able = context.able & (state.certain == 0)
+        length_state = self.draft_length.observe(state.length_state, submitted, verdict.accepted, able, context.live)
         return dataclasses.replace(state, length_state=length_state)
 
 
-def follow_forced(context: Context, guess: Guess) -> Guess:
+def follow_forced(context: Context, guess: Guess) -> tuple[Guess, Int[Array, "b"]]:
     """Returns the guess with the tokens that the target's policy leaves no choice about, without those it excludes.
 
-    A guess that goes another way than what must come is dropped from there on.
+    How many of them stand at its beginning is returned too. A guess that goes another way than what must come is
+    dropped from there on.
     """
     policy, states = context.sampling, context.processed
+    must = jnp.zeros(guess.tokens.shape, jnp.bool_)
     for one, state in zip(processing.processors_of(policy), states, strict=True):
         if (led := one.lead(state, guess.tokens, guess.count)) is not None:
-            guess = Guess(led[0], led[1], _chances(guess, led[2]))
+            guess, must = Guess(led[0], led[1], _chances(guess, led[2])), led[2]
     batch, k = guess.tokens.shape
     path, going, own = jnp.full((batch, 1, k), -1, jnp.int32), jnp.ones(batch, jnp.bool_), guess.count
     tokens, due = [], []
@@ -163,16 +172,17 @@ def follow_forced(context: Context, guess: Guess) -> Guess:
         token = jnp.where(forced >= 0, forced, token)
         path = path.at[:, 0, i].set(jnp.where(going, token, -1))
         tokens.append(jnp.where(going, token, 0))
-        due.append(forced >= 0)
+        due.append(going & ((forced >= 0) | must[:, i]))
     count = jnp.sum(path[:, 0] >= 0, axis=1, dtype=jnp.int32)
-    return Guess(jnp.stack(tokens, axis=1), count, _chances(guess, jnp.stack(due, axis=1)))
+    must = jnp.stack(due, axis=1)
+    return Guess(jnp.stack(tokens, axis=1), count, _chances(guess, must)), count_leading(must)
 
 
 def _chances(guess: Guess, forced: Bool[Array, "b k"]) -> Float[Array, "b k"]:
     """Returns `cum_accept_prob` where some of the tokens must come."""
     last = jnp.pad(guess.cum_accept_prob, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
     share = jnp.where(last > 0, guess.cum_accept_prob / jnp.maximum(last, 1e-6), 0.0)
-    return jnp.cumprod(jnp.where(forced, _FORCED, jnp.minimum(share, 1.0)), axis=1)
+    return jnp.cumprod(jnp.where(forced, 1.0, jnp.minimum(share, 1.0)), axis=1)
 
 
 def one_hot(tokens: Int[Array, "b k"], vocab_size: int) -> Float[Array, "b k v"]:

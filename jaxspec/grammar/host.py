@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int, UInt32
 
 from jaxspec.checkpoints.spelling import Speller
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core import parts
+from jaxspec.core import parts, processing
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
@@ -41,11 +41,13 @@ class Known:
     Attributes:
       paths: the drafts above each position that it knows of; -1 pads, -2 is no position.
       allowed: a bit a token, at each of them.
+      forced: the token that spells what must come there, where only one text can; -1 elsewhere.
       asked: the number of the `RowMatchers` that is called about any other position; `None` if nothing is.
     """
 
     paths: Int[Array, "b n d"]
     allowed: UInt32[Array, "b n w"]
+    forced: Int[Array, "b n"]
     asked: Int[Array, ""] | None = None
 
 
@@ -69,26 +71,28 @@ class HostMasks(Processor):
         return Known(
             jnp.full((batch, self.nodes + 1, self.depth), _NOWHERE, jnp.int32),
             jnp.full((batch, self.nodes + 1, words), _ALL, jnp.uint32),
+            jnp.full((batch, self.nodes + 1), -1, jnp.int32),
         )
 
     def __call__(self, logits, state: Known, path):
         if state.asked is not None:
-            shape = (*path.shape[:2], state.allowed.shape[2])
-            answer = jax.ShapeDtypeStruct(shape, jnp.uint32)
+            shape, types = path.shape[:2], (jnp.uint32, jnp.int32)
+            answer = tuple(map(jax.ShapeDtypeStruct, ((*shape, state.allowed.shape[2]), shape), types))
             # One device calls, and with complete arrays.
-            found = jax.pure_callback(_answer, answer, state.asked, parts.replicated(path))
-            found = parts.replicated(found)
+            found, forced = jax.pure_callback(_answer, answer, state.asked, parts.replicated(path))
+            found, forced = parts.replicated(found), parts.replicated(forced)
         else:
             same = self._is_at(state, path)
             at = jnp.argmax(same, axis=2).astype(jnp.int32)
             found = jnp.take_along_axis(state.allowed, at[..., None], axis=1)
             found = jnp.where(jnp.any(same, axis=2)[..., None], found, _ALL)
+            forced = jnp.where(jnp.any(same, axis=2), jnp.take_along_axis(state.forced, at, axis=1), -1)
         bits = jnp.arange(32, dtype=jnp.uint32)[None, None, None]
         there = ((found[..., None] >> bits) & jnp.uint32(1)).reshape(*path.shape[:2], -1)[..., : logits.shape[2]] > 0
-        return jnp.where(there, logits, -jnp.inf)
+        return processing.leave_one(jnp.where(there, logits, -jnp.inf), forced)
 
     def commit(self, state: Known, tokens, count) -> Known:
-        return Known(jnp.full_like(state.paths, _NOWHERE), jnp.full_like(state.allowed, _ALL))
+        return self.init(Prompt(tokens, count, count[:, None], 32 * state.allowed.shape[2]))
 
     def lead(self, state: Known, tokens, count):
         if state.asked is None:
@@ -136,7 +140,7 @@ class RowMatchers:
         self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
         self._words = (vocab_size + 31) // 32
         # What is known of the positions behind each row's text, by the tokens between.
-        self._found: list[dict[tuple[int, ...], UInt32[np.ndarray, "w"]]] = [{} for _ in grammars]
+        self._found: list[dict[tuple[int, ...], tuple[UInt32[np.ndarray, "w"], int]]] = [{} for _ in grammars]
         self._number = next(_NUMBERS)
         _BY_NUMBER[self._number] = self
         self._stop_tokens = stop_tokens
@@ -153,7 +157,9 @@ class RowMatchers:
     ) -> GenerationState:
         """Returns the state with what may come after each draft."""
         rows, count = tokens.shape
-        paths, allowed = self._blank(masks, rows)
+        paths = np.full((rows, masks.nodes + 1, masks.depth), _NOWHERE, np.int32)
+        allowed = np.full((rows, masks.nodes + 1, self._words), _ALL, np.uint32)
+        forced = np.full((rows, masks.nodes + 1), -1, np.int32)
         for row, _ in self._followed():
             above = np.arange(-1, count - 1) if parents is None else parents[row]
             drafts: list[tuple[int, ...]] = [()]
@@ -161,19 +167,23 @@ class RowMatchers:
                 if node >= 0:
                     drafts.append((*drafts[above[node] + 1], int(tokens[row, node])))
                 if node < 0 or valid[row, node]:
-                    allowed[row, node + 1] = self._after(row, drafts[-1])
+                    allowed[row, node + 1], forced[row, node + 1] = self._after(row, drafts[-1])
                     paths[row, node + 1] = -1
                     paths[row, node + 1, : len(drafts[-1])] = drafts[-1]
-        told: Any = (paths, allowed)  # as they are: the next program's call moves them
+        told: Any = (paths, allowed, forced)  # as they are: the next program's call moves them
         return _told(state, place, Known(*told))
 
-    def after_paths(self, paths: Int[np.ndarray, "b n d"]) -> UInt32[np.ndarray, "b n w"]:
-        """Returns what may come after drafts, the oldest first; -1 pads on the right."""
+    def after_paths(
+        self, paths: Int[np.ndarray, "b n d"]
+    ) -> tuple[UInt32[np.ndarray, "b n w"], Int[np.ndarray, "b n"]]:
+        """Returns what may come after drafts, the oldest first, and what must; -1 pads on the right."""
         allowed = np.full((*paths.shape[:2], self._words), _ALL, np.uint32)
+        forced = np.full(paths.shape[:2], -1, np.int32)
         for row, _ in self._followed():
             for place, path in enumerate(paths[row].tolist()):
-                allowed[row, place] = self._after(row, tuple(token for token in path if token >= 0))
-        return allowed
+                found = self._after(row, tuple(token for token in path if token >= 0))
+                allowed[row, place], forced[row, place] = found
+        return allowed, forced
 
     def lead(
         self, tokens: Int[np.ndarray, "b k"], count: Int[np.ndarray, "b"]
@@ -195,8 +205,7 @@ class RowMatchers:
         """Writes what must come into a guess, and returns how far it goes."""
         path: tuple[int, ...] = ()
         for place, guess in enumerate(tokens.tolist()):
-            allowed = self._after(row, path)
-            token = self._must_come(allowed)
+            allowed, token = self._after(row, path)
             forced[place] = token >= 0
             if token < 0 and (place >= guessed or not allowed[guess // 32] >> np.uint32(guess % 32) & 1):
                 return place
@@ -220,13 +229,15 @@ class RowMatchers:
     def _followed(self) -> list[tuple[int, Any]]:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
 
-    def _after(self, row: int, path: tuple[int, ...]) -> UInt32[np.ndarray, "w"]:
-        """Returns what may come after drafts of a row; the matcher stands behind the text, and does again."""
+    def _after(self, row: int, path: tuple[int, ...]) -> tuple[UInt32[np.ndarray, "w"], int]:
+        """Returns what may come after drafts of a row, and what must; the matcher stands behind the text again."""
         if path not in self._found[row]:
             matcher = self._rows[row]
             taken = 0 if matcher.is_stopped() else matcher.try_consume_tokens(list(path))
-            # A token that is not allowed is refused, and what would follow it does not matter.
-            self._found[row][path] = self._allowed(matcher) if taken == len(path) else np.full_like(self._stops, _ALL)
+            # Behind a token that is not allowed, or that ends the text, nothing is emitted.
+            goes_on = taken == len(path) and not set(path) & set(self._stop_tokens)
+            allowed = self._allowed(matcher) if goes_on else np.full_like(self._stops, _ALL)
+            self._found[row][path] = allowed, self._must_come(allowed)
             if taken:
                 matcher.rollback(taken)
         return self._found[row][path]
@@ -239,17 +250,13 @@ class RowMatchers:
             return self._stops
         return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
 
-    def _blank(self, masks: HostMasks, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        shape = (rows, masks.nodes + 1)
-        return np.full((*shape, masks.depth), _NOWHERE, np.int32), np.full((*shape, self._words), _ALL, np.uint32)
-
 
 # Those that a program may call, by the number that it is given: another text of the same shapes compiles nothing.
 _BY_NUMBER: weakref.WeakValueDictionary[int, RowMatchers] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-def _answer(number: Any, paths: Any) -> UInt32[np.ndarray, "b n w"]:
+def _answer(number: Any, paths: Any) -> Any:
     return _BY_NUMBER[int(number)].after_paths(np.asarray(paths))
 
 

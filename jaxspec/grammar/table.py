@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core import processing
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.grammar.automaton import Automaton, over_bytes, over_tokens
@@ -52,7 +53,8 @@ class GrammarTable(Processor):
       following: the state after each class of tokens.
       classes: the class of each token.
       final: whether a text may end here: by the stop tokens of the call, and by no others.
-      forced: the token that spells what must come, where only one text can; -1 elsewhere.
+      forced: the token that spells what must come, where only one text can; -1 elsewhere. It is the only one that may
+        come, unless something else excludes it: the model would choose among spellings that it has rarely read.
       start: the first state, one for all rows or one a row.
 
     There are a few numbers of states and classes alone, so that most grammars share a program.
@@ -107,7 +109,7 @@ class GrammarTable(Processor):
         there = there.reshape(*at.shape, -1)[..., : logits.shape[2]] > 0
         # A stop token ends a text, also one that the grammar has within it.
         there = jnp.where(stops[:, None], jnp.asarray(self.final)[at][..., None], there)
-        return jnp.where(there, logits, -jnp.inf)
+        return processing.leave_one(jnp.where(there, logits, -jnp.inf), jnp.asarray(self.forced)[at])
 
     def commit(self, state, tokens: Int[Array, "b m"], count: Int[Array, "b"]):
         new = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < count[:, None]
@@ -125,7 +127,8 @@ class GrammarTable(Processor):
         at, stops = self._after(state[0], path), state[1]
         is_stop = jnp.take_along_axis(stops, tokens, axis=1)
         left = self._step(at, tokens) == self.final.shape[0] - 1
-        return jnp.where(is_stop, jnp.asarray(self.final)[at], ~left)
+        forced = jnp.asarray(self.forced)[at]
+        return jnp.where(is_stop, jnp.asarray(self.final)[at], ~left & ((forced < 0) | (forced == tokens)))
 
     def _step(self, state: Int[Array, "*b"], token: Int[Array, "*b"]) -> Int[Array, "*b"]:
         return jnp.asarray(self.following)[state, jnp.asarray(self.classes)[token]].astype(jnp.int32)

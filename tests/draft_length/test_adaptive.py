@@ -25,6 +25,19 @@ TARGET = tiny.history_model(0, scale=2.0)
 PROMPT = jnp.array([[3, 1, 2], [1, 0, 3]], jnp.int32)
 
 
+def test_drafts_that_are_certain_are_drafted_as_far_as_they_pay():
+    """Whatever was accepted before, which they change nothing of; those behind them count as before."""
+    state, rows = ADAPTIVE.init(2), jnp.ones(2, jnp.bool_)
+    state = dataclasses.replace(state, acceptance=jnp.full((2, 8), 0.02))
+    longest = lambda *certain: ADAPTIVE.longest_certain(state, rows, rows, jnp.asarray(certain, jnp.int32)).tolist()
+    assert ADAPTIVE.longest(state, rows, rows).tolist() == longest(0, 0) == [0, 0]
+    assert longest(8, 8) == [8, 8] and longest(4, 4) == [4, 4] and longest(2, 2) == [2, 2]
+    # The other row waits: for five rounds' time the 9 tokens of one do not pay.
+    assert longest(8, 0) == [8, 8]
+    dear = Adaptive((1.0, 2.1, 3.1, 5.2), LENGTHS)
+    assert dear.longest_certain(state, rows, rows, jnp.asarray([8, 0], jnp.int32)).tolist() == [0, 0]
+
+
 OPTIONS = ({}, {"rate": 0.4, "period": 5, "prior": 0.4}, {"period": 9})
 
 

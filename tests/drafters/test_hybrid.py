@@ -172,8 +172,8 @@ class PlainRecord:
         self.rate, self.promised, self.right, self.rounds = rate, 4.0, 4.0, 0
         self.accepted = sum(prior**i for i in range(1, most + 1))
 
-    def observe(self, guess, cum_accept_prob, copied, emitted):
-        seen = min(len(guess), len(emitted))
+    def observe(self, guess, cum_accept_prob, copied, emitted, certain):
+        seen = 0 if certain else min(len(guess), len(emitted))
         right = next((i for i in range(seen) if guess[i] != emitted[i]), seen)
         if seen:
             self.promised = (1 - self.rate) * self.promised + sum(cum_accept_prob[:seen])
@@ -182,8 +182,9 @@ class PlainRecord:
             self.accepted += max(self.rate, 1 / (self.rounds + 4)) * (len(emitted) - 1 - self.accepted)
             self.rounds += 1
 
-    def prefers(self, guess, cum_accept_prob, cost):
-        expected = min(len(guess), self.right / self.promised * sum(cum_accept_prob))
+    def prefers(self, guess, cum_accept_prob, cost, certain):
+        sure = min(certain, len(guess))
+        expected = min(len(guess), sure + self.right / self.promised * (sum(cum_accept_prob) - sure))
         return len(guess) > 0 and (1 + expected) * cost > 1 + self.accepted
 
 
@@ -198,25 +199,29 @@ def test_the_record_and_the_choice_against_plain_arithmetic():
     for _ in range(12):
         tokens, guess = rng.integers(0, 2, size=(6, 3)), rng.integers(0, 2, size=(6, 3))
         count, accepted, next_token = rng.integers(0, 4, size=6), rng.integers(0, 4, size=6), rng.integers(0, 2, size=6)
-        cum_accept_prob = np.cumprod(rng.uniform(0.5, 1, size=(6, 3)), axis=1)
+        certain = rng.integers(0, 4, size=6) * (rng.random(6) < 0.3)
+        chances = np.where(np.arange(3) < certain[:, None], 1.0, rng.uniform(0.5, 1, size=(6, 3)))
+        cum_accept_prob = np.cumprod(chances, axis=1)
         found = Guess(
             *(jnp.asarray(x) for x in (guess.astype(np.int32), count.astype(np.int32))), jnp.float32(cum_accept_prob)
         )
-        prefers = drafter._prefers(state.record, found, jnp.full(6, 3)).tolist()
+        lookup = dataclasses.replace(state.lookup, guess=found, certain=jnp.asarray(certain, jnp.int32))
+        prefers = drafter._prefers(state.record, lookup, jnp.full(6, 3)).tolist()
         copied = rng.random(6) < 0.5
         state = dataclasses.replace(
             state,
-            lookup=dataclasses.replace(state.lookup, guess=found),
+            lookup=lookup,
             copied=jnp.asarray(copied),
             tokens=jnp.asarray(tokens, jnp.int32),
         )
         state = step(state, at, Verdict(jnp.asarray(accepted, jnp.int32), jnp.asarray(next_token, jnp.int32)), ())
         for row, plain in enumerate(rows[:5]):
             meant = slice(0, count[row])
-            assert prefers[row] == plain.prefers(guess[row, meant].tolist(), cum_accept_prob[row, meant], 1.1)
+            promised = cum_accept_prob[row, meant]
+            assert prefers[row] == plain.prefers(guess[row, meant].tolist(), promised, 1.1, certain[row])
             choices.add(prefers[row])
             emitted = [*tokens[row, : accepted[row]], next_token[row]]
-            plain.observe(guess[row, meant].tolist(), cum_accept_prob[row, meant], copied[row], emitted)
+            plain.observe(guess[row, meant].tolist(), promised, copied[row], emitted, certain[row])
             for name in ("promised", "right", "accepted", "rounds"):
                 np.testing.assert_allclose(getattr(state.record, name)[row], getattr(plain, name), rtol=1e-5)
     assert choices == {True, False}

@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "rows that found nothing count as if they drafted",
         "drafters/lookup.py",
-        "guess.cut(longest(state.length_state, found, live))",
-        "guess.cut(longest(state.length_state, live, live))",
+        "longest_certain(state.length_state, found, live, certain)",
+        "longest_certain(state.length_state, live, live, certain)",
         ("tests/drafters/test_ngram.py::test_rows_that_found_nothing_wait_for_those_that_did",),
     ),
     Mutant(

@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "n-grams do not ask the draft length",
         "drafters/lookup.py",
-        "guess = guess.cut(longest(state.length_state, found, live))",
+        "guess = guess.cut(context.at_most(most))",
         "guess = guess.cut(guess.count)",
         ("tests/drafters/test_ngram.py::TestPauses::test_rounds_draft_different_numbers",),
     ),
