@@ -5,6 +5,7 @@ by its last byte, so that only the steps of a class by a kind of byte are worked
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -49,7 +50,10 @@ def over_bytes(pattern: str) -> Automaton:
     try:
         index = outlines.Index(rf"\x00(?:{pattern})\z", outlines.Vocabulary(256, single))
     except ValueError as error:
-        raise ValueError(f"the regular expression {pattern!r:.120} has no automaton: {error}") from None
+        problem = "it has brackets that are not closed, look-around, references back or unknown names of classes"
+        if "no transitions" in str(error):
+            problem = "a part of it can match no text; leave that out"
+        raise ValueError(f"the regular expression {pattern!r:.120} has no automaton: {problem}") from None
     edges: dict[int, dict[int, int]] = index.get_transitions()
     ends = set(index.get_final_states())
     first = edges.pop(index.get_initial_state()).get(_BEFORE[0])
@@ -63,13 +67,14 @@ def over_bytes(pattern: str) -> Automaton:
     final[[names[name] for name in ends]] = True
     kinds, classes = np.unique(following, axis=1, return_inverse=True)
     start = len(names) if first is None else names.get(first, len(names))
-    return Automaton(kinds, classes.reshape(-1).astype(np.int32), final, start)
+    return _trimmed(Automaton(kinds, classes.reshape(-1).astype(np.int32), final, start))[0]
 
 
-def over_tokens(bytewise: Automaton, tokens: list[bytes]) -> Automaton:
+def over_tokens(bytewise: Automaton, tokens: list[bytes]) -> tuple[Automaton, Int[np.ndarray, "s"]]:
     """Returns the same automaton over tokens, whose texts are `tokens`; an empty one may never come.
 
-    States that no text of these tokens reaches, or from which none can match, are left out.
+    States that no text of these tokens reaches, or from which none can match, are left out: which of `bytewise` its
+    states are is returned too.
     """
     left = len(bytewise.final) - 1
     columns = [np.arange(left + 1, dtype=np.int32), np.full(left + 1, left, np.int32)]  # of no bytes, and of no text
@@ -103,24 +108,54 @@ def over_tokens(bytewise: Automaton, tokens: list[bytes]) -> Automaton:
     return _trimmed(whole)
 
 
-def _trimmed(whole: Automaton) -> Automaton:
-    """Returns an automaton without the states that are of no use, but for the last; the start is the first."""
-    left, allowed = len(whole.final) - 1, whole.allowed
-    reached = np.zeros(left + 1, np.bool_)
-    new = np.array([whole.start]) if whole.start != left else np.zeros(0, np.int32)
-    while len(new):
-        reached[new] = True
-        after = np.unique(whole.following[new])
-        new = after[~reached[after] & (after != left)]
-    matching, grown = np.zeros(left + 1, np.bool_), whole.final.copy()
-    while np.any(grown & ~matching):
-        matching |= grown
-        grown = np.any(matching[whole.following] & allowed, axis=1)
-    kept = np.flatnonzero(reached & matching)
+def chain(bytewise: Automaton, state: int, most: int) -> bytes:
+    """Returns the bytes that every text goes on with from a state, at most so many.
+
+    Args:
+      bytewise: an automaton over bytes, of states from which a text can match alone.
+      state: one of them.
+      most: the most bytes to return.
+    """
+    found, left = bytearray(), len(bytewise.final) - 1
+    while len(found) < most and not bytewise.final[state]:
+        kinds = np.flatnonzero(bytewise.following[state] != left)
+        members = np.flatnonzero(bytewise.classes == kinds[0]) if len(kinds) == 1 else ()
+        if len(members) != 1:
+            break
+        found.append(members[0])
+        state = int(bytewise.following[state, kinds[0]])
+    return bytes(found)
+
+
+def _trimmed(whole: Automaton) -> tuple[Automaton, Int[np.ndarray, "s"]]:
+    """Returns an automaton without the states that are of no use, but for the last; and which are left."""
+    left = len(whole.final) - 1
+    edges = np.unique(np.arange(left)[:, None] * (left + 1) + whole.following[:left])
+    before, after = edges // (left + 1), edges % (left + 1)
+    before, after = before[after != left], after[after != left]
+    start = [] if whole.start == left else [whole.start]
+    useful = _reached(before, after, start, left) & _reached(after, before, np.flatnonzero(whole.final), left)
+    kept = np.flatnonzero(useful)
     names = np.full(left + 1, len(kept), np.int32)
     names[kept] = np.arange(len(kept))
     following = names[whole.following[[*kept, left]]]
     following[-1] = len(kept)
     final = np.append(whole.final[kept], False)
     kinds, again = np.unique(following, axis=1, return_inverse=True)
-    return Automaton(kinds, again.reshape(-1)[whole.classes].astype(np.int32), final, int(names[whole.start]))
+    trimmed = Automaton(kinds, again.reshape(-1)[whole.classes].astype(np.int32), final, int(names[whole.start]))
+    return trimmed, kept
+
+
+def _reached(before: Any, after: Any, first: Any, count: int) -> Bool[np.ndarray, "s"]:
+    """Returns which of the states are reached from the first ones by edges."""
+    order = np.argsort(before, kind="stable")
+    after, starts = after[order], np.searchsorted(before[order], np.arange(count + 1))
+    reached, waiting = np.zeros(count, np.bool_), [int(state) for state in first]
+    reached[waiting] = True
+    while waiting:
+        state = waiting.pop()
+        for to in after[starts[state] : starts[state + 1]].tolist():
+            if not reached[to]:
+                reached[to] = True
+                waiting.append(to)
+    return reached

@@ -137,6 +137,8 @@ class RowMatchers:
             known[grammar] = matcher(taken, grammar.matcher_source(), log_level=0)
             if known[grammar].is_error():
                 raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
+        self._known, self._grammars = known, list(grammars)
+        self._emitted: list[list[int]] = [[] for _ in grammars]
         self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
         self._words = (vocab_size + 31) // 32
         # What is known of the positions behind each row's text, by the tokens between.
@@ -199,6 +201,7 @@ class RowMatchers:
         self._found = [{} for _ in self._rows]
         for row, matcher in self._followed():
             if count[row] and not matcher.is_stopped():
+                self._emitted[row] += tokens[row, : count[row]].tolist()
                 matcher.consume_tokens(tokens[row, : count[row]].tolist())
 
     def _lead(self, row: int, tokens: Int[np.ndarray, "k"], guessed: int, forced: Bool[np.ndarray, "k"]) -> int:
@@ -217,14 +220,16 @@ class RowMatchers:
                 return len(path)
         return len(tokens)
 
-    def _must_come(self, allowed: UInt32[np.ndarray, "w"]) -> int:
+    def _must_come(self, matcher: Any, allowed: UInt32[np.ndarray, "w"]) -> int:
+        """Returns the token that spells what must come; -1 where several texts can follow."""
         words = np.flatnonzero(allowed)
         if len(words) > MOST_FORCED:
             return -1
         found = [32 * int(word) + bit for word in words for bit in range(32) if int(allowed[word]) >> bit & 1]
         if any(token in self._stop_tokens for token in found):
             return found[0] if len(found) == 1 else -1
-        return must_come(found, self._texts)
+        token = must_come(found, self._texts)
+        return token if token >= 0 and matcher.compute_ff_bytes().startswith(self._texts[token]) else -1
 
     def _followed(self) -> list[tuple[int, Any]]:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
@@ -237,8 +242,11 @@ class RowMatchers:
             # Behind a token that is not allowed, or that ends the text, nothing is emitted.
             goes_on = taken == len(path) and not set(path) & set(self._stop_tokens)
             allowed = self._allowed(matcher) if goes_on else np.full_like(self._stops, _ALL)
-            self._found[row][path] = allowed, self._must_come(allowed)
-            if taken:
+            self._found[row][path] = allowed, self._must_come(matcher, allowed)
+            if path and matcher.is_error():  # drafts went beyond its limits, and it does not come back
+                self._rows[row] = self._known[self._grammars[row]].deep_copy()
+                self._rows[row].consume_tokens(self._emitted[row])
+            elif taken:
                 matcher.rollback(taken)
         return self._found[row][path]
 

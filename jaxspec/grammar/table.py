@@ -15,7 +15,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import processing
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.grammar.automaton import Automaton, over_bytes, over_tokens
+from jaxspec.grammar.automaton import Automaton, chain, over_bytes, over_tokens
 from jaxspec.grammar.language import Grammar
 from jaxspec.processors import ids
 
@@ -120,7 +120,8 @@ class GrammarTable(Processor):
         token = jnp.asarray(self.forced)[at]
         # At the end of all texts only a stop token is left.
         end = jnp.asarray(self.final)[at] & ~jnp.any(jnp.asarray(self.allowed)[at] > 0, axis=-1)
-        stop = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1).astype(jnp.int32), -1)
+        one = jnp.sum(stops, axis=1) == 1
+        stop = jnp.where(one, jnp.argmax(stops, axis=1).astype(jnp.int32), -1)
         return jnp.where(end, stop[:, None], token)
 
     def allows(self, state, path: Int[Array, "b n d"], tokens: Int[Array, "b n"]) -> Bool[Array, "b n"]:
@@ -157,7 +158,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     check = functools.partial(_check_size, tokens=vocab_size, words=words, max_bytes=max_bytes)
     bytewise, tokens = over_bytes(pattern), token_texts(tokenizer, vocab_size)
     check(len(bytewise.final) // _MOST_TRIMMED)
-    found = over_tokens(bytewise, tokens)
+    found, kept = over_tokens(bytewise, tokens)
     states = len(found.final) - 1
     if not states:
         raise ValueError(f"no text of this tokenizer can match the grammar {grammar.source!r:.120}")
@@ -169,7 +170,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
         jnp.asarray(_widened(following)),
         jnp.asarray(found.classes),
         jnp.asarray(np.pad(found.final[:states], (0, count - states))),
-        jnp.asarray(np.pad(_forced(found, tokens), (0, count - states), constant_values=-1)),
+        jnp.asarray(np.pad(_forced(found, tokens, bytewise, kept), (0, count - states), constant_values=-1)),
         jnp.asarray(found.start, jnp.int32),
     )
 
@@ -195,14 +196,20 @@ def _as_bits(found: Automaton, count: int, words: int) -> UInt32[np.ndarray, "s 
     return bits
 
 
-def _forced(found: Automaton, tokens: list[bytes]) -> Int[np.ndarray, "s"]:
-    """Returns the token that must come in each state; -1 where there are several, or the text may end."""
+def _forced(
+    found: Automaton, tokens: list[bytes], bytewise: Automaton, kept: Int[np.ndarray, "s"]
+) -> Int[np.ndarray, "s"]:
+    """Returns the token that must come in each state; -1 where several texts can follow, or the text may end."""
     sizes = np.bincount(found.classes, minlength=found.following.shape[1])
     members = np.split(np.argsort(found.classes, kind="stable"), np.cumsum(sizes)[:-1])
-    forced = np.full(len(found.final) - 1, -1, np.int32)
-    for state in np.flatnonzero((found.allowed @ sizes <= MOST_FORCED) & ~found.final)[:-1]:  # the last is no state
-        classes = np.flatnonzero(found.allowed[state])
-        forced[state] = must_come(np.concatenate([members[one] for one in classes]).tolist(), tokens)
+    forced, known, allowed = np.full(len(kept), -1, np.int32), {}, found.allowed
+    for state in np.flatnonzero((allowed @ sizes <= MOST_FORCED) & ~found.final)[:-1]:  # the last is no state
+        classes = np.flatnonzero(allowed[state])
+        if (key := classes.tobytes()) not in known:
+            known[key] = must_come(np.concatenate([members[one] for one in classes]).tolist(), tokens)
+        token = known[key]
+        if token >= 0 and len(chain(bytewise, int(kept[state]), len(tokens[token]))) == len(tokens[token]):
+            forced[state] = token
     return forced
 
 
@@ -262,7 +269,10 @@ def _widened(following: Int[np.ndarray, "s c"]) -> Int[np.ndarray, "s c2"]:
 
 
 def must_come(found: Collection[int], tokens: Sequence[bytes]) -> int:
-    """Returns the longest token, if the others are beginnings of it; else -1."""
+    """Returns the longest token, if the others are beginnings of it; else -1.
+
+    Another text may follow nevertheless, if no token spells it as far.
+    """
     if not 0 < len(found) <= MOST_FORCED:
         return -1
     longest = max(found, key=lambda token: len(tokens[token]))

@@ -49,7 +49,7 @@ def texts_of(automaton, length, tokens):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_tokens_lead_where_their_bytes_do(pattern):
     """Texts of up to three tokens: what may end matches, and what may be begun is the beginning of a match."""
-    found = over_tokens(over_bytes(pattern), TOKENS)
+    found, _ = over_tokens(over_bytes(pattern), TOKENS)
     texts = texts_of(found, 3, range(len(TOKENS)))
     assert len(texts) > 3
     for text, ends in texts.items():
@@ -69,12 +69,12 @@ def test_tokens_lead_where_their_bytes_do(pattern):
 def test_states_that_are_of_no_use_are_left_out():
     """Those that no token reaches, and those from which none leads to an end."""
     bytewise = over_bytes("(ab|cd){1,3}")
-    whole = over_tokens(bytewise, [b"a", b"b", b"c", b"d"])
-    without = over_tokens(bytewise, [b"a", b"b", b"c"])  # after c nothing can match
-    pairs = over_tokens(bytewise, [b"ab", b"cd"])  # within a pair nothing ends
+    whole, _ = over_tokens(bytewise, [b"a", b"b", b"c", b"d"])
+    without, _ = over_tokens(bytewise, [b"a", b"b", b"c"])  # after c nothing can match
+    pairs, _ = over_tokens(bytewise, [b"ab", b"cd"])  # within a pair nothing ends
     assert len(whole.final) > len(without.final) > len(pairs.final) == 5
     assert walk(without, without.start, 2) == len(without.final) - 1 != walk(without, without.start, 0)
-    nothing = over_tokens(bytewise, [b"a", b"x", b""])
+    nothing, _ = over_tokens(bytewise, [b"a", b"x", b""])
     assert len(nothing.final) == 1 and nothing.start == 0 and not nothing.final.any()
 
 
@@ -85,7 +85,7 @@ def test_a_large_vocabulary_takes_no_more_than_its_classes():
     tokens = [bytes(rng.choice(letters, rng.integers(1, 9))) for _ in range(40_000)]
     bytewise = over_bytes("[a-z ]{2000}")
     tracemalloc.start()
-    found = over_tokens(bytewise, tokens)
+    found, _ = over_tokens(bytewise, tokens)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found.final) == 2002 and found.following.shape[1] == 8

@@ -150,6 +150,29 @@ def test_drafts_are_drawn_from_what_the_host_allows(name, temperature):
     assert sum(one.stats.accepted.sum() for one in by_host) > 0
 
 
+@pytest.mark.filterwarnings("ignore:a grammar cannot be followed")
+def test_drafts_beyond_the_grammar_s_limits_end_no_row():
+    """A rule that nothing but a wrong guess takes is too large to be followed; the text goes on as without it."""
+    first = {letter: TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "xb"}
+    rules = 'start: "x" start | "a" start | "c" | "b" large\nlarge: ' + '"a"? ' * 3000
+    options = {"grammar": rules, "temperature": 0, "max_new_tokens": 8, "logit_bias": {first["x"]: 50.0}}
+    plain = jaxspec.SpeculativeDecoder(TARGET, None).generate("the sea", **options)
+    decoder = jaxspec.SpeculativeDecoder(TARGET, jaxspec.NGramDrafter(k=4, min_ngram=1))
+    found = decoder.generate("the xxba xxba x", prediction="xxbaa", **options)
+    assert found.text == plain.text == "x" * 8 and found.error is None
+
+
+@pytest.mark.parametrize("stops", [(STOP,), (STOP, 5)])
+def test_rounds_are_those_of_a_table_with_several_stop_tokens(stops):
+    decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"], verifier=jaxspec.CoupledVerifier())
+    options = {"temperature": 1.0, "seed": 4, "max_new_tokens": 20, "stop_tokens": stops}
+    by_table = decoder.generate(["the sea", "a"], regex="(ab|cd){2}", **options)
+    by_host = decoder.generate(["the sea", "a"], grammar="start: /(ab|cd){2}/", **options)
+    for one, other in zip(by_host, by_table, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_array_equal(one.stats.drafted, other.stats.drafted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "tree"])
 @pytest.mark.filterwarnings("ignore:the key-value heads")

@@ -156,8 +156,8 @@ MUTANTS = (
     Mutant(
         "a token is forced where a text may end",
         _TABLE,
-        "<= MOST_FORCED) & ~found.final)",
-        "<= MOST_FORCED))",
+        "(allowed @ sizes <= MOST_FORCED) & ~found.final)",
+        "(allowed @ sizes <= MOST_FORCED))",
         (f"{_TABLE_TESTS}::test_what_must_come_leaves_an_end_open",),
     ),
     Mutant(
@@ -236,6 +236,20 @@ MUTANTS = (
         "~context.done & (state.lookup.certain == 0)",
         "~context.done",
         ("tests/drafters/test_hybrid.py::test_the_record_and_the_choice_against_plain_arithmetic",),
+    ),
+    Mutant(
+        "a text that is longer than the tokens' agreement is left out",
+        _TABLE,
+        "if token >= 0 and len(chain(bytewise, int(kept[state]), len(tokens[token]))) == len(tokens[token]):",
+        "if token >= 0:",
+        (f"{_TABLE_TESTS}::test_texts_that_no_token_spells_as_far_may_follow_too",),
+    ),
+    Mutant(
+        "a matcher that failed on drafts is kept",
+        _HOST,
+        "if path and matcher.is_error():",
+        "if False:",
+        (f"{_HOST_TESTS}::test_drafts_beyond_the_grammar_s_limits_end_no_row",),
     ),
     Mutant(
         "copied guesses are not led by the host",
