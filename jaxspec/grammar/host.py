@@ -130,7 +130,7 @@ class RowMatchers:
     ):
         matcher = needed("llguidance").LLMatcher
         taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
-        known: dict[Grammar, Any] = {}
+        known: dict[Any, Any] = {}
         for grammar in dict.fromkeys(grammars):
             if grammar is None:
                 continue

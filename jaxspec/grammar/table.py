@@ -157,7 +157,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     words = (vocab_size + 31) // 32
     check = functools.partial(_check_size, tokens=vocab_size, words=words, max_bytes=max_bytes)
     bytewise, tokens = over_bytes(pattern), token_texts(tokenizer, vocab_size)
-    check(len(bytewise.final) // _MOST_TRIMMED)
+    check(len(bytewise.final) - 1, times=_MOST_TRIMMED)
     found, kept = over_tokens(bytewise, tokens)
     states = len(found.final) - 1
     if not states:
@@ -175,10 +175,10 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     )
 
 
-def _check_size(states: int, tokens: int, words: int, max_bytes: int) -> int:
-    """Returns how many states the table of so many has; raises `TableTooLargeError` if that is too large."""
+def _check_size(states: int, tokens: int, words: int, max_bytes: int, times: int = 1) -> int:
+    """Returns how many states the table of so many has; raises `TableTooLargeError` if it is so many times too large."""
     count = _size(states + 1, _STATES)
-    if count * words * 4 > max_bytes:
+    if count * words * 4 > max_bytes * times:
         raise TableTooLargeError(
             f"the grammar's {states} states times {tokens} tokens take {count * words * 4:,} bytes, more than "
             f"max_bytes={max_bytes:,}; pass more, or use it in the text interface"

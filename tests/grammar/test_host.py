@@ -134,7 +134,7 @@ def test_tokenizers_that_do_not_encode_a_text_as_it_is(options):
 @pytest.mark.parametrize(
     "name", ["model", "n-gram", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic tree"))]
 )
-@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.filterwarnings("error:Some donated buffers were not usable")
 def test_drafts_are_drawn_from_what_the_host_allows(name, temperature):
     """As by a table of the same language: the same tokens in the same rounds, of which as many were drafted."""
@@ -162,7 +162,7 @@ def test_drafts_beyond_the_grammar_s_limits_end_no_row():
     assert found.text == plain.text == "x" * 8 and found.error is None
 
 
-@pytest.mark.parametrize("stops", [(STOP,), (STOP, 5)])
+@pytest.mark.parametrize("stops", [pytest.param((STOP,), marks=pytest.mark.slow), (STOP, 5)])
 def test_rounds_are_those_of_a_table_with_several_stop_tokens(stops):
     decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"], verifier=jaxspec.CoupledVerifier())
     options = {"temperature": 1.0, "seed": 4, "max_new_tokens": 20, "stop_tokens": stops}

@@ -133,7 +133,7 @@ def test_what_must_come_is_drafted_for_nothing():
     assert result.stats.mean_acceptance_length() > 1.2
 
 
-@pytest.mark.parametrize("by", ["table", "host"])
+@pytest.mark.parametrize("by", ["table", pytest.param("host", marks=pytest.mark.slow)])
 def test_texts_that_no_token_spells_as_far_may_follow_too(by):
     """The longest token begins with the others, and yet another text is there: "th", and then "q"."""
     asked = {"regex": "a(the|thq)"} if by == "table" else {"grammar": "start: /a(the|thq)/"}
@@ -144,7 +144,7 @@ def test_texts_that_no_token_spells_as_far_may_follow_too(by):
     assert decoder.generate("a", temperature=0, max_new_tokens=9, logit_bias=biased, **asked).text.startswith("ath")
 
 
-@pytest.mark.parametrize("by", ["table", "host"])
+@pytest.mark.parametrize("by", ["host", pytest.param("table", marks=pytest.mark.slow)])
 def test_what_must_come_is_spelled_in_one_way_unless_that_is_excluded(by):
     """Then every draft of it is accepted, more of them than pay otherwise; else in letters, here."""
     text = "the sea the sea the sea"

@@ -177,8 +177,8 @@ MUTANTS = (
     Mutant(
         "texts that cannot end are begun",
         _AUTOMATON,
-        "np.flatnonzero(reached & matching)",
-        "np.flatnonzero(reached)",
+        "useful = _reached(before, after, start, left) & _reached(after, before, np.flatnonzero(whole.final), left)",
+        "useful = _reached(before, after, start, left)",
         (f"{_AUTOMATON_TESTS}::test_states_that_are_of_no_use_are_left_out",),
     ),
     Mutant(
