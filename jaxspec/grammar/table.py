@@ -176,7 +176,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
 
 
 def _check_size(states: int, tokens: int, words: int, max_bytes: int, times: int = 1) -> int:
-    """Returns how many states the table of so many has; raises `TableTooLargeError` if it is so many times too large."""
+    """Returns how many states the table has; raises `TableTooLargeError` if it is so many times too large."""
     count = _size(states + 1, _STATES)
     if count * words * 4 > max_bytes * times:
         raise TableTooLargeError(
