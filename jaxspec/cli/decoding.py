@@ -62,17 +62,30 @@ class Decoding:
         """Returns the options as `SpeculativeDecoder.generate` takes them."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.schema is not None and not self.schema.lstrip().startswith("{"):
-            given["schema"] = Path(self.schema).read_text()
-        given |= {name: Path(given[name]).read_text() for name in _FILES if name in given}
+            given["schema"] = _text_of("schema", self.schema)
+        given |= {name: _text_of(name, given[name]) for name in _FILES if name in given}
         if self.logit_bias is not None:
             given["logit_bias"] = _biases(self.logit_bias)
         named = {"choice": "choices", "answers": "n"}
         return {named.get(name, name): value for name, value in given.items()}
 
 
+def _text_of(name: str, path: str) -> str:
+    """Returns the text of a file, which option `name` is the path of."""
+    if not path:
+        raise ValueError(f"--{name} is the path of a file, got nothing; pass ./{name}.txt, say")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--{name}: {path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
 def _biases(given: Sequence[str]) -> dict[int, float]:
     """Returns biases by token id, each given as `ID=BIAS`."""
     try:
-        return {int(token): float(bias) for token, bias in (one.split("=") for one in given)}
+        found = [(int(token), float(bias)) for token, bias in (one.split("=") for one in given)]
     except ValueError:
         raise ValueError(f"--logit-bias is a token id and a number, got {' '.join(given)}; pass 42=-1.5, say") from None
+    if len(dict(found)) < len(found):
+        raise ValueError(f"--logit-bias has a token twice, got {' '.join(given)}; pass each once")
+    return dict(found)

@@ -42,6 +42,7 @@ WRONG_FOR_THE_MODEL = {
     "--top-k": ("-1", "-" + HUGE[1]),
     "--logit-bias": ("9999=1", "-1=1", "7=nan"),
     "--grammar": ("", "./nowhere"),
+    "--schema": ("", "./nowhere"),
     "-k": ("-1", "1000000", HUGE[1], "adaptive:0", "adaptive:-1", "fast", ""),
     "--draft": ("", "ngram+", "no-such", "./nowhere", "ngram:3"),
     "--stop": ("", "\udcff"),
@@ -56,7 +57,8 @@ CASES = [(name, option, value) for name, table in WRONG.items() for option, valu
 # What an error may call an option.
 NAMES = {
     "--file": "--file|nowhere",
-    "--grammar": "nowhere|directory",
+    "--grammar": "--grammar|nowhere",
+    "--schema": "--schema|nowhere",
     "--model": "model|there is no file or folder",
     "--draft": "draft|ngram takes no arg|nowhere",
 }

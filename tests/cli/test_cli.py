@@ -215,6 +215,9 @@ def test_a_prediction_is_drafted(folder, tmp_path):
     result = _generate(folder, "--prediction", file, "-k", "4", "--compare", "--json", "the sea")
     found = json.loads(result.stdout)
     assert found["text"] == text and result.exit_code == 0
+    (tmp_path / "picture").write_bytes(b"\x89PNG")
+    binary = _generate(folder, "--prediction", tmp_path / "picture", "the sea")
+    assert binary.exit_code == 2 and "picture is no UTF-8 text" in binary.stderr
     missing = _generate(folder, "--prediction", tmp_path / "nothing.txt", "the sea")
     assert missing.exit_code == 2 and "nothing.txt" in missing.stderr
 
@@ -250,6 +253,8 @@ def test_several_answers_with_alternatives_and_a_bias(folder):
             ids = [one["token_id"] for one in found]
             assert 7 in ids or token in ids
             assert all((one["warped_log_prob"] is None) == (one["token_id"] == 7) for one in found)
+    twice = _generate(folder, "--logit-bias", "7=1", "--logit-bias", "7=2", "the sea")
+    assert twice.exit_code == 2 and "--logit-bias has a token twice" in twice.stderr
     shown = _generate(folder, "-t", "1", "--seed", "3", "--answers", "2", "the sea").stdout
     assert shown.count("the sea") == 2
 
