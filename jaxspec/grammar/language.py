@@ -103,7 +103,7 @@ class Grammar:
         """
         matcher = needed("llguidance").LLMatcher
         if self.kind == "json_schema":
-            schema = json.loads(self.source)
+            schema = schemas.with_bounded_integers(json.loads(self.source))
             # No white space, as in `schemas.pattern`.
             schema["x-guidance"] = {"whitespace_flexible": False} | schema.get("x-guidance", {})
             rules = f"start: %json {json.dumps(schema)}"

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from typing import Any
 
 from jaxspec.grammar.extra import needed
@@ -10,6 +11,7 @@ from jaxspec.grammar.extra import needed
 _HELD = {"type", "properties", "required", "items", "enum", "const", "anyOf", "minLength", "maxLength", "minItems"}
 _HELD |= {"maxItems", "additionalProperties", "$ref", "$defs", "definitions"}
 _SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
+_NAMED_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions"}
 _SCALARS = (str, int, float, bool, type(None))
 # How the two libraries write numbers and letters differently; names and values have these signs escaped.
 _AS_THE_HOST = {
@@ -17,6 +19,11 @@ _AS_THE_HOST = {
     r"\x7F-\x9F]": r"\x7F]",
     r"""|\\["\\/bfnrt])""": r"""|\\["\\bfnrt])""",
 }
+# Of an integer without a bound of its own, about those that double precision holds (RFC 8259, section 6): small models
+# write digits without end.
+MOST_DIGITS = 16
+# In an expression; of a number a point follows.
+_INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
 _TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 
 
@@ -51,8 +58,8 @@ def as_dict(schema: Any) -> dict[str, Any]:
 def pattern(schema: dict[str, Any]) -> str | None:
     """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
 
-    Of properties it has those that are named. Between two elements there is nothing, as in
-    `json.dumps(..., separators=(",", ":"))`: a choice there would be one more token that cannot be foreseen.
+    Of properties it has those that are named, and integers have at most `MOST_DIGITS` digits. Between two elements there
+    is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there is one more token that cannot be foreseen.
     """
     if not _covered(schema, schema, ()):
         return None
@@ -61,7 +68,36 @@ def pattern(schema: dict[str, Any]) -> str | None:
         found = build(json.dumps(schema), "")
     except (TypeError, ValueError):
         return None
+    found = _INTEGER.sub(f"(0|[1-9][0-9]{{0,{MOST_DIGITS - 1}}})", found)
     return functools.reduce(lambda text, pair: text.replace(*pair), _AS_THE_HOST.items(), found)
+
+
+def with_bounded_integers(schema: Any) -> Any:
+    """Returns a schema with bounds where an integer has none, as in `pattern`."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in _NAMED_SCHEMAS & set(found):
+        found[name] = {key: with_bounded_integers(value) for key, value in found[name].items()}
+    for name in ("items", "additionalProperties"):
+        if name in found:
+            found[name] = with_bounded_integers(found[name])
+    for name in ("anyOf", "oneOf", "prefixItems"):
+        if name in found:
+            found[name] = [with_bounded_integers(one) for one in found[name]]
+    kinds = found.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    # Beside these another bound could leave nothing.
+    if "integer" not in kinds or "number" in kinds or {"enum", "const", "allOf", "$ref"} & set(found):
+        return found
+    most = 10**MOST_DIGITS - 1
+    low = found.get("minimum", found.get("exclusiveMinimum"))
+    high = found.get("maximum", found.get("exclusiveMaximum"))
+    if high is None and (low is None or low < most):
+        found["maximum"] = most
+    if low is None and (high is None or high > -most):
+        found["minimum"] = -most
+    return found
 
 
 def _check(schema: Any, where: str) -> None:
@@ -77,7 +113,7 @@ def _check(schema: Any, where: str) -> None:
     if faults and all(faults):
         raise ValueError(faults[0])
     kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
         if not isinstance(kind, str) or kind not in _TYPES:
             raise ValueError(f"{where}.type is {kind!r}, expected one of {', '.join(sorted(_TYPES))}")
     for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum")):
@@ -103,7 +139,8 @@ def _check_kinds(schema: Any, where: str) -> None:
     """Raises `ValueError` where a keyword is not what JSON Schema has it be, here or below."""
     if not isinstance(schema, dict):
         return
-    kinds = {"properties": dict, "required": list, "enum": list, "anyOf": list, "oneOf": list, "allOf": list}
+    kinds = dict.fromkeys(_NAMED_SCHEMAS, dict)
+    kinds |= dict.fromkeys(("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems"), list)
     for name, kind in kinds.items():
         if name in schema and not isinstance(schema[name], kind):
             expected = "an object" if kind is dict else "a list"
@@ -112,13 +149,13 @@ def _check_kinds(schema: Any, where: str) -> None:
         value = schema.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{where}.{name} must be a number of at least 0, got {value!r:.80}")
-    for name in ("minimum", "maximum"):
+    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if isinstance(schema.get(name, 0), bool) or not isinstance(schema.get(name, 0), int | float):
             raise ValueError(f"{where}.{name} must be a number, got {schema[name]!r:.80}")
-    for name in ("properties", "$defs", "definitions"):
+    for name in sorted(_NAMED_SCHEMAS):
         for key, value in schema.get(name, {}).items():
             _check_kinds(value, f"{where}.{name}.{key}")
-    for name in ("anyOf", "oneOf", "allOf"):
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
         for index, value in enumerate(schema.get(name, ())):
             _check_kinds(value, f"{where}.{name}[{index}]")
     _check_kinds(schema.get("items"), f"{where}.items")

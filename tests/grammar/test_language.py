@@ -25,6 +25,13 @@ class _Bytes:
 BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
 
 
+def accepts(schema, text):
+    """Whether the host takes a text as one of a schema."""
+    matcher = llguidance.LLMatcher(BYTES, Grammar.json_schema(schema).matcher_source(), log_level=0)
+    ids = list(text.encode())
+    return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
 def one(**more):
     return {"type": "object", "properties": {"x": more}, "required": ["x"], "additionalProperties": False}
 
@@ -59,13 +66,20 @@ def test_the_table_and_the_host_have_one_language(name):
     spaced = json.dumps(json.loads(good))
     assert spaced != good and not re.fullmatch(pattern(schema), spaced)
     for text, expected in ((good, True), (bad, False), (spaced, False)):
-        matcher = llguidance.LLMatcher(BYTES, Grammar.json_schema(schema).matcher_source(), log_level=0)
-        ids = list(text.encode())
-        assert (matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids)) == expected, text
-        assert not expected or matcher.is_accepting()
+        assert accepts(schema, text) == expected, text
 
 
-@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "string"}, {"type": "string", "maxLength": 3}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number"},
+        {"type": ["number", "null"]},
+        {"type": "integer"},
+        {"type": ["integer", "null"]},
+        {"type": "string"},
+        {"type": "string", "maxLength": 3},
+    ],
+)
 def test_numbers_and_letters_are_the_same_in_both(schema):
     texts = [
         "1e5",
@@ -75,6 +89,10 @@ def test_numbers_and_letters_are_the_same_in_both(schema):
         "01",
         "1.",
         "-0.0e-1",
+        "9" * 16,
+        "-" + "9" * 16,
+        "9" * 17,
+        "9" * 17 + ".5",
         '"\\/"',
         '"\\u00e9"',
         '"\x7f"',
@@ -84,12 +102,41 @@ def test_numbers_and_letters_are_the_same_in_both(schema):
     ]
     found, answers = pattern(schema), set()
     for text in texts:
-        matcher = llguidance.LLMatcher(BYTES, Grammar.json_schema(schema).matcher_source(), log_level=0)
-        ids = list(text.encode())
-        by_host = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        by_host = accepts(schema, text)
         assert bool(re.fullmatch(found, text)) == by_host, text
         answers.add(by_host)
     assert answers == {True, False}
+
+
+# Each with integers that it allows, and others that it does not.
+INTEGERS = {
+    "none": ({}, ["0", "-" + "9" * 16], ["9" * 17, "-" + "1" * 17]),
+    "at least": ({"minimum": 0}, ["0", "9" * 16], ["-1", "9" * 17]),
+    "above": ({"exclusiveMinimum": 0}, ["1", "9" * 16], ["0", "9" * 17]),
+    "at most": ({"maximum": 5}, ["5", "-" + "9" * 16], ["6", "-" + "9" * 17]),
+    "below": ({"exclusiveMaximum": 5}, ["4", "-" + "9" * 16], ["5", "-" + "9" * 17]),
+    "more than all": ({"minimum": 10**17}, [str(10**17), str(10**30)], ["1"]),
+    "less than all": ({"exclusiveMaximum": -(10**17)}, [str(-(10**17) - 1), str(-(10**30))], ["1"]),
+    "a value": ({"enum": [10**18]}, [str(10**18)], ["1"]),
+    "with others": ({"allOf": [{"minimum": 10**17}]}, [str(10**18)], ["1"]),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("place", ["itself", "list", "rest", "either", "definition"])
+def test_an_integer_has_as_many_digits_as_it_says_or_sixteen(name, place):
+    bounds, good, bad = INTEGERS[name]
+    kind = {"type": "integer", **bounds}
+    schema, around = {
+        "itself": (kind, "{}"),
+        "list": ({"type": "array", "items": kind}, "[{}]"),
+        "rest": ({"type": "object", "additionalProperties": kind}, '{{"a":{}}}'),
+        "either": ({"anyOf": [{"type": "null"}, kind]}, "{}"),
+        "definition": ({"$defs": {"n": kind}, "type": "array", "prefixItems": [{"$ref": "#/$defs/n"}]}, "[{}]"),
+    }[place]
+    for texts, expected in ((good, True), (bad, False)):
+        for text in texts:
+            assert accepts(schema, around.format(text)) == expected, text
 
 
 NOT = {
@@ -156,6 +203,9 @@ def test_a_schema_is_given_in_three_ways():
         (lambda: Grammar.json_schema({"anyOf": []}), ValueError, "schema.anyOf is empty"),
         (lambda: Grammar.json_schema({"required": "a"}), ValueError, "schema.required must be a list, got 'a'"),
         (lambda: Grammar.json_schema({"properties": [1]}), ValueError, "schema.properties must be an object, got [1]"),
+        (lambda: Grammar.json_schema({"$defs": [1]}), ValueError, "schema.$defs must be an object, got [1]"),
+        (lambda: Grammar.json_schema(one(type=7)), ValueError, "schema.properties.x.type is 7, expected"),
+        (lambda: Grammar.json_schema(one(exclusiveMinimum=True)), ValueError, "x.exclusiveMinimum must be a number"),
         (lambda: Grammar.json_schema(one(minLength=-1)), ValueError, "x.minLength must be a number of at least 0"),
         (lambda: Grammar.json_schema(one(minLength="a")), ValueError, "x.minLength must be a number of at least 0"),
         (

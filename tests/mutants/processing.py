@@ -356,4 +356,18 @@ MUTANTS = (
         "found = build(json.dumps(schema))",
         ("tests/grammar/test_language.py::test_the_table_and_the_host_have_one_language",),
     ),
+    Mutant(
+        "schemas: a digit without end where the host follows",
+        "grammar/schema.py",
+        'found["maximum"] = most',
+        "pass",
+        ("tests/grammar/test_language.py::test_an_integer_has_as_many_digits_as_it_says_or_sixteen",),
+    ),
+    Mutant(
+        "schemas: a bound beside what excludes it",
+        "grammar/schema.py",
+        "high is None and (low is None or low < most)",
+        "high is None",
+        ("tests/grammar/test_language.py::test_an_integer_has_as_many_digits_as_it_says_or_sixteen",),
+    ),
 )

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = ROOT / "tpu_scripts"
@@ -54,6 +55,14 @@ sys.stdout.write(output)
 sys.exit(status)
 """
 
+# A job in the background ignores interruptions, and so does what it starts; Python, besides, ignores closed pipes.
+HEEDING_SIGNALS = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGPIPE):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 def write_program(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
@@ -80,7 +89,7 @@ class Cloud:
 
     def run(self, script, *arguments, stdin="", **environment):
         return subprocess.run(
-            [self.scripts / script, *arguments],
+            [sys.executable, "-IS", "-c", HEEDING_SIGNALS, self.scripts / script, *arguments],
             input=stdin,
             env=self.environment | environment,
             cwd=self.folder,
