@@ -23,8 +23,11 @@ import jaxspec
 from jaxspec.grammar import Grammar, TableTooLargeError
 
 ASK = "Write a short example of a {name} as JSON."
-# What `--bounded` adds where a schema leaves a length open.
+# What `--bounded` adds where a schema leaves a length open, and what it puts where anything may stand.
 BOUNDS = {"string": {"maxLength": 40}, "array": {"maxItems": 3}}
+TEXT = {"type": "string", "maxLength": 40}
+OBJECT = {"type": "object", "additionalProperties": TEXT, "maxProperties": 3}
+ANYTHING = {"anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, OBJECT]}
 # Controls that change no token, so that times are of the same text.
 NEUTRAL = {
     "penalties and bias": {
@@ -65,12 +68,25 @@ def _closed(schema):
 
 
 def bounded(schema):
-    """The same schema with a bound to each text and list that has none: small models repeat themselves without end."""
-    if isinstance(schema, dict):
-        found = {key: bounded(value) for key, value in schema.items()}
-        bounds = BOUNDS.get(schema.get("type") if isinstance(schema.get("type"), str) else None, {})
-        return (bounds if not {"enum", "const", "format"} & set(schema) else {}) | found
-    return [bounded(one) for one in schema] if isinstance(schema, list) else schema
+    """The same schema with a bound to each text, list and object that has none: small models repeat themselves."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in {"properties", "$defs"} & set(found):
+        found[name] = {key: bounded(value) for key, value in found[name].items()}
+    for name in {"anyOf", "oneOf", "allOf", "prefixItems"} & set(found):
+        found[name] = [bounded(one) for one in found[name]]
+    for name in {"items", "additionalProperties"} & set(found):
+        found[name] = bounded(found[name])
+    if not set(found) - {"title", "description", "default"}:
+        return found | ANYTHING
+    if (
+        found.get("type") == "object"
+        and not found.get("properties")
+        and found.get("additionalProperties", True) is True
+    ):
+        return found | OBJECT
+    return (BOUNDS.get(found.get("type"), {}) if not {"enum", "const", "format"} & set(found) else {}) | found
 
 
 def answers(decoders, schemas, tokens):
@@ -146,9 +162,12 @@ def main():
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--first", type=int, default=0, help="leave out so many of the smallest")
+    parser.add_argument("--only", nargs="+", help="names of those to keep")
     parser.add_argument("--largest", type=int, default=6000, help="bytes of a schema")
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--bounded", action="store_true", help="texts of at most 40 characters, lists of at most 3")
+    parser.add_argument(
+        "--bounded", action="store_true", help="texts of 40 characters, lists and objects of 3, at most"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--drafts", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--out", type=pathlib.Path)
@@ -159,6 +178,7 @@ def main():
     found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items() if args.repeats}
     schemas = published(args.count, args.largest)[args.first :]
     schemas = [(name, bounded(schema)) for name, schema in schemas] if args.bounded else schemas
+    schemas = [(name, schema) for name, schema in schemas if not args.only or name in args.only]
     lines = answers(decoders, schemas, args.tokens)
     if args.out is not None:
         args.out.write_text(json.dumps({"costs": found, "answers": lines}, indent=1))
