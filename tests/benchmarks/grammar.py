@@ -7,6 +7,8 @@ The schemas are those of the models in `openai.types`, of growing size.
 """
 
 import argparse
+import decimal
+import functools
 import importlib
 import json
 import pathlib
@@ -24,10 +26,11 @@ from jaxspec.grammar import Grammar, TableTooLargeError
 
 ASK = "Write a short example of a {name} as JSON."
 # What `--bounded` adds where a schema leaves a length open, and what it puts where anything may stand.
-BOUNDS = {"string": {"maxLength": 40}, "array": {"maxItems": 3}}
+NUMBER = {"minimum": -1e6, "maximum": 1e6, "multipleOf": 0.01}
+BOUNDS = {"string": {"maxLength": 40}, "array": {"maxItems": 3}, "number": NUMBER}
 TEXT = {"type": "string", "maxLength": 40}
 OBJECT = {"type": "object", "additionalProperties": TEXT, "maxProperties": 3}
-ANYTHING = {"anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, OBJECT]}
+ANYTHING = {"anyOf": [TEXT, {"type": "number", **NUMBER}, {"type": "boolean"}, {"type": "null"}, OBJECT]}
 # Controls that change no token, so that times are of the same text.
 NEUTRAL = {
     "penalties and bias": {
@@ -68,7 +71,7 @@ def _closed(schema):
 
 
 def bounded(schema):
-    """The same schema with a bound to each text, list and object that has none: small models repeat themselves."""
+    """The same schema, with a bound where a text, number, list or object has none: small models repeat themselves."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
@@ -119,8 +122,9 @@ def answers(decoders, schemas, tokens):
 
 
 def _valid(text, schema):
+    exact = functools.partial(json.loads, parse_float=decimal.Decimal)  # for `multipleOf`
     try:
-        jsonschema.validate(json.loads(text), schema)
+        jsonschema.validate(exact(text), exact(json.dumps(schema)))
     except (ValueError, jsonschema.ValidationError) as error:
         return f"no: {error!s:.100}"
     return True
@@ -164,7 +168,7 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="leave out so many of the smallest")
     parser.add_argument("--only", nargs="+", help="names of those to keep")
     parser.add_argument("--largest", type=int, default=6000, help="bytes of a schema")
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument(
         "--bounded", action="store_true", help="texts of 40 characters, lists and objects of 3, at most"
     )
