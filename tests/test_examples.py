@@ -12,26 +12,19 @@ from tests._fixtures.public import PUBLIC
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-# Those that compile much: what they show is also tested elsewhere.
+# Those that run the loop, and others that compile much: what they show is also tested elsewhere.
+LOOP = re.compile(r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(")
 SLOW = {
-    *("Adaptive", "CrossVocabularyDrafter", "DFlashDrafter", "EagleDrafter", "EarlyExitDrafter", "MedusaDrafter"),
-    *(
-        "verifiers.MultiDraftVerifier",
-        "SpeculativeDecoder",
-        "TandemDrafter",
-        "native_kernels",
-        "quantize_weights",
-        "shard",
-    ),
+    *("Adaptive", "SpeculativeDecoder", "TextResult", "load_head", "native_kernels", "quantize_weights", "shard"),
+    *("CrossVocabularyDrafter", "DFlashDrafter", "EagleDrafter", "EarlyExitDrafter", "MedusaDrafter", "TandemDrafter"),
     *("drafters.DynamicTreeDrafter", "drafters.TextStore", "drafters.WithReplacement", "drafters.WithoutReplacement"),
     *("verifiers.KSequence", "verifiers.Lenience", "verifiers.RecursiveRejection", "verifiers.RelaxedVerifier"),
-    *("verifiers.TraversalVerifier", "heads.DFlashHead", "heads.EagleHead", "heads.dflash.init", "heads.eagle.init"),
-    *("heads.eagle.init_mtp", "heads.medusa.init", "heads.tandem.init", "nn.KVEntries", "training.train"),
+    *("verifiers.MultiDraftVerifier", "verifiers.TraversalVerifier", "nn.KVEntries", "training.train", "from_cached"),
+    *("heads.DFlashHead", "heads.EagleHead", "heads.MedusaHead", "heads.TandemHead", "heads.dflash.DFlashTreeDrafter"),
+    *("heads.dflash.init", "heads.eagle.init", "heads.eagle.init_mtp", "heads.eagle.init_parallel"),
+    *("heads.medusa.init", "heads.tandem.init", "heads.tandem.TandemRecipe", "contrib.exit_head.init"),
     *("contrib.CascadeDrafter", "contrib.Neighborhood", "contrib.SparseCacheDrafter", "contrib.StringMatch"),
-    *("contrib.exit_head.init", "TextResult", "load_head", "heads.dflash.DFlashTreeDrafter"),
 }
-# The others that run the loop do so with light models, and with `-m slow` with transformers too.
-LOOP = re.compile(r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(")
 
 
 def source(name):
@@ -40,25 +33,19 @@ def source(name):
 
 
 def cases():
-    """Every name, and whether it runs with light models."""
-    found = []
-    for name in PUBLIC:
-        light = bool(LOOP.search(source(name))) and name not in SLOW
-        found.append(pytest.param(name, light, id=name, marks=[pytest.mark.slow] if name in SLOW else []))
-        if light:
-            found.append(pytest.param(name, False, id=f"{name}, transformers", marks=pytest.mark.slow))
-    return found
+    slow = lambda name: name in SLOW or bool(LOOP.search(source(name)))
+    return [pytest.param(name, id=name, marks=[pytest.mark.slow] * slow(name)) for name in PUBLIC]
 
 
 def test_what_is_slow_is_listed():
     assert PUBLIC.keys() >= SLOW
-    assert len(SLOW) <= 38
+    assert len(SLOW) <= 44
 
 
-@pytest.mark.parametrize(("name", "light"), cases())
-def test_an_example_runs(name, light, tmp_path):
+@pytest.mark.parametrize("name", cases())
+def test_an_example_runs(name, tmp_path):
     text = inspect.getdoc(PUBLIC[name]) or ""
-    parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path, light=light), name, None, 0)
+    parsed = doctest.DocTestParser().get_doctest(text, examples.names(tmp_path), name, None, 0)
     assert parsed.examples, f"{name} has no example"
     failures = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)

@@ -58,8 +58,8 @@ def as_dict(schema: Any) -> dict[str, Any]:
 def pattern(schema: dict[str, Any]) -> str | None:
     """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
 
-    Of properties it has those that are named, and integers have at most `MOST_DIGITS` digits. Between two elements there
-    is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there is one more token that cannot be foreseen.
+    Of properties it has those that are named, and integers have at most `MOST_DIGITS` digits. Between two elements
+    there is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there could not be foreseen.
     """
     if not _covered(schema, schema, ()):
         return None

@@ -1,5 +1,6 @@
 """Reads off the target what untrained heads of every kind need."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -57,7 +58,8 @@ def rope_of(target: LanguageModel) -> Rope:
 
 def initial(module: nn.Module, rng: Array, *inputs: Any, method: str | None = None) -> dict[str, Any]:
     """Returns a module's freshly drawn `params` collection."""
-    return dict(module.init(rng, *inputs, method=method)["params"])
+    # As one program, of which what the parameters do not need is left out: else each operation is compiled.
+    return dict(jax.jit(functools.partial(module.init, method=method))(rng, *inputs)["params"])
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:

@@ -22,15 +22,9 @@ def models() -> tuple[jaxspec.LanguageModel, jaxspec.LanguageModel]:
     return with_tokenizer(target), with_tokenizer(draft)
 
 
-@functools.cache
-def light_models() -> tuple[jaxspec.Model, jaxspec.Model]:
-    """Models of the same vocabulary that are one table each: programs of them compile in a third of the time."""
-    return tuple(tiny.history_model(seed, vocab=text_models.VOCAB) for seed in (0, 1))
-
-
-def names(folder: pathlib.Path, *, light: bool = False) -> dict[str, Any]:
-    """What an example starts with; `folder` is empty, and its own. `light` is for those that need a `Model` alone."""
-    target, draft = light_models() if light else models()
+def names(folder: pathlib.Path) -> dict[str, Any]:
+    """What an example starts with; `folder` is empty, and its own."""
+    target, draft = models()
     prompt = jnp.asarray([[5, 6, 7, 5, 6], [9, 8, 7, 9, 8]], jnp.int32)
     return {
         "jaxspec": jaxspec,

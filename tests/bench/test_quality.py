@@ -85,6 +85,7 @@ def test_both_sides_of_a_tie_are_near_the_best():
     assert divergence([0], [3], lambda _: PROBS) == (0, pytest.approx(math.log(0.4 / 0.05)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [jaxspec.Greedy(), jaxspec.Sampling(0.8)], ids=["greedy", "coupled"])
 def test_plain_decoding_writes_what_scores_best(policy):
     target, key, lengths = tiny.transformer(1), jax.random.key(3), [4, 6]

@@ -139,6 +139,7 @@ def test_a_weight_that_is_widened_first_is_found(monkeypatch, wide):
     assert costs(case, compiled).bytes > 2 * least_bytes(case, compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [(name.partition(":")[0], name) for name in (*DRAFTERS, "early-exit:5")])
 def test_any_drafter_without_weights_can_be_compiled(name, kind):
     mesh = jax.make_mesh((2,), ("model_0",))
@@ -244,10 +245,12 @@ def test_shapes_have_as_many_weights_as_the_models(name, billions):
         (["--draft", "none", "-k", "3"], "-k 3 needs a draft"),
         (["--model", __file__], r"test_tpu.py: JSONDecodeError: Extra data"),
         (["-k", "0"], "k must be at least 1, got 0"),
-        (["--top-k", "0"], "top_k must be at least 1, got 0; None keeps all tokens"),
-        (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
+        pytest.param(
+            ["--top-k", "0"], "top_k must be at least 1, got 0; None keeps all tokens", marks=pytest.mark.slow
+        ),
+        pytest.param(["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5", marks=pytest.mark.slow),
         (["--draft", "eagle:many"], "eagle takes a number from 1 on as VOCAB, got 'eagle:many'; pass eagle:32000"),
-        (["--context", "10"], "context must be at least 256, got 10"),
+        pytest.param(["--context", "10"], "context must be at least 256, got 10", marks=pytest.mark.slow),
         (["--model", "smollm2-135m", "--draft", "none", "--weights", "int4"], "got 128 for the 576 of embedding"),
     ],
 )

@@ -71,6 +71,7 @@ def test_what_is_not_made_of_rows_is_held_as_numbers(file):
     np.testing.assert_array_equal(kept[:], values)
 
 
+@pytest.mark.slow
 def test_logits_are_near_those_of_the_same_values(file):
     held, plain = jaxspec.load(file), jaxspec.load(file, weights="dequantized")
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, folders.VOCAB, (2, 12)), jnp.int32)

@@ -94,6 +94,7 @@ def test_text_alone_goes_to_stdout(folder, decoder):
         assert part in result.stderr
 
 
+@pytest.mark.slow
 def test_drafts_are_shown(folder, decoder):
     """In brackets where there are no colors; with `--json` as spans; of several prompts too."""
     spans = decoder.generate("hello", max_new_tokens=12, temperature=0).spans
@@ -239,6 +240,7 @@ def test_texts_of_a_grammar(folder, tmp_path, option, value, text):
     assert re.fullmatch(text, result.stdout.strip()), result.stderr
 
 
+@pytest.mark.slow
 def test_several_answers_with_alternatives_and_a_bias(folder):
     """Each by its own key, the biased token in none; the second most likely tokens beside what was written."""
     sampled = ("-t", "1", "--seed", "3", "--top-k", "2", "--json")
@@ -259,6 +261,7 @@ def test_several_answers_with_alternatives_and_a_bias(folder):
     assert shown.count("the sea") == 2
 
 
+@pytest.mark.slow
 def test_compare_says_where_samples_differ(folder):
     arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--draft", folder)
     result = _generate(folder, *arguments)

@@ -13,5 +13,7 @@ VARIANT_TESTS = (
     "test_the_reported_distribution_is_that_of_the_drafts",
     "test_after_any_acceptance_it_drafts_as_if_it_were_new",
 )
+# Of one whose state is kept as its other kinds keep it.
+DRAFTS_TEST = VARIANT_TESTS[:1]
 # The same of a class beside another that inherits `ModelContract`: pieces of a text are scored as the text.
 MODEL_VARIANT_TESTS = ("test_it_is_a_model", "test_ragged_chunks_give_the_logits_of_the_whole")

@@ -52,6 +52,7 @@ class SparseCacheContract(DrafterContract):
         return sparse_probs(self.target, text, offset)
 
 
+@pytest.mark.slow
 class TestSparseCache(SparseCacheContract):
     quick_tests = VARIANT_TESTS
     drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=K)

@@ -33,6 +33,7 @@ def logits(dtype):
     return jnp.asarray(wide.astype(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name if name == "by row" else SLOW(name) for name in POLICIES])
 @pytest.mark.parametrize("dtype", ["float32", SLOW("float64")])
 def test_both_paths_keep_the_same_tokens(name, dtype, monkeypatch):

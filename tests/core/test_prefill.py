@@ -38,7 +38,7 @@ def filled(chunk):
     return made, set(model.passes) - {1}
 
 
-@pytest.mark.parametrize("chunk", [3, 4, 8, CHUNK])
+@pytest.mark.parametrize("chunk", [3, CHUNK, *(pytest.param(some, marks=pytest.mark.slow) for some in (4, 8))])
 def test_chunks_are_as_the_model_asks(chunk):
     made, passes = filled(chunk)
     whole, _ = filled(SLOTS)

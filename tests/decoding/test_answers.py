@@ -89,6 +89,7 @@ def test_the_prompt_is_fed_once(monkeypatch):
     assert seen == [2]
 
 
+@pytest.mark.slow
 def test_rounds_of_one_s_own_and_streams():
     options = {"prompt_length": LENGTHS, "key": KEY, "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 5, "n": 2}
     whole = jaxspec.generate(LIGHT, None, PROMPT, **options)

@@ -90,6 +90,7 @@ def check_no_copy(program, batch):
     assert not copies, copies
 
 
+@pytest.mark.slow
 def test_the_loop_copies_no_cache(program):
     check_no_copy(program, BATCH)
 

@@ -62,6 +62,7 @@ CASES = {
 MORE = ("entropy", "adaptive", "ngram, adaptive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in CASES]
 )

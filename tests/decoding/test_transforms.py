@@ -35,6 +35,7 @@ def test_jit(one_by_one):
     np.testing.assert_array_equal(jax.jit(tokens)(KEYS[1]), one_by_one[1])
 
 
+@pytest.mark.slow
 def test_scan(one_by_one):
     _, found = jax.jit(lambda keys: jax.lax.scan(lambda carry, key: (carry, tokens(key)), (), keys))(KEYS)
     np.testing.assert_array_equal(found, one_by_one)

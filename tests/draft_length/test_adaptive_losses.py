@@ -117,6 +117,7 @@ def test_rows_that_accept_less_decide():
     assert slowest(TABLES["head"], right, 1000) < 1.1 * best_fixed(TABLES["head"], right[:, 4:]) < 0.9
 
 
+@pytest.mark.slow
 def test_rows_that_take_turns_are_as_fast_as_all_together():
     """Each finds something to copy in every fourth round: none stays behind, so a draft pays for what all emit."""
     length, live = Adaptive((1.0, 1.1), (0, 2)), jnp.ones(4, jnp.bool_)

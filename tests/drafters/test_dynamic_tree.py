@@ -12,7 +12,7 @@ from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
 from jaxspec.ops.rope import Rope
 from tests._fixtures import tiny
 from tests._fixtures.dynamic_trees import paths, search
-from tests.contracts import VARIANT_TESTS
+from tests.contracts import DRAFTS_TEST
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, propose
 
@@ -27,7 +27,7 @@ def history(model, temperature=1.0):
 
 
 class TestContract(TreeDrafterContract):
-    quick_tests = VARIANT_TESTS
+    quick_tests = DRAFTS_TEST
     drafter = DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=9)
     options = {"top_k": 3, "depth": 3, "nodes": 9}
 

@@ -16,7 +16,7 @@ from jaxspec.foreign import adopt
 from jaxspec.ops.rope import Rope, RopeScaling
 from tests._fixtures import maxtext
 
-QUICK = ("qwen3", "gemma3")
+QUICK = ("gemma3",)
 LENGTHS = np.array([9, 5, 1])
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 61, (3, 16)), jnp.int32)
 
@@ -29,13 +29,18 @@ def _agree(found, expected):
     np.testing.assert_array_less(jnp.abs(found - expected).max() / jnp.abs(expected).max(), 1e-4)
 
 
+@jax.jit
+def _run(model, tokens, cache):
+    return model(tokens, cache)
+
+
 def _ragged(model, count=6):
     """The logits of `count` tokens behind the first `LENGTHS` of each row."""
     rows = np.arange(3)[:, None]
     at = LENGTHS[:, None] + np.arange(count)[None]
     cache = model.init_cache(3, 32)
-    cache = cache.append(model(TOKENS[:, :9], cache).entries).truncate(jnp.asarray(LENGTHS, jnp.int32))
-    return model(TOKENS[rows, at], cache).logits, (rows, at)
+    cache = cache.append(_run(model, TOKENS[:, :9], cache).entries).truncate(jnp.asarray(LENGTHS, jnp.int32))
+    return _run(model, TOKENS[rows, at], cache).logits, (rows, at)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ def test_logits_are_those_of_the_foreign_model(name):
     params = maxtext.random_params(config)
     model, expected = adopt(params, config=config), _expected(config, params)
     assert isinstance(model, jaxspec.LanguageModel)
-    _agree(model(TOKENS, model.init_cache(3, 16)).logits, expected)
+    _agree(_run(model, TOKENS, model.init_cache(3, 16)).logits, expected)
     found, at = _ragged(model)
     _agree(found, expected[at])
 
@@ -57,14 +62,14 @@ def test_layers_lie_as_the_configuration_says(name, change):
     config = maxtext.CONFIGS[name] | change
     params = maxtext.random_params(config)
     model = adopt(params, config=config)
-    _agree(model(TOKENS, model.init_cache(3, 16)).logits, _expected(config, params))
+    _agree(_run(model, TOKENS, model.init_cache(3, 16)).logits, _expected(config, params))
 
 
 def test_a_tied_head_may_be_divided():
     config = maxtext.CONFIGS["qwen3"] | {"normalize_embedding_logits": True}
     params = maxtext.random_params(config)
     model = adopt(params, config=config)
-    _agree(model(TOKENS, model.init_cache(3, 16)).logits, _expected(config, params))
+    _agree(_run(model, TOKENS, model.init_cache(3, 16)).logits, _expected(config, params))
 
 
 def test_rotations_beyond_short_texts():

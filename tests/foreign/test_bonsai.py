@@ -50,6 +50,7 @@ def _promotes():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

@@ -54,6 +54,7 @@ def wrapped(model, kind):
 CASES = [("shared", block_rule), ("shared", token_rule), ("per_row", block_rule), ("scalar", token_rule)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [pytest.param(*case, marks=pytest.mark.slow if number else []) for number, case in enumerate(CASES)],

@@ -78,6 +78,7 @@ def test_states_that_are_of_no_use_are_left_out():
     assert len(nothing.final) == 1 and nothing.start == 0 and not nothing.final.any()
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_takes_no_more_than_its_classes():
     """States times tokens are never there at once: 2,000 states by 40,000 tokens of integers were 320 MB."""
     rng = np.random.default_rng(0)

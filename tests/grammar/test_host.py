@@ -162,6 +162,7 @@ def test_drafts_beyond_the_grammar_s_limits_end_no_row():
     assert found.text == plain.text == "x" * 8 and found.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [pytest.param((STOP,), marks=pytest.mark.slow), (STOP, 5)])
 def test_rounds_are_those_of_a_table_with_several_stop_tokens(stops):
     decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"], verifier=jaxspec.CoupledVerifier())
@@ -190,6 +191,7 @@ def test_the_host_is_asked_from_a_mesh(name):
         np.testing.assert_array_equal(one.stats.accepted, other.stats.accepted)
 
 
+@pytest.mark.slow
 def test_a_stream_shows_the_same_text():
     decoder = jaxspec.SpeculativeDecoder(TARGET, DRAFTS["n-gram"])
     options = {"temperature": 0, "max_new_tokens": 30, "grammar": NESTED}

@@ -62,6 +62,7 @@ def test_a_joined_table_allows_in_each_row_what_its_own_does():
                 ids.append(int(rng.choice(fitting)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     [jaxspec.NGramDrafter(k=3, min_ngram=1), pytest.param(None, marks=pytest.mark.slow)],

@@ -106,6 +106,7 @@ QUICK = (("n-gram", 1.0),)
 CASES = [(name, temperature) for name in DRAFTERS for temperature in (0, 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "temperature"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
 )
@@ -228,14 +229,9 @@ def test_copies_that_the_grammar_excludes_are_left_out():
     table = Grammar.regex("[a-c]+").table(TOKENIZER, VOCAB)
     ids = TOKENIZER.encode("abzab", add_special_tokens=False)
     prompt = jnp.asarray([ids], jnp.int32)
-    state = jaxspec.init(
-        TARGET,
-        jaxspec.NGramDrafter(k=3, min_ngram=1),
-        prompt,
-        sampling=jaxspec.Greedy((table,)),
-        stop_tokens=[STOP],
-        max_new_tokens=4,
-    )
-    _, info = jaxspec.step(TARGET, jaxspec.NGramDrafter(k=3, min_ngram=1), None, state)
+    drafter = jaxspec.NGramDrafter(k=3, min_ngram=1)
+    options = {"sampling": jaxspec.Greedy((table,)), "stop_tokens": [STOP], "max_new_tokens": 4}
+    state = jax.jit(lambda: jaxspec.init(TARGET, drafter, prompt, **options))()
+    _, info = jax.jit(lambda state: jaxspec.step(TARGET, drafter, None, state))(state)
     # After "ab" the prompt goes on with "z", which is no draft here.
     assert info.drafted.tolist() == [0]

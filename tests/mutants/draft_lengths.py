@@ -21,6 +21,7 @@ MUTANTS = (
         "submitted &= self.draft_length.continue_(length_state, log_prob)\n            "
         "return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)",
         ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
+        slow=True,
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",

@@ -85,6 +85,7 @@ MUTANTS = (
         "true = place < waiting[:, None]",
         "true = place < 0 * waiting[:, None]",
         (_ONE_PASS,),
+        slow=True,
     ),
     Mutant(
         "a further draft has the logits of the first",
@@ -92,6 +93,7 @@ MUTANTS = (
         "return ModelOutput(hidden[0], KVEntries(nothing, nothing), (*hidden[1:], hidden[-1]))",
         "return ModelOutput(hidden[0], KVEntries(nothing, nothing), hidden)",
         (_ONE_PASS,),
+        slow=True,
     ),
     Mutant(
         "what a paused head left is fed once only",

@@ -15,6 +15,7 @@ MUTANTS = (
         "rng.of_draft(number)",
         "rng.of_draft(0 * number)",
         (_PROPOSALS,),
+        slow=True,
     ),
     Mutant(
         "the distribution of another model is reported",
@@ -22,6 +23,7 @@ MUTANTS = (
         "target.logits(_side_by_side(chains.log_probs))",
         "target.logits(_side_by_side(chains.log_probs[::-1]))",
         (_PROPOSALS,),
+        slow=True,
     ),
     Mutant(
         "every place along the axis gets the first model",
@@ -36,6 +38,7 @@ MUTANTS = (
         "jnp.argmin(heard.accepted, axis=0)",
         "jnp.argmax(heard.accepted, axis=0)",
         (_PROPOSALS,),
+        slow=True,
     ),
     Mutant(
         "shared noise is sent to the drafts",

@@ -28,6 +28,7 @@ MUTANTS = (
         "policy.log_probs(jnp.asarray(logits)[None, None]) + noise",
         "policy.log_probs(jnp.asarray(logits)[None, None]) + 0 * noise",
         (f"{_QUALITY}::test_plain_decoding_writes_what_scores_best[coupled]",),
+        slow=True,
     ),
     Mutant(
         "a real difference passes for a near tie",

@@ -27,6 +27,7 @@ MUTANTS = (
         "positions = jnp.take_along_axis(cache.positions, positions, axis=1)",
         "positions = positions + 0",
         (_PROBS,),
+        slow=True,
     ),
     Mutant(
         "attention takes slots for positions",
@@ -34,5 +35,6 @@ MUTANTS = (
         "if cache.positions is not None:",
         "if cache.positions is None and cache.length.ndim == 0:",
         (_PROBS,),
+        slow=True,
     ),
 )

@@ -74,6 +74,7 @@ MUTANTS = (
         "target.normalize(features.last[:, :-1])",
         "target.normalize(features.last[:, 1:])",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "a tandem decoder learns from drafts behind one that it cannot make",
@@ -81,6 +82,7 @@ MUTANTS = (
         "follows & (strange[:, 1:] == before[:, :-1])",
         "follows & known[batch.tokens[:, 1:]]",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "an MTP module reads the state before the embedding",

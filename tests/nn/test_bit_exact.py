@@ -57,6 +57,7 @@ def test_without_it_they_differ():
     assert differing(by_chains(passes(plain), plain.init_cache(1, 60), text, [5] * 12), alone) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 7])
 def test_attention_by_slot_is_attention(window):
     """Beside the other form, of rows of other lengths, of chains and of trees."""

@@ -54,16 +54,12 @@ NAMES = (
     *("eagle", "eagle of a part", "eagle tree", "p-eagle", "medusa", "medusa of a part", "medusa tree", "dflash"),
     *("dflash of a part", "dflash tree", "dflash tree of places", "tandem", "early exit"),
 )
-QUICK = (("medusa of a part", 0.9),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [
-        pytest.param(name, temperature, marks=[pytest.mark.slow] * ((name, temperature) not in QUICK))
-        for name in NAMES
-        for temperature in (0, 0.9)
-    ],
+    [(name, temperature) for name in NAMES for temperature in (0, 0.9)],
 )
 def test_speculation_writes_what_plain_decoding_does(name, temperature):
     policy = jaxspec.Sampling(temperature, processors=PROCESSORS) if temperature else jaxspec.Greedy(PROCESSORS)
@@ -80,12 +76,7 @@ def test_speculation_writes_what_plain_decoding_does(name, temperature):
 def test_drafts_are_drawn_one_after_the_other(name):
     """Each is processed with those before it: one that must not come twice does not."""
     once = jaxspec.processors.FromCounts(_once)
-    state = jaxspec.init(TARGET, drafter(name), PROMPT, sampling=jaxspec.Greedy((once,)), max_new_tokens=8)
-    context = jaxspec.core.Context(
-        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
-    )
-    rng = jaxspec.core.RoundKeys(state.keys, state.length)
-    proposal, _ = drafter(name).propose(rng, state.drafter_state, context)
+    proposal = proposed(drafter(name), jaxspec.Greedy((once,)))
     for row in np.asarray(proposal.tokens):
         assert len(set(row.tolist())) == len(row) >= 3
 
@@ -97,17 +88,22 @@ def test_nodes_are_guessed_with_what_stands_above_them(name):
     """A token that must not come twice stands on no path twice, though the head likes it best at every place."""
     once = jaxspec.processors.FromCounts(_once)
     liked = LogitBias.of({3: 50.0})
-    options = {"sampling": jaxspec.Greedy((liked, once)), "max_new_tokens": 8}
-    state = jaxspec.init(TARGET, drafter(name), PROMPT, **options)
-    context = jaxspec.core.Context(
-        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
-    )
-    proposal, _ = drafter(name).propose(jaxspec.core.RoundKeys(state.keys, state.length), state.drafter_state, context)
+    proposal = proposed(drafter(name), jaxspec.Greedy((liked, once)))
     paths = np.asarray(processing.paths(proposal.tokens, proposal.parents, proposal.depth))
     for row, valid in zip(paths, np.asarray(proposal.valid), strict=True):
         drafted = [path[path >= 0].tolist() for path in row[1:][valid]]
         assert all(len(set(path)) == len(path) for path in drafted)
         assert max(map(len, drafted)) > 1 and all(3 in path for path in drafted if path == drafted[0])
+
+
+@jax.jit
+def proposed(drafter, policy):
+    """What is drafted first."""
+    state = jaxspec.init(TARGET, drafter, PROMPT, sampling=policy, max_new_tokens=8)
+    context = jaxspec.core.Context(
+        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
+    )
+    return drafter.propose(jaxspec.core.RoundKeys(state.keys, state.length), state.drafter_state, context)[0]
 
 
 def _once(logits, counts):

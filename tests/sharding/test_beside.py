@@ -100,6 +100,7 @@ def on_a_mesh(shape):
     return found, target, drafter, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SLOW_MESHES)
 def test_the_proposals_are_those_of_a_union(shape):
     """Tokens and distributions, round after round: each model has its own noise, and hears what was accepted."""

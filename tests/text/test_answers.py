@@ -34,6 +34,7 @@ def test_one_answer_that_was_asked_for_is_a_list_too(decoder):
     assert isinstance(decoder.generate("hello", n=1, **WARM), list)
 
 
+@pytest.mark.slow
 def test_a_stream_of_answers_says_which(decoder):
     stream = decoder.stream("hello", n=2, stop="e", **WARM)
     texts = ["", ""]
@@ -50,6 +51,7 @@ def test_answers_of_a_chat(decoder):
     assert len(found) == 2 == len([*{row for row, _ in decoder.stream_chat(turns, n=2, **WARM)}])
 
 
+@pytest.mark.slow
 def test_a_prediction_is_drafted(decoder):
     cold = WARM | {"temperature": 0, "seed": None}
     plain = decoder.generate("hello", max_drafts=0, **cold)
@@ -63,6 +65,7 @@ def test_a_prediction_is_drafted(decoder):
     assert compared.text == plain.text and compared.speedup is not None
 
 
+@pytest.mark.slow
 def test_alternatives_are_those_of_each_token(decoder):
     cold = WARM | {"temperature": 0, "seed": None}
     for result in (decoder.generate("hello", alternatives=3, **cold), _streamed(decoder, alternatives=3, **cold)):

@@ -1,8 +1,10 @@
 """Defines `EagleHead`: EAGLE's layer or a multi-token prediction module with its parameters."""
 
 import dataclasses
+import functools
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -186,10 +188,11 @@ def start(
     module, capture, width = blank.module, blank.capture, blank.module.config.width
     state, features = jnp.zeros((1, 1, width)), jnp.zeros((1, 1, module.features))
     params = untrained.initial(module, rng, state, features, blank.init_cache(1, 1), method="everything")
+    frequent = jnp.asarray(np.argsort(-counts)[None, :64])
     # The fused state begins as the highest of those captured, of length 1 as the layer's own outputs, and is read as
     # the target's last is, but by far less sure.
     fuse = params["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width))
-    params["fuse"] = {"kernel": fuse / jnp.repeat(_state_lengths(target, capture, counts), width)[None]}
+    params["fuse"] = {"kernel": fuse / jnp.repeat(_state_lengths(target, capture, frequent), width)[None]}
     params["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)
     params = untrained.in_dtype(params | {"head": target.head[jnp.asarray(ids)]}, dtype)
@@ -238,8 +241,8 @@ def layer_for(
     return EagleLayer(layer, len(capture) * config.width)
 
 
-def _state_lengths(target: LanguageModel, capture: tuple[int, ...], counts: np.ndarray) -> Float[Array, "n"]:
-    """Measures the captured states' root mean squares, medians over frequent tokens: those of most targets are long."""
-    tokens = jnp.asarray(np.argsort(-counts)[None, :64])
+@functools.partial(jax.jit, static_argnames="capture")
+def _state_lengths(target: LanguageModel, capture: tuple[int, ...], tokens: Int[Array, "1 n"]) -> Float[Array, "s"]:
+    """Measures the captured states' root mean squares, medians over tokens: those of most targets are long."""
     hidden = target(tokens, target.init_cache(1, 0), capture=capture).hidden
     return jnp.stack([jnp.median(jnp.sqrt(jnp.mean(x.astype(jnp.float32) ** 2, axis=-1))) for x in hidden])

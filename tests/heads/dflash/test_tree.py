@@ -11,7 +11,7 @@ from tests._fixtures import tiny
 from tests._fixtures.dflash import random_head
 from tests._fixtures.dflash_blocks import DFLASH, HEAD, LENGTHS, SOME, TARGET, TEXTS, Probs, propose
 from tests._fixtures.dynamic_trees import paths, search
-from tests.contracts import VARIANT_TESTS
+from tests.contracts import DRAFTS_TEST
 from tests.contracts.tree_drafter import TreeDrafterContract
 
 PLAIN = random_head(TARGET, seed=1, **DFLASH)
@@ -24,7 +24,7 @@ def after(probs, text):
 
 
 class TestContract(TreeDrafterContract):
-    quick_tests = VARIANT_TESTS
+    quick_tests = DRAFTS_TEST
     target = TARGET
     drafter = DFlashTreeDrafter(HEAD, nodes=15, top_k=4, depth=2)
     # No model drafts: a head does, in one pass.

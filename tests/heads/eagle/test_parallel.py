@@ -79,6 +79,7 @@ class ParallelContract(DrafterContract):
             super().check_guess(proposal, row, i, guess)
 
 
+@pytest.mark.slow
 class TestParallel(ParallelContract):
     quick_tests = VARIANT_TESTS
     drafter = jaxspec.EagleDrafter(HEAD, k=3)

@@ -53,9 +53,13 @@ def write(folder, tensors, config=CONFIG, name="medusa_lm_head.safetensors"):
 
 def guessed(head, target=TARGET):
     """The logits after a text, over the draft vocabulary."""
-    tokens = jnp.asarray([TEXT], jnp.int32)
+    return np.asarray(_guessed(head, target, jnp.asarray([TEXT], jnp.int32)))
+
+
+@jax.jit
+def _guessed(head, target, tokens):
     (hidden,) = target(tokens, target.init_cache(1, 8), capture=head.capture).hidden
-    return np.asarray(head(target, hidden[:, -2:-1], tokens[:, -1:])[0, 0])
+    return head(target, hidden[:, -2:-1], tokens[:, -1:])[0, 0]
 
 
 def expected(blocks, outputs):

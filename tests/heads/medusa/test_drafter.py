@@ -15,7 +15,7 @@ from tests._fixtures import published_trees, tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
 from tests._fixtures.meshes import make_mesh
-from tests.contracts import VARIANT_TESTS, DrafterContract
+from tests.contracts import DRAFTS_TEST, VARIANT_TESTS, DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, path_to
 from tests.oracle.statistics import same_distribution
@@ -71,7 +71,7 @@ class TestPauses(PausesContract, MedusaContract):
 
 
 class TestTree(TreeDrafterContract):
-    quick_tests = VARIANT_TESTS
+    quick_tests = DRAFTS_TEST
     target = TARGET
     topology = Tree((-1, 0, 0, 2, -1, 4, -1))
     drafter = jaxspec.MedusaDrafter(HEAD, topology=topology)

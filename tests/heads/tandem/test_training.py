@@ -75,6 +75,7 @@ def test_one_masked_pass_is_the_drafter_step_by_step(seed):
         np.testing.assert_allclose(found[row], all_drafted(head, batch.tokens[row], starts[row]), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_over_the_drafts_of_all_blocks():
     """By NumPy, of the drafter's distributions: those after tokens that could all be drafted, before an answer's."""
     one, batch, key = recipe(draft_vocabulary=8), texts(), jax.random.key(1)
