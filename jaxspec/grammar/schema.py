@@ -19,9 +19,9 @@ _AS_THE_HOST = {
     r"\x7F-\x9F]": r"\x7F]",
     r"""|\\["\\/bfnrt])""": r"""|\\["\\bfnrt])""",
 }
-# Of an integer without a bound of its own, about those that double precision holds (RFC 8259, section 6): small models
+# Of an integer without a bound of its own: double precision holds all of these (RFC 8259, section 6). Small models
 # write digits without end.
-MOST_DIGITS = 16
+MOST_DIGITS = 15
 # In an expression; of a number a point follows.
 _INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
 _TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
@@ -112,10 +112,6 @@ def _check(schema: Any, where: str) -> None:
     faults = [_fault(one, f"{where}.anyOf[{index}]") for index, one in enumerate(schema.get("anyOf", ()))]
     if faults and all(faults):
         raise ValueError(faults[0])
-    kinds = schema.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in _TYPES:
-            raise ValueError(f"{where}.type is {kind!r}, expected one of {', '.join(sorted(_TYPES))}")
     for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum")):
         if low in schema and high in schema and schema[low] > schema[high]:
             raise ValueError(f"{where} has {low}={schema[low]} above {high}={schema[high]}: no text can meet it")
@@ -145,6 +141,10 @@ def _check_kinds(schema: Any, where: str) -> None:
         if name in schema and not isinstance(schema[name], kind):
             expected = "an object" if kind is dict else "a list"
             raise ValueError(f"{where}.{name} must be {expected}, got {schema[name]!r:.80}")
+    given = schema.get("type", [])
+    for kind in given if isinstance(given, list) else [given]:
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise ValueError(f"{where}.type is {kind!r:.80}, expected one of {', '.join(sorted(_TYPES))}")
     for name in ("minLength", "maxLength", "minItems", "maxItems"):
         value = schema.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -158,7 +158,8 @@ def _check_kinds(schema: Any, where: str) -> None:
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
         for index, value in enumerate(schema.get(name, ())):
             _check_kinds(value, f"{where}.{name}[{index}]")
-    _check_kinds(schema.get("items"), f"{where}.items")
+    for name in ("items", "additionalProperties"):
+        _check_kinds(schema.get(name), f"{where}.{name}")
 
 
 def _check_ends(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> None:
