@@ -43,6 +43,8 @@ class Grammar:
     def json_schema(cls, schema: Any) -> Self:
         """Makes the grammar of the JSON texts that a schema allows.
 
+        An integer without bounds of its own has at most 15 digits, and there is no white space between elements.
+
         Args:
           schema: a dictionary, its JSON text, or a class with `model_json_schema()`, such as a pydantic model.
 

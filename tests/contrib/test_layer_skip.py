@@ -151,7 +151,6 @@ def test_a_dropped_layer_passes_its_input_on(batch):
     close(layer_skip._logits(TARGET, states[2])[1], without[1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [pytest.param(1024, marks=pytest.mark.slow), 20])
 def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatch):
     """With its gradients, however it is cut in chunks; what is reported, against distributions computed one by one."""

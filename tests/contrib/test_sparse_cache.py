@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import VARIANT_TESTS, DrafterContract
+from tests.contracts import DrafterContract
 from tests.contracts.drafter import LENGTHS, PROMPTS
 
 SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
@@ -54,7 +54,6 @@ class SparseCacheContract(DrafterContract):
 
 @pytest.mark.slow
 class TestSparseCache(SparseCacheContract):
-    quick_tests = VARIANT_TESTS
     drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=K)
 
 

@@ -59,13 +59,10 @@ CASES = {
     "adaptive": BlockVerifier(),
     "ngram, adaptive": jaxspec.TokenVerifier(),
 }
-MORE = ("entropy", "adaptive", "ngram, adaptive")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_joint_distribution_of_four_tokens(name):
     result = generate(DRAFTERS[name], verifier=CASES[name])
     counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)

@@ -19,7 +19,6 @@ from tests._fixtures import medusa, tiny
 from tests._fixtures.eagle import HEAD as EAGLE
 from tests._fixtures.eagle import TARGET as EAGLES_TARGET
 from tests._fixtures.suffixes import suffix_guess
-from tests.contracts import VARIANT_TESTS
 from tests.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
 from tests.oracle import real_drafter
 from tests.oracle.rules import block_rule, token_rule
@@ -58,7 +57,6 @@ class HybridContract(DrafterContract):
 class TestWhereverSomethingCanBeCopied(HybridContract):
     """The choice follows from the text, and the model catches up with what it slept through."""
 
-    quick_tests = VARIANT_TESTS
     drafter = HybridDrafter(SUFFIX, MODEL, cost=DEAR)
 
     def guess(self, text, offset):

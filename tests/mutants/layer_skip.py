@@ -91,7 +91,6 @@ MUTANTS = (
         "following = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))",
         "following = batch.tokens",
         (_LOSS,),
-        slow=True,
     ),
     Mutant(
         "tokens of prompts are in the loss",
@@ -99,7 +98,6 @@ MUTANTS = (
         "return -weight * jnp.sum(jnp.where(there, _of_tokens(log_probs, tokens), 0.0))",
         "return -weight * jnp.sum(_of_tokens(log_probs, tokens))",
         (_LOSS,),
-        slow=True,
     ),
     Mutant(
         "chunks weigh as those of other exits",
@@ -107,7 +105,6 @@ MUTANTS = (
         "jnp.repeat(weights, count)",
         "jnp.tile(weights, count)",
         (f"{_LOSS}[20]",),
-        slow=True,
     ),
     Mutant(
         "what is reported is of the model before training",

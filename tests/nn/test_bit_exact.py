@@ -58,7 +58,7 @@ def test_without_it_they_differ():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("window", [None, 7])
 def test_attention_by_slot_is_attention(window):
     """Beside the other form, of rows of other lengths, of chains and of trees."""
     rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.eagle import TARGET
-from tests.contracts import VARIANT_TESTS, DrafterContract
+from tests.contracts import DrafterContract
 from tests.contracts.drafter import PROMPTS
 from tests.contracts.tree_drafter import TreeDrafterContract, _before_round
 from tests.contracts.tree_drafter import _init as init_rows
@@ -81,7 +81,6 @@ class ParallelContract(DrafterContract):
 
 @pytest.mark.slow
 class TestParallel(ParallelContract):
-    quick_tests = VARIANT_TESTS
     drafter = jaxspec.EagleDrafter(HEAD, k=3)
 
 
